@@ -267,6 +267,23 @@ def a_strategy_that_cannot_begin_leaves_plain_ddp() -> None:
 
 
 @check
+def errors_count_the_steps_before_the_choice_too() -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    session = tacit.attach(model, optimizer, "auto:accept=periodic", decider=Fixed("localsgd:sync_every=100"))
+    train(model, optimizer, 0, 7 + dist.get_rank())
+    raises(tacit.UnevenData, session.close, "rank 0 closed its session after 7 steps, rank 1 after 8: ranks")
+
+    model = wrapped()
+    optimizer = sgd(model)
+    session = tacit.attach(model, optimizer, "auto", decider=Fixed("topk"))
+    train(model, optimizer, 0, 4)
+    next(model.parameters()).register_hook(lambda grad: grad * torch.nan)
+    raises(tacit.NonFinite, lambda: train(model, optimizer, 4, 5), "in step 4: no rank")
+    session.close()
+
+
+@check
 def steps_that_take_another_time_than_foretold_ask_again() -> None:
     model, decider = wrapped(), Fixed("bf16", "topk:ratio=0.5", seconds=2.0, steps=2)
     optimizer, rank = sgd(model), dist.get_rank()

@@ -63,6 +63,7 @@ class Context:
         finite_probe: one element for each `AllReduce`, passed on by topologies; see `AllReduce`.
         share: the share of the model's elements that is sent in this exchange, in (0, 1].
         step: attempts of the optimizer so far; `round`: finished rounds so far.
+        begun: attempts before them, with other strategies; errors count these too.
         lr: the largest learning rate of a group that holds any of the parameters; 0 without an optimizer.
         replicated_in_node: whether all ranks of the node give the same tensor; for topologies by node.
         round_index: rises by one from round to round; for topologies that use the ranks of a node in turn.
@@ -87,6 +88,7 @@ class Context:
     finite_probe: Tensor | None = None
     share: float = 1.0
     step: int = 0
+    begun: int = 0
     round: int = 0
     lr: float = 0.0
     replicated_in_node: bool = False

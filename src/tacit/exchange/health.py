@@ -85,7 +85,7 @@ def refuse_overflow(x: Tensor, ctx: Context) -> None:
         note_magnitude(x, ctx.health)
         return
     if not finite(x) and not ctx.knows_of_nonfinite:  # else a rank gave what is not finite, and says so
-        raise overflow(ctx.name, ctx.step, x.dtype)
+        raise overflow(ctx.name, ctx.begun + ctx.step, x.dtype)
 
 
 def overflow(name: str, step: int, dtype: torch.dtype, where: str = "") -> Overflow:

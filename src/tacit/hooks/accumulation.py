@@ -100,14 +100,15 @@ class AccumulationCheck:
         if not self._unseen:  # else the next backward is looked at too
             self._stop_watching()
         discarded, self._discarded = self._discarded, False
+        step = self._session.nonfinite.told(self._session.step)
         if any(_holds(p) for p in self._named.values()):
             if discarded:
                 raise AttachError(
-                    f"step {self._session.step} was discarded, and its gradients are still there: write "
+                    f"step {step} was discarded, and its gradients are still there: write "
                     "optimizer.zero_grad() behind session.discard()"
                 )
             raise AttachError(
-                f"a second backward in step {self._session.step}, with no {self._missing} since the first: "
+                f"a second backward in step {step}, with no {self._missing} since the first: "
                 f"its gradients would be added to means, and {self._session.strategy.name!r} would take the "
                 "sum for a gradient. Write `with model.no_sync():` around all backward passes of a step but "
                 "the last"
@@ -119,7 +120,7 @@ class AccumulationCheck:
                 "the gradients of step %d were exchanged and cleared without optimizer.step: the residuals "
                 "of %r hold a part of them, which will be sent all the same. To leave a batch out, call "
                 "session.discard() on every rank before you clear them",
-                *(self._session.step, self._session.strategy.name),
+                *(step, self._session.strategy.name),
             )
 
     @property

@@ -75,6 +75,7 @@ class AnchorComparison:
         ranks = {known_as[place] for place, _ in apart}
         names = [name for i, name in enumerate(sums) if i in {column for _, column in apart}]
         more = f" and {len(names) - 1} other parameters" if len(names) > 1 else ""
+        step = self._session.nonfinite.told(step)
         raise RoundError(
             f"in step {step} the common point of {names[0]}{more} has other bits on "
             f"{of_ranks(sorted(ranks))} than on rank {known_as[0]}, and no rank has sent "

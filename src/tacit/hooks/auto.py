@@ -214,7 +214,8 @@ class AutoSession(Attached):
         self.flush()
         self._exchange(options, equal=False)
         super().load_state_dict(state)
-        self._choice, self._begun = choice, told["begun"]
+        self._choice = choice
+        self._count_from(told["begun"])
         self._due = math.inf if told["due"] is None else told["due"]
         if choice is None:
             self._measure_steps()  # what was measured is not in a checkpoint
@@ -311,7 +312,14 @@ class AutoSession(Attached):
         except BaseException:
             self._leave()  # the one before is gone
             raise
-        self._ended, self._begun = (*self._ended, ended), steps
+        self._ended = (*self._ended, ended)
+        self._count_from(steps)
+
+    def _count_from(self, steps: int) -> None:
+        """So many were taken before the strategy that is at work, and errors count them."""
+        self._begun = steps
+        for level in self.levels:
+            level.session.nonfinite.count_from(steps)
 
     def _leave(self) -> None:
         if self._handle is not None:

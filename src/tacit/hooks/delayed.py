@@ -54,8 +54,9 @@ class DelayedMeans:
         sync = session.schedule.sync_at(session.step)
         self.late = session.step > 0 and sync.apply_at > session.step
         if self.late and session.step == self._began_at:
+            step = session.nonfinite.told(session.step)
             raise AttachError(
-                f"a second backward in step {session.step}, with no optimizer.step since the first: "
+                f"a second backward in step {step}, with no optimizer.step since the first: "
                 f"{session.strategy.name!r} gives a step the mean of the step before, and accumulating would "
                 "mix the two. Write `with model.no_sync():` around all backward passes of a step but the last"
             )

@@ -180,7 +180,8 @@ class Failures:
 
     def _reached(self) -> StepsReached:
         """How far this rank is, as ranks compare it when one closes its session."""
-        steps = self._levels[-1].session.step if self._levels else 0
+        farthest = self._levels[-1].session if self._levels else None
+        steps = 0 if farthest is None else farthest.nonfinite.told(farthest.step)
         if self._options.leaves_ddp_alone:
             return untouched(self._options.model, steps)
         begun = sum(level.session.pending.begun for level in self._levels)

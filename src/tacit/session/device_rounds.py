@@ -123,7 +123,7 @@ class DeviceRounds(PendingRounds):
             pending.skip()
         if report.overflow and not pending.skipped:
             where = ", ".join(str(context.global_ranks[place]) for place in report.overflow)
-            raise overflow(bucket.name, step, bucket.dtype, f" of rank {where}")
+            raise overflow(bucket.name, checks.told(step), bucket.dtype, f" of rank {where}")
         if not report.mean:
             return
         if checks.scaled:

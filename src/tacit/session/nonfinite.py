@@ -27,7 +27,16 @@ class NonfiniteChecks:
         self._config = config
         self._names: list[str] = []
         self._scale: Callable[[], float | Tensor] | None = None
+        self.begun = 0
         self._origin: Callable[[int], Origin | None] = lambda step: None
+
+    def count_from(self, steps: int) -> None:
+        """So many were taken before, with other strategies: errors count them too."""
+        self.begun = steps
+
+    def told(self, step: int) -> int:
+        """The step as errors call it."""
+        return self.begun + step
 
     def follow_buckets(self, buckets: Sequence[Bucket]) -> None:
         """Number the parameters as they lie in these buckets, on all ranks alike."""
@@ -127,7 +136,7 @@ class NonfiniteChecks:
 
     def _error(self, where: str, step: int, alone: str, found: Mapping[int, Origin]) -> NonFinite:
         """`alone`: what is so where replicas go on without each other; `found`: where it began, by rank."""
-        strategy = self._config.strategy
+        strategy, step = self._config.strategy, self.told(step)
         gradient = strategy.subject == "gradient"
         what = "the gradient of" if gradient else "the parameter"
         hint = SCALER_HINT if gradient and not strategy.late else ""

@@ -218,6 +218,7 @@ class Session:
         sync, begun = self.schedule.sync_at(self.step), self.pending.begun
         context = {
             "step": self.step,
+            "begun": self.nonfinite.begun,
             "round": begun,
             "lr": self.config.lr(),
             "round_index": begun if sync.round_index is None else sync.round_index,
