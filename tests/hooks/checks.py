@@ -1,7 +1,7 @@
 """What is checked on real Gloo processes: every function here runs on all ranks of one launch."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from datetime import timedelta
 from itertools import pairwise
@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytorch_optimizer
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from dcp_runs import REPLICATED, goes_on
 from replicas import (
     Checks,
     close_to,
@@ -1086,9 +1086,7 @@ def two_optimizers_of_one_model_count_as_one() -> None:
         assert same_on_all_ranks(flat(model))
 
 
-def resumed(
-    algorithm: str | tacit.Strategy, before: int, after: int, folder: Path, by: str
-) -> tuple[Tensor, Tensor]:
+def resumed(algorithm: str | tacit.Strategy, before: int, after: int, folder: Path) -> tuple[Tensor, Tensor]:
     """The parameters of a run that never stopped, and of one that was saved and loaded on the way."""
     ends = []
     model, again = wrapped(), wrapped()
@@ -1099,18 +1097,13 @@ def resumed(
         steps(model, optimizer, before, seed=1)
         mine = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save(mine | {"session": session.state_dict()}, folder / f"{dist.get_rank()}.pt")
-        if by == "dcp":
-            dcp.save({"session": session}, checkpoint_id=folder / "dcp")
         steps(model, optimizer, after, seed=2)
         ends.append(flat(model))
     saved = torch.load(folder / f"{dist.get_rank()}.pt")
     again.module.load_state_dict(saved["model"])
     other.load_state_dict(saved["optimizer"])
     with tacit.attach(again, other, algorithm) as session:
-        if by == "dcp":
-            dcp.load({"session": session}, checkpoint_id=folder / "dcp")
-        else:
-            session.load_state_dict(saved["session"])
+        session.load_state_dict(saved["session"])
         steps(again, other, after, seed=2)
         ends.append(flat(again))
     return ends[0], ends[1]
@@ -1140,7 +1133,7 @@ def a_run_that_is_resumed_is_the_run_that_never_stopped() -> None:
     ):
         # After the buckets have settled; before and while they do is where the next check stops.
         for before in (6,) if isinstance(algorithm, str) else (2, 6):
-            never, stopped = resumed(algorithm, before, 5, folder, "torch")
+            never, stopped = resumed(algorithm, before, 5, folder)
             assert torch.equal(never, stopped), f"{algorithm}, saved after {before} steps"
 
 
@@ -1154,23 +1147,29 @@ def every_algorithm_is_resumed_bit_for_bit() -> None:
         needs = any(level.rounds.needs for level in algorithms.parse(name).levels)
         if name not in ("ddp", "auto", "adpsgd") and not needs and not name.startswith("ps"):
             for before in (1, 2) if name in ("dense", "topk", "localsgd") else (2,):
-                never, stopped = resumed(name, before, 3, folder, "torch")
+                never, stopped = resumed(name, before, 3, folder)
                 assert torch.equal(never, stopped), f"{name}, saved after {before} steps"
 
 
 @check
 def distributed_checkpoints_keep_what_is_each_ranks_own() -> None:
-    folder = Path(sys.argv[1])
-    for algorithm in (
-        "topk:ratio=0.1",
-        "powersgd",
-        "ednncomm:sync_every=4",
-        BY_NODE["low rank slices"],
-        TWO_PHASE["sign"],
-        STREAMING,
-    ):
-        never, stopped = resumed(algorithm, 6, 5, folder, "dcp")
-        assert torch.equal(never, stopped), algorithm
+    def train(model: DDP, optimizer: torch.optim.Optimizer, which: range) -> None:
+        steps(model, optimizer, len(which), seed=which.start)
+
+    by_node = {BY_NODE["low rank slices"]: "sgd", TWO_PHASE["sign"]: "sgd"}
+    for algorithm, kind in {**REPLICATED, **by_node}.items():
+
+        def begin(
+            make: Callable[[nn.Module], torch.optim.Optimizer], algorithm: str | tacit.Strategy = algorithm
+        ) -> tuple[DDP, torch.optim.Optimizer, tacit.Attached]:
+            norm = nn.Sequential(nn.Linear(20, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 5))
+            model = DDP(norm)
+            optimizer = make(model)
+            return model, optimizer, tacit.attach(model, optimizer, algorithm)
+
+        assert goes_on(begin, train, kind), algorithm
+        if algorithm == "diloco:sync_every=5":
+            assert goes_on(begin, train, "adamw", "rank 0")
 
 
 @check

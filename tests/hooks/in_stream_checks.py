@@ -93,7 +93,7 @@ check = CHECKS.add
 def a_run_is_resumed_bit_for_bit() -> None:
     folder = Path(sys.argv[1])
     for algorithm in ("topk:ratio=0.1", "powersgd", checks.STREAMING, checks.BY_NODE["sparse slices"]):
-        never, stopped = checks.resumed(algorithm, 6, 5, folder, "torch")
+        never, stopped = checks.resumed(algorithm, 6, 5, folder)
         assert torch.equal(never, stopped), algorithm
 
 

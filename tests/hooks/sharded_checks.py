@@ -4,14 +4,18 @@ import io
 import json
 import tempfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from dcp_runs import SHARDED, goes_on
 from replicas import Checks, close_to, raises, same_on_all_ranks
 from torch import Tensor, nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -320,6 +324,20 @@ def resumed_is_straight() -> None:
         assert torch.equal(whole(again), whole(net)), how
 
 
+@check
+def distributed_checkpoints_keep_what_is_each_replicas_own() -> None:
+    for algorithm, kind in SHARDED.items():
+
+        def begin(
+            make: Callable[[nn.Module], torch.optim.Optimizer], algorithm: str = algorithm
+        ) -> tuple[nn.Module, torch.optim.Optimizer, tacit.Attached]:
+            net = sharded(norm=True)
+            optimizer = make(net)
+            return net, optimizer, tacit.attach(net, optimizer, algorithm, mesh=mesh())
+
+        assert goes_on(begin, train, kind), algorithm
+
+
 def told(session: tacit.Attached, near: dist.ProcessGroup) -> dict[str, Tensor]:
     """What follows a parameter, put together; a rank whose shard is empty says nothing of it."""
     state = session.state_dict()
@@ -332,15 +350,19 @@ def told(session: tacit.Attached, near: dist.ProcessGroup) -> dict[str, Tensor]:
 
 @check
 def another_layout_goes_on() -> None:
-    """Saved on 2x2: the common point and the outer momentum, loaded on 4x1 and on 2x1."""
+    """Saved on 2x2, loaded on 2x1, where each replica has its own again, and on 4x1: the mean of the two."""
     strategy = "diloco:sync_every=3,bits=4"
     at, net = folder(), sharded()
     optimizer = sgd(net)
     with tacit.attach(net, optimizer, strategy, mesh=mesh()) as session:
         train(net, optimizer, range(5))
         dcp.save({"session": session}, checkpoint_id=at)
-        before = told(session, mesh().get_group("near"))
-    assert {key.rpartition("/")[2] for key in before} == {"anchor", "merge.momentum"}
+        each: list[Any] = [None] * 4
+        dist.all_gather_object(each, told(session, mesh().get_group("near")))
+    before = each[0] | each[2]
+    own = {key for key in before if key.startswith("rank")}
+    assert {key.rpartition("/")[2] for key in before.keys() - own} == {"anchor", "merge.momentum"}
+    assert {key.rpartition("/")[2] for key in own} == {"own", "own.0.momentum_buffer"}
     pair = DeviceMesh("cpu", [[0], [1]], mesh_dim_names=AXES, _init_backend=True)
     two = dist.new_group([0, 1])
     for on, group in ((mesh(4, 1), None), (pair, two)):
@@ -349,10 +371,24 @@ def another_layout_goes_on() -> None:
         again = sharded(on)
         other = sgd(again)
         with tacit.attach(again, other, strategy, mesh=on) as session:
-            dcp.load({"session": session}, checkpoint_id=at, process_group=group)
+            if on is pair:
+                load = partial(dcp.load, {"session": session}, checkpoint_id=at, process_group=group)
+                raises(CheckpointError, load, "/own.0.momentum_buffer', and it was not read: call get_state_")
+            get_optimizer_state_dict(again, other)
+            if on is pair:
+                load()
+            else:
+                file = at / f"{dist.get_rank()}.pt"
+                dcp_to_torch_save(at, file)
+                session.load_state_dict(torch.load(file)["session"])
             after = told(session, on.get_group("near"))
-            assert before.keys() == after.keys()
-            assert all(torch.equal(before[key], after[key]) for key in before)
+            for key, value in after.items():
+                owners = (
+                    [key]
+                    if on is pair or not key.startswith("rank")
+                    else [f"rank{i}{key[5:]}" for i in (0, 1)]
+                )
+                assert torch.equal(value, torch.stack([before[each] for each in owners]).mean(0)), key
             assert session.metrics()["rounds"] == 0
             assert session.session.step == 5
             train(again, other, range(5, 8))

@@ -33,7 +33,8 @@ def test_they_go_on_bit_for_bit_as_they_did_then(saved: dict[str, dict[str, Any]
     keys: dict[str, set[str]] = {}
     for each in ended:
         for said in each.said:
-            keys.setdefault(str(said["case"]), set()).update(said["keys"])  # type: ignore[arg-type]
+            new = {key for key in said["keys"] if not key.rpartition("/")[2].startswith("own")}  # type: ignore[attr-defined]
+            keys.setdefault(str(said["case"]), set()).update(new)
     assert {case: set(renewed(state)) for case, state in saved.items()} == keys
 
 

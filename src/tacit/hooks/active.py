@@ -22,6 +22,7 @@ from tacit.hooks.learning_rates import RateHistory, Rates
 from tacit.hooks.level import Level
 from tacit.hooks.memory import too_large
 from tacit.hooks.options import AttachOptions
+from tacit.hooks.own_replica import OwnReplica
 from tacit.hooks.saved_values import sealed
 from tacit.hooks.step_hooks import StepHooks
 from tacit.hooks.uneven_data import SyncedBackwards
@@ -63,6 +64,7 @@ class ActiveStrategy:
         self._hooks = StepHooks(options, self.levels, backwards, self._frozen, self._notes)
         self.failures = Failures(options, self.levels, backwards, self._notes)
         self.momentum = momentum.planned(options.strategy, options.policy, optimizers, options.named)
+        self._own = OwnReplica(options, self.levels)
         self._scaled: ScaledSteps | None = None
         self._left = False
         try:
@@ -148,6 +150,7 @@ class ActiveStrategy:
         """See `Attached.state_dict`."""
         self.flush()
         state, sharded = checkpoint.save(self.options.strategy, self.levels), self.options.sharded
+        state |= self._own.saved()
         if sharded is None:
             return sealed(state)
         return sharded_state.whole(sharded, self.options.named, state, self._not_by_entry())
@@ -158,14 +161,14 @@ class ActiveStrategy:
         if (sharded := self.options.sharded) is not None:
             sharded.reshard()
             state_dict = sharded_state.mine(sharded, self.options.named, state_dict, self._not_by_entry())
-        checkpoint.load(state_dict, self.options.strategy, self.levels)
+        checkpoint.load(state_dict, self.options.strategy, self.levels, self._own)
         for level in self.levels:
             level.fetch()
         if self._notes is not None:
             self._notes.loaded()
 
     def _not_by_entry(self) -> set[tuple[int, str, str]]:
-        return {
+        return self._own.not_by_entry() | {
             (i, *key)
             for i, level in enumerate(self.levels)
             for key, kept in level.session.store.named_state().items()
@@ -199,6 +202,7 @@ class ActiveStrategy:
             return
         self._left = True
         self._hooks.remove()
+        self._own.drop()
         self.failures.close()
         failed = self.failures.first is not None
         for level in self.levels:

@@ -19,7 +19,8 @@ from tacit.hooks.ddp import GradientHook
 from tacit.hooks.kept_variance import KeptVariance
 from tacit.hooks.layerwise import LayerwiseHook
 from tacit.hooks.optimizer import RANKS_OWN, OptimizerHook, UnappliedRound
-from tacit.hooks.resize import SavedShares
+from tacit.hooks.own_replica import OwnReplica
+from tacit.hooks.resize import SavedShares, topology_residuals
 from tacit.hooks.saved_values import LAST_EQUAL, VERSION, SavedValues, refusing, renewed_state
 from tacit.hooks.scaled_variance import ScaledVariance
 from tacit.hooks.sharded_state import refuse_shards
@@ -122,8 +123,13 @@ def join_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return saved_values.with_sums(whole, sums) if sums else whole
 
 
-def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[ActiveLevel]) -> None:
-    """Go on from a saved state.
+def load(
+    state: Mapping[str, Any],
+    strategy: AnyStrategy,
+    levels: Sequence[ActiveLevel],
+    own: OwnReplica | None = None,
+) -> None:
+    """Go on from a saved state. `own`: what else is this rank's own.
 
     Where it was saved by another number of ranks, or with another topology, the residuals are shared out anew
     (see `resize`), and the log says so.
@@ -148,12 +154,15 @@ def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[Activ
                 saved_values.check_buckets(values.buckets[i], named)
             if (layout := values.layouts[i]) is not None:
                 saved_values.check_buckets(layout, named)
+        mine = {} if own is None else own.found(state, values.ranks)
     for i, level in enumerate(levels):
         if level.progress is None and level.taken is not None:
             level.taken.expect(shares.names(i, DECAY))
     taken_over: set[str] = set()
     for i, level in enumerate(levels):
         taken_over |= _resume(i, level, values, found[i], resized)
+    if own is not None:
+        own.take(mine)
     rounds = [repr(level.session.strategy.rounds) for level in levels]
     if values.schedules != rounds and transport.place(WORLD).rank == 0:
         _log.warning(
@@ -298,7 +307,7 @@ def _found(
         ValueError: one cannot be what was saved.
     """
     session = level.session
-    found = _of_topology(i, session, shares)
+    found = topology_residuals(i, session, shares)
     elsewhere = values.topologies[i] != repr(session.strategy.topology)
     decayed, mixing = shares.names(i, DECAY), session.store.mixing
     here = session.store.named_state() | _of_hook(level)
@@ -337,26 +346,6 @@ def _found(
         found[name, field] = saved_values.expected(state[key], key, like)
     if level.progress is not None and (key := _losses(i, level)) in state:
         found["", "losses"] = described.tensor(state[key], key, (2,), described.FLOATS, finite=False)
-    return found
-
-
-def _of_topology(i: int, session: Session, shares: SavedShares) -> dict[tuple[str, str], Tensor]:
-    """The residuals that the topology kept; refused where no compressor here has residuals."""
-    expected = session.store.widths()
-    found = shares.of_topology(i)
-    for (name, field), new_residual in [*found.items()]:
-        described.tensor(new_residual, f"{name}/{field}", dtypes=described.FLOATS)
-        if (name, field) in expected:
-            continue
-        if not bool(new_residual.any()):
-            del found[name, field]
-            continue
-        residual = session.store.residuals(name)
-        if not residual or new_residual.shape != (expected[name, residual[0]][1],):
-            raise CheckpointError(
-                f"the checkpoint holds residuals of the means of {name}, and its compressor here has "
-                "none: put ErrorFeedback around it, or attach what the checkpoint was taken with"
-            )
     return found
 
 

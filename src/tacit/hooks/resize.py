@@ -80,3 +80,28 @@ class SavedShares:
         if by_node:
             return [f"node{i}" for i in range(self._nodes)]
         return [f"rank{i}" for i in range(self._ranks)]
+
+
+def topology_residuals(i: int, session: Session, shares: SavedShares) -> dict[tuple[str, str], Tensor]:
+    """The residuals that the topology kept.
+
+    Raises:
+        CheckpointError: no compressor here has residuals.
+        ValueError: one is no tensor of floats.
+    """
+    expected = session.store.widths()
+    found = shares.of_topology(i)
+    for (name, field), new_residual in [*found.items()]:
+        described.tensor(new_residual, f"{name}/{field}", dtypes=described.FLOATS)
+        if (name, field) in expected:
+            continue
+        if not bool(new_residual.any()):
+            del found[name, field]
+            continue
+        residual = session.store.residuals(name)
+        if not residual or new_residual.shape != (expected[name, residual[0]][1],):
+            raise CheckpointError(
+                f"the checkpoint holds residuals of the means of {name}, and its compressor here has "
+                "none: put ErrorFeedback around it, or attach what the checkpoint was taken with"
+            )
+    return found

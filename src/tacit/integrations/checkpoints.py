@@ -15,18 +15,14 @@ _SHARED = "shared/"
 
 
 def state_of_rank(session: Attached) -> dict[str, Any]:
-    """What this rank needs to go on: its session and, if replicas move on their own, its optimizers."""
-    state: dict[str, Any] = {"session": session.state_dict()}
-    if session.options.periodic:
-        state["optimizers"] = [each.state_dict() for each in session.optimizers]
-    return state
+    """What this rank needs to go on, beside the model and the optimizer as any rank has them."""
+    return {"session": session.state_dict()}
 
 
 def load_ranks(session: Attached, states: Sequence[Mapping[str, Any]]) -> None:
     """Go on from what all ranks have saved, in their order; those behind the first may lack what is shared.
 
-    On another number of ranks, residuals are shared out anew, and optimizers are left as the framework loads
-    them: as rank 0 had them.
+    On another number of ranks, what each had of its own is shared out anew.
 
     Raises:
         CheckpointError: it does not fit.
@@ -37,7 +33,7 @@ def load_ranks(session: Attached, states: Sequence[Mapping[str, Any]]) -> None:
         )
     session.load_state_dict(join_states(state["session"] for state in states))
     if len(states) == session.options.group.size():
-        mine = states[session.options.group.rank()]
+        mine = states[session.options.group.rank()]  # older ones have the optimizers beside the session
         for optimizer, state in zip(session.optimizers, mine.get("optimizers", ()), strict=False):
             optimizer.load_state_dict(state)
 
@@ -45,8 +41,7 @@ def load_ranks(session: Attached, states: Sequence[Mapping[str, Any]]) -> None:
 class AllRanks:
     """A session as a framework's checkpoint can hold it, in one state for all ranks.
 
-    For `fabric.save` and `accelerator.register_for_checkpointing`, which write what rank 0 gives. It also
-    holds what each rank's optimizers have, where replicas move on their own.
+    For `fabric.save` and `accelerator.register_for_checkpointing`, which write what rank 0 gives.
 
     Args:
         session: at work.
