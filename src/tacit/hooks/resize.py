@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tacit import described
 from tacit.errors import CheckpointError
+from tacit.session import Session
 from tacit.session.state import is_topologys
 
 KEY = re.compile(r"(?P<owner>[^/]+)/(?P<level>[0-9]{1,9})/(?P<name>.*)/(?P<field>[^/]+)")
