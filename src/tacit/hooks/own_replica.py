@@ -20,6 +20,7 @@ from tacit.contracts import WORLD
 from tacit.errors import CheckpointError
 from tacit.hooks.buffers import found_in
 from tacit.hooks.level import Level
+from tacit.hooks.only_here import OnlyHere
 from tacit.hooks.options import AttachOptions
 from tacit.hooks.replica import LiveTensors
 from tacit.hooks.trained_model import local
@@ -157,7 +158,7 @@ class OwnReplica:
             self._loaded = {key: each for key, each in found.items() if key[1] != OWN}
         if self._loaded:
             module: Any = self._options.model.module
-            self._handles = [module.register_load_state_dict_post_hook(self._put)]
+            self._handles = [module.register_load_state_dict_post_hook(OnlyHere(self._put))]
             for each in self._options.optimizers:
                 self._handles.append(each.register_load_state_dict_post_hook(self._put))
                 self._handles.append(each.register_step_pre_hook(self._stepping))
