@@ -31,6 +31,8 @@ OWN = "own"
 
 Key = tuple[str, str]
 """A parameter or a buffer, and a field."""
+_LIST = "own of rank"
+"""The key of a text that lists all keys of a rank, with the numbers."""
 _LISTED = Annotated[list[tuple[str, str, float | None]], described.JSON]
 
 
@@ -67,7 +69,8 @@ class OwnReplica:
             listed.append((name, field, None if isinstance(value, Tensor) else value))
             if isinstance(value, Tensor):
                 state[self._key(name, field)] = value.detach().reshape(-1).to("cpu", copy=True)
-        return state | {self._key("", OWN): json.dumps(listed)} if listed else {}
+        own = self._levels[-1].session.transport.place(WORLD).rank
+        return state | {f"{_LIST}{own}": json.dumps(listed)} if listed else {}
 
     def not_by_entry(self) -> set[tuple[int, str, str]]:
         """The fields that have no entry for each of a parameter's."""
@@ -131,9 +134,9 @@ class OwnReplica:
 
     def _listed(self, state: Mapping[str, Any], rank: int) -> list[tuple[str, str, float | None]]:
         """What the rank had of its own; nothing in older checkpoints."""
-        key = self._key("", OWN, rank)
+        key = f"{_LIST}{rank}"
         if key not in state:
-            others = [each for each in state if each.endswith(f"//{OWN}")]
+            others = [each for each in state if each.startswith(_LIST)]
             if others:
                 raise CheckpointError(
                     f"the checkpoint has {others[0]!r} and lacks {key!r}, so it is another rank's: load on "
