@@ -165,6 +165,11 @@ def test_an_old_name_says_the_new_one() -> None:
             assert said_by(f"import {module}; {module}.{old}").endswith(f"Error: {sentence}")
 
 
+def test_a_name_that_is_nearly_right_says_the_right_one() -> None:
+    says = "ImportError: tacit.compressors has no Topk. Did you mean 'TopK'?"
+    assert said_by("from tacit.compressors import Topk") == says
+
+
 def test_packages_that_moved_are_named_in_each_way_of_importing() -> None:
     for code in ("import tacit.doors", "from tacit import doors", "from tacit.doors.attach import attach"):
         with pytest.raises(

@@ -15,6 +15,7 @@ from tacit.kernels.dispatch import active_backend
 from tacit.session import Session
 from tacit.session.buckets import group_names, make_buckets
 from tacit.session.nonfinite import NonfiniteChecks
+from tacit.session.nonfinite_origin import Origin
 from tacit.transports.loopback import Loopback, LoopbackTransport
 
 NAMED = {"a": torch.zeros(30, 10), "b": torch.zeros(10), "c": torch.zeros(40, 5), "d": torch.zeros(5)}
@@ -330,3 +331,8 @@ def test_a_parameter_can_be_cut_where_nothing_is_kept_of_it(algorithm: str) -> N
     for parts, (w, b) in zip(given, expected, strict=True):
         assert torch.equal(torch.cat([parts[0], parts[1][:3072], parts[2]]), w)
         assert torch.equal(parts[1][3072:], b)
+
+
+def test_what_was_there_from_the_beginning_has_no_step() -> None:
+    assert Origin("w", age=3).words(1, 3) == "rank 1 had it first in step 0, in w"
+    assert Origin("w", age=4).words(1, 3) == "rank 1 had it before the first step, in w"

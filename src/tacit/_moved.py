@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 MODULES = {
@@ -189,17 +190,21 @@ class OldImports:
 
     @staticmethod
     def find_spec(fullname: str, path: Sequence[str] | None = None, target: object = None) -> None:
-        """Raise for what has another name now; else leave the error to Python.
+        """Raise for what has another name now, or nearly that of something public; else leave it to Python.
 
         Raises:
             ModuleNotFoundError: a module of that name moved; says where to.
-            ImportError: `from package import name`, and that name is another one now; says which.
+            ImportError: `from package import name`, and that name is another one now, or nearly a public one;
+                says which.
         """
         package, _, name = fullname.rpartition(".")
         if name in NAMES.get(package, ()):
             raise ImportError(_renamed(package, name))
         if package.startswith("tacit") and fullname.removeprefix("tacit.") in MODULES:
             raise ModuleNotFoundError(_moved(fullname.removeprefix("tacit.")))
+        near = get_close_matches(name, getattr(sys.modules.get(package), "__all__", ()), n=1)
+        if package.startswith("tacit.") and near:
+            raise ImportError(f"{package} has no {name}. Did you mean {near[0]!r}?")
 
 
 def install() -> None:

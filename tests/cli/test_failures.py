@@ -1,5 +1,6 @@
 """How ranks ended, as `tacit run` tells it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,15 @@ def summary(tmp_path: Path, ended: Result) -> list[str]:
         script=("train.py",), cluster=Cluster.parse("2x2"), strategy=None, timeout=None, folder=tmp_path
     )
     return result.summarize(options, ended).lines()
+
+
+def test_the_summary_names_what_was_attached(tmp_path: Path) -> None:
+    options = RunOptions(
+        script=("train.py",), cluster=Cluster.parse("2x2"), strategy=None, timeout=None, folder=tmp_path
+    )
+    told = result.summarize(options, Result(0, (), False, 1.0))
+    assert told.lines()[0] == "ddp on 2x2: train.py"
+    assert replace(told, attached=("topk:ratio=0.01",)).lines()[0] == "topk:ratio=0.01 on 2x2: train.py"
 
 
 def test_the_summary_names_who_failed_first(tmp_path: Path) -> None:

@@ -197,6 +197,9 @@ def what_was_chosen_is_in_a_checkpoint_and_goes_on_without_measuring() -> None:
         plain.load_state_dict(saved)
         assert plain.metrics()["steps"] == 3
     with tacit.attach(model, optimizer, "auto", decider=Fixed()) as session:
+        few = {key: each for key, each in saved.items() if "residual" not in key}  # as DCP has loaded it
+        says = "Attach 'topk:ratio=0.05' in its place"
+        raises(tacit.CheckpointError, lambda: session.load_state_dict(few), says)
         session.load_state_dict(tacit.join_states(every))
         assert session.metrics()["steps"] == 6
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 
 import tacit
 from tacit.hooks.arguments import ddp_of, optimizers_of
 from tacit.hooks.learning_rates import Rates
+from tacit.hooks.momentum import planned
 from tacit.hooks.validate import check_optimizers
 
 
@@ -139,3 +140,29 @@ def test_what_shards_models_is_not_imported_to_look_for_it() -> None:
     """It imports a symbolic algebra system: a second of processor time in every process."""
     code = "import sys, tacit; tacit.attach; sys.exit('torch.distributed.fsdp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (tacit.Dense(), r"Dense\(\) is no strategy: write tacit.Strategy\(compressor=Dense\(\)\)"),
+        (3, "3 is no strategy: write a text such as 'topk:ratio=0.01'"),
+    ],
+)
+def test_what_is_no_strategy_is_named(given: object, says: str) -> None:
+    for attach in (tacit.attach, lambda model, _, strategy: tacit.CommState(model, strategy)):
+        with pytest.raises(tacit.ConfigError, match=says):
+            attach(nn.Linear(2, 2), sgd(), given)  # type: ignore[operator]
+
+
+def test_a_misspelled_argument_is_named() -> None:
+    with pytest.raises(TypeError, match=r"no argument 'step_per_epoch'. Did you mean 'steps_per_epoch'?"):
+        tacit.attach(nn.Linear(2, 2), sgd(), "dense", step_per_epoch=3)  # type: ignore[call-arg]
+
+
+def test_a_schedule_of_momentum_is_named_where_momentum_is_taken() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    OneCycleLR(optimizer, 0.1, total_steps=9)
+    with pytest.raises(tacit.AttachError, match=r"a scheduler changes .* cycle_momentum=False"):
+        planned(tacit.parse("dgc"), None, [optimizer], dict(model.named_parameters()))

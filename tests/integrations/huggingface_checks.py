@@ -329,6 +329,9 @@ def one_process_is_refused() -> None:
     model, optimizer = with_it.prepare(net, optimizer_of("topk", net))
     says = "the accelerator has one process, and nobody to exchange with: start the script by"
     raises(AttachError, lambda: accelerate.attach(with_it, model, optimizer, "topk"), says)
+    with patch.dict("os.environ", WORLD_SIZE="2"):
+        says = "2 processes were started, and each accelerator is alone"
+        raises(AttachError, lambda: accelerate.attach(with_it, model, optimizer, "topk"), says)
 
 
 @ALONE.add

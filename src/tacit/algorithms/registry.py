@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from tacit import checks
 from tacit.algorithms.text import alternatives, parameters, split_text, typed
 from tacit.compressors.dense import Dense
+from tacit.contracts import Compressor
 from tacit.errors import ConfigError, unknown
 from tacit.strategy import AnyStrategy, Strategy
 
@@ -113,12 +114,37 @@ def parse(text: str) -> AnyStrategy:
         ConfigError: unknown algorithm or parameter, or a value that cannot be; says what to write.
     """
     name, pairs = split_text(text)
+    if name.endswith(")"):
+        first, _, rest = name.partition("(")
+        raise ConfigError(
+            f"{text!r} is written as a call: write {':'.join(filter(None, (first, rest[:-1])))}"
+        )
     if not name:
         raise ConfigError(f"{text!r} names no algorithm: write one of {', '.join(known())}")
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, known())
     build = ALGORITHMS[name]
     return replace(build(**typed(name, build, pairs)), name=text.strip())
+
+
+def strategy_of(given: object) -> AnyStrategy:
+    """A strategy as it was given: itself, or that of its text form.
+
+    Raises:
+        ConfigError: it is neither; says what to write.
+    """
+    if isinstance(given, str):
+        return parse(given)
+    if isinstance(given, AnyStrategy):
+        return given
+    raise ConfigError(
+        f"{given!r} is no strategy: write "
+        + (
+            f"tacit.Strategy(compressor={given!r}), as a compressor is one part of a strategy"
+            if isinstance(given, Compressor)
+            else "a text such as 'topk:ratio=0.01', or a tacit.Strategy(...)"
+        )
+    )
 
 
 def collective_of(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ def split_text(text: str) -> tuple[str, dict[str, str]]:
         ConfigError: the text is not of the form `algorithm:key=value,key=value`.
     """
     name, colon, rest = text.strip().partition(":")
+    if re.search(r";\s*\w+\s*=", rest):
+        raise ConfigError(f"{text!r} has a ;, and commas part parameters: write {text.replace(';', ',')}")
     pairs: dict[str, str] = {}
     for piece in rest.split(",") if colon else []:
         key, equals, value = (part.strip() for part in piece.partition("="))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Literal
+from difflib import get_close_matches
+from functools import wraps
+from typing import Literal, ParamSpec
 
 import torch.distributed as dist
 from torch import nn
@@ -14,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from tacit.algorithms import parse
+from tacit.algorithms.registry import strategy_of
 from tacit.environment import ALGORITHM
 from tacit.errors import AttachError, ConfigError
 from tacit.hooks import run_report
@@ -27,6 +31,8 @@ from tacit.hooks.planner import Planner
 from tacit.hooks.sharded_gradients import Reduction
 from tacit.session.buckets import Policy
 from tacit.strategy import AnyStrategy, AutoStrategy
+
+Given = ParamSpec("Given")
 
 
 def from_env(variable: str = ALGORITHM) -> AnyStrategy:
@@ -43,6 +49,22 @@ def from_env(variable: str = ALGORITHM) -> AnyStrategy:
         raise ConfigError(f"environment variable {variable}={text!r}: {error}") from None
 
 
+def _suggesting(call: Callable[Given, Attached]) -> Callable[Given, Attached]:
+    """The function, which names the nearest of its arguments where there is none of a name."""
+    known = [*inspect.signature(call).parameters]
+
+    @wraps(call)
+    def called(*args: Given.args, **kwargs: Given.kwargs) -> Attached:
+        for name in kwargs:
+            near = get_close_matches(name, known, n=1)
+            if name not in known and near:
+                raise TypeError(f"attach() has no argument {name!r}. Did you mean {near[0]!r}?")
+        return call(*args, **kwargs)
+
+    return called
+
+
+@_suggesting
 def attach(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer] | None,
@@ -115,7 +137,7 @@ def attach(
         PeerLost: a rank is gone or frozen, or does not attach.
     """
     run_report.called("attach")
-    strategy = parse(strategy) if isinstance(strategy, str) else strategy
+    strategy = strategy_of(strategy)
     trained = model_of(model, mesh, group)
     refuse_second(trained)
     given = AttachArguments(

@@ -213,7 +213,16 @@ class AutoSession(Attached):
             ) from error
         self.flush()
         self._exchange(options, equal=False)
-        super().load_state_dict(state)
+        try:
+            super().load_state_dict(state)
+        except CheckpointError as error:
+            if choice is None or self._choice is not None:
+                raise
+            raise CheckpointError(
+                f"{error}. If torch.distributed.checkpoint has loaded it: that reads only what a new session "
+                f"has, and 'auto' has chosen nothing yet. Attach {choice.algorithm!r} in its place, which "
+                "was chosen"
+            ) from error
         self._choice = choice
         self._count_from(told["begun"])
         self._due = math.inf if told["due"] is None else told["due"]

@@ -12,7 +12,7 @@ from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from tacit.algorithms import parse
+from tacit.algorithms.registry import strategy_of
 from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.hooks import run_report
@@ -64,7 +64,7 @@ class CommState(NotCopied):
         seed: int = 0,
     ) -> None:
         run_report.called("CommState")
-        strategy = parse(strategy) if isinstance(strategy, str) else strategy
+        strategy = strategy_of(strategy)
         if isinstance(strategy, AutoStrategy):
             raise AttachError(
                 f"{strategy.name!r} chooses behind an optimizer.step, which no communication hook sees: "

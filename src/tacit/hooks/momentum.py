@@ -133,6 +133,11 @@ def _check(momentum: Momentum, optimizer: Optimizer, group: Mapping[str, Any]) -
     theirs = group["momentum"]
     if theirs == 0:
         return
+    if "max_momentum" in group:  # left there by OneCycleLR and CyclicLR
+        raise AttachError(
+            "a scheduler changes the optimizer's momentum, and that of the strategy stays: write "
+            "OneCycleLR(..., cycle_momentum=False), or attach 'topk', which leaves the optimizer as it is"
+        )
     if Momentum(theirs, group["nesterov"]) != momentum or group["dampening"] != 0:
         raise AttachError(
             f"the optimizer has {words(Momentum(theirs, group['nesterov']))} and dampening "

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,6 +53,12 @@ def attach(
     """
     require("accelerate", accelerate.__version__, LEAST)
     managed = ManagedSession(strategy, options)
+    started = os.environ.get("WORLD_SIZE", "1")
+    if accelerator.num_processes == 1 and started != "1":
+        raise AttachError(
+            f"{started} processes were started, and each accelerator is alone, as where there is no GPU: "
+            "write Accelerator(cpu=True) for processes on CPUs"
+        )
     if accelerator.num_processes == 1:
         raise AttachError(
             "the accelerator has one process, and nobody to exchange with: start the script by "

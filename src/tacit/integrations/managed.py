@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from tacit.algorithms import parse
+from tacit.algorithms.registry import strategy_of
 from tacit.errors import AttachError, ConfigError, TacitError
 from tacit.hooks import Attached, attach
 from tacit.strategy import AnyStrategy
@@ -54,7 +54,7 @@ class ManagedSession:
     """
 
     def __init__(self, strategy: AnyStrategy | str, options: dict[str, Any]) -> None:
-        self.strategy = parse(strategy) if isinstance(strategy, str) else strategy
+        self.strategy = strategy_of(strategy)
         known = [name for name in inspect.signature(attach).parameters if name not in _GIVEN]
         for name in options:
             if name not in known:

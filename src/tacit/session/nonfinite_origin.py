@@ -25,7 +25,8 @@ class Origin(NamedTuple):
     def words(self, rank: int, step: int) -> str:
         """What an error says of it, where that was not in this very step."""
         others = " and in others too, so it may have begun in any of them, or in the loss" * self.several
-        return f"rank {rank} had it first in step {step - self.age}, in {self.name}{others}"
+        first = f"first in step {step - self.age}" if self.age <= step else "before the first step"
+        return f"rank {rank} had it {first}, in {self.name}{others}"
 
 
 def beginnings(found: Mapping[int, Origin], step: int) -> str:

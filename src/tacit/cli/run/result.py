@@ -98,7 +98,7 @@ class RunResult:
         )
         named = zip(MEANINGS.items(), numbers, strict=True)
         table = [f"  {name:<18}{number:>9}  {meaning}" for (name, meaning), number in named]
-        head = f"{self.algorithm} on {self.cluster}: {' '.join(self.script)}"
+        head = f"{', '.join(self.attached) or self.algorithm} on {self.cluster}: {' '.join(self.script)}"
         told = ["", *self.profile.lines()] if self.profile else []
         traffic = printed(self.traffic, Cluster.parse(self.cluster).nodes)
         return [*self._failure(), head, *table, *traffic, *told]
