@@ -1197,6 +1197,14 @@ def a_checkpoint_that_does_not_fit_changes_nothing() -> None:
         after = session.state_dict()
         assert all(torch.equal(good[k], after[k]) for k in good if isinstance(good[k], Tensor))
         session.load_state_dict(good)
+    again = wrapped()
+    with tacit.attach(again, sgd(again), "localsgd:sync_every=4") as session:
+        state = session.state_dict()
+        of_another = {
+            key.replace(f"own of rank{dist.get_rank()}", "own of rank9"): state[key] for key in state
+        }
+        says = "'own of rank9' and lacks"
+        raises(tacit.CheckpointError, lambda: session.load_state_dict(of_another), says)
 
 
 def poisoned(model: DDP, name: str) -> None:
