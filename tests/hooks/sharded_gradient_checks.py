@@ -396,8 +396,9 @@ def gradients_that_do_not_come_are_an_error() -> None:
     says = "write model.set_requires_all_reduce(is_last) before each backward"
     trains("abs", lambda net: net.set_requires_all_reduce(False), says)
     net: Any = fully_shard(Choosy("abs"), mesh=mesh()["near"])
-    with tacit.attach(net, sgd(net), "dense", mesh=mesh()):
-        train(net, sgd(net), range(1))
+    optimizer = sgd(net)
+    with tacit.attach(net, optimizer, "dense", mesh=mesh()):
+        train(net, optimizer, range(1))
         net.a(batch(0, 0)).sum().backward()
         says = "a.weight has two gradients before shift has one"
         raises(AttachError, lambda: net.a(batch(0, 0)).sum().backward(), says)

@@ -129,9 +129,10 @@ class AdamMomentum(ByStep, Wrapper):
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Exchange the gradient, or the momentum with the gradient in it."""
         kept, momentum = state["momentum"], ctx.spare("momentum", state["momentum"])
-        keeps, given = self.takes_momentum.keeps_variance(ctx.step), x
+        ahead = ctx.scratch("ahead", x, x.shape, x.dtype)
+        keeps = self.takes_momentum.keeps_variance(ctx.step)
+        given = ahead if keeps else x
         if keeps:
-            given = ctx.scratch("ahead", x, x.shape, x.dtype)
             self._move(kept, x, given if given.dtype == kept.dtype else momentum)
             if given.dtype != kept.dtype:
                 given.copy_(momentum)

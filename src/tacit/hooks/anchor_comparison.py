@@ -13,6 +13,8 @@ from torch import Tensor
 from tacit.contracts import AnchorMerge, Request
 from tacit.errors import RoundError, of_ranks
 from tacit.exchange.combinators import gather
+from tacit.hooks.outside_writes import lost_at_servers
+from tacit.hooks.replica import Replica
 from tacit.session import Session
 
 EVERY = 64
@@ -23,7 +25,7 @@ _BITS = {4: torch.int32, 8: torch.int64}
 
 
 class AnchorComparison:
-    """Has ranks compare their anchors in every 64th round, the first included, where the result is these.
+    """Has ranks compare their anchors in the first round; in every 64th, where the result is these.
 
     Each rank sends one number of 8 bytes, which follows from all bits of its anchors; only where these
     numbers differ, one for each parameter too. Where servers keep the parameters, workers have anchors of
@@ -37,7 +39,8 @@ class AnchorComparison:
     def __init__(self, session: Session, anchors: Sequence[Tensor]) -> None:
         strategy = session.strategy
         self._session, self._anchors = session, anchors
-        self._compares = isinstance(strategy.merge, AnchorMerge) and not strategy.independent
+        self._compares = not strategy.independent
+        self._again = isinstance(strategy.merge, AnchorMerge)
         self._rounds = 0
 
     def before_round(self) -> None:
@@ -46,10 +49,29 @@ class AnchorComparison:
         Raises:
             RoundError: anchors differ, on all ranks; names the parameters and the ranks. Nothing has left.
         """
-        due = self._compares and self._rounds % EVERY == 0
+        due = self._compares and self._rounds % EVERY == 0 and (self._again or self._rounds == 0)
         self._rounds += 1
         if due:
             self._session.ask(partial(self._talk, self._session.step, self._sums()), "anchors")
+
+    def of_replicas(self, replica: Replica, written: bool = False) -> tuple[bool, bool]:
+        """Whether any replica was `written` from outside, and whether all have the same bits.
+
+        A collective call; not where servers or stores say what replicas are, where a write is an error.
+
+        Raises:
+            AttachError: this one was written, and those do not know of it.
+        """
+        session = self._session
+        if session.strategy.independent:
+            if written:
+                raise lost_at_servers(session.strategy.name)
+            return False, True
+        sums = [sum_ for i, _ in enumerate(session.buckets) for sum_ in _weighed(replica.params(i))]
+        bits = zlib.crc32(repr(torch.stack(sums).tolist() if sums else []).encode())
+        mine = torch.tensor([int(written), bits])
+        every = torch.stack(session.ask(partial(gather, mine, session.strategy.topology.scope), "replicas"))
+        return bool(every[:, 0].any()), bool((every[:, 1] == bits).all())
 
     def _sums(self) -> dict[str, int]:
         """Of each parameter, a number that follows from its bits and their places."""

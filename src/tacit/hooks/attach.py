@@ -91,8 +91,9 @@ def attach(
         model: the wrapped model, compiled or not; torch is entered by its own hooks, and nothing is patched.
             Of one that `fully_shard` shards on the near axis of a mesh, gradients or parameters are averaged
             along the far axis.
-        optimizer: of the model's parameters, or several; a step counts when the last of them has stepped.
-            Wrappers of Accelerate and Lightning are fine. None will do where gradients are exchanged.
+        optimizer: of the model's parameters, or several, all that step them; a step counts when each has
+            stepped, or when one is about to step again. Wrappers of Accelerate and Lightning are fine. None
+            will do where gradients are exchanged.
         strategy: a value, or its text form such as "topk:ratio=0.01".
         scaler: the one that scales the loss, if any. A step in which a gradient overflows is then passed over
             on all ranks, where without it an infinity is an error; a replica that moves on its own passes

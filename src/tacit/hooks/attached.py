@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -36,6 +37,7 @@ CLOSE = "write `with tacit.attach(...):` around the loop, or session.close() beh
 
 _log = logging.getLogger("tacit")
 
+_ATTACHING = threading.Lock()
 _ATTACHED: WeakKeyDictionary[TrainedModel, Attached] = WeakKeyDictionary()
 
 
@@ -85,7 +87,15 @@ class Attached:
         self.strategy = options.strategy if strategy is None else strategy
         self._model, self.optimizers = options.model, options.optimizers
         self._process = os.getpid()
-        self._active = ActiveStrategy(options, dispatcher)
+        if not _ATTACHING.acquire(blocking=False):
+            raise AttachError(
+                "another thread of this process is attaching, and ranks have to attach in the same order: "
+                "attach one model after the other, from one thread"
+            )
+        try:
+            self._active = ActiveStrategy(options, dispatcher)
+        finally:
+            _ATTACHING.release()
         _ATTACHED[self._model] = self
         self.links = self._active.links
         try:
@@ -168,7 +178,11 @@ class Attached:
         self._active.check_called()
 
     def sync(self) -> None:
-        """Make all replicas equal now, by a round where the strategy lets them differ. A collective call.
+        """Make all replicas equal now, where the strategy lets them differ. A collective call.
+
+        They become their mean, or what the strategy has in its place, such as the centre of `easgd`; what has
+        moved travels uncompressed. Weights that the script has written become their mean, and all begin anew
+        from there. Behind it all ranks compare a checksum of their parameters.
 
         Raises:
             AttachError: a Parameter of the model has been replaced by another.

@@ -16,9 +16,10 @@ from tacit.contracts import NET, WORLD, PhasedRounds
 from tacit.errors import CheckpointError
 from tacit.hooks import saved_values
 from tacit.hooks.ddp import GradientHook
+from tacit.hooks.kept_rounds import RANKS_OWN, UnappliedRound
 from tacit.hooks.kept_variance import KeptVariance
 from tacit.hooks.layerwise import LayerwiseHook
-from tacit.hooks.optimizer import RANKS_OWN, OptimizerHook, UnappliedRound
+from tacit.hooks.optimizer import OptimizerHook
 from tacit.hooks.own_replica import OwnReplica
 from tacit.hooks.resize import SavedShares, topology_residuals
 from tacit.hooks.saved_values import LAST_EQUAL, VERSION, SavedValues, refusing, renewed_state
@@ -212,6 +213,7 @@ def _resume(
     if level.progress is not None:
         ways = [UnappliedRound(tuple(which), step, at) for which, step, at in values.pending_rounds[i]]
         level.progress.follow_buckets(ways, values.last_equal_of(i))
+        level.progress.writes.resume()
         if (variance := _variance(level)) is not None:
             variance.resume(values.variances.get(str(i), {}))
         if (losses := found.get(("", "losses"))) is not None:

@@ -184,7 +184,11 @@ class Failures:
         steps = 0 if farthest is None else farthest.nonfinite.told(farthest.step)
         if self._options.leaves_ddp_alone:
             return untouched(self._options.model, steps)
-        begun = sum(level.session.pending.begun for level in self._levels)
+        # Behind steps ranks also ask each other beside rounds, all in the same order.
+        begun = sum(
+            level.session.pending.begun if level.progress is None else level.session.lanes.posted
+            for level in self._levels
+        )
         # With a scaler the ranks ask each other in backward, before a round begins.
         return StepsReached(steps, begun + (self._backwards.begun if self._options.scaled else 0))
 

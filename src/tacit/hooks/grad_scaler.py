@@ -119,6 +119,9 @@ class ScaledSteps:
         for level in self._levels:
             level.session.failure.raise_first()
         self._hold_rounds()
+        for level in self._levels:
+            if level.progress is not None:
+                level.progress.writes.note()
 
     def consolidate(self) -> None:
         """Give all scalers the smallest factor of any: plain DDP needs them equal. A collective call."""
@@ -154,6 +157,7 @@ class ScaledSteps:
         for level, step in held:
             assert level.progress is not None
             level.progress.act(step)
+            level.progress.writes.note()
 
     @torch.no_grad()
     def _spoil_if(self, broken: Tensor | None) -> None:

@@ -168,14 +168,14 @@ class Level:
         elif strategy.subject == "gradient":
             self.gradient = GradientHook(self.session, tensors, self.used, modules, share)
         else:
+            near = model.near if isinstance(model, ShardedModel) else None
             if together:
-                near = model.near if isinstance(model, ShardedModel) else None
                 self.moments = OptimizerState(self.session, optimizers, named, near)
                 present = LiveTensors(model.module, buffers.found_in(model))
                 self.buffers = ReplicaBuffers(self.session, present, share)
             self.progress = OptimizerHook(
                 self.session,
-                LiveTensors(model.module, tensors),
+                LiveTensors(model.module, tensors, named if near is None else None),
                 share,
                 rates,
                 self.buffers if strategy.buffers == "averaged" else None,
@@ -183,8 +183,8 @@ class Level:
                 moments=self.moments,
                 on_sync=self.buffers if strategy.buffers == "on_sync" else None,
             )
-            if isinstance(model, ShardedModel):
-                self.progress.observations.share_with(model.near)
+            if near is not None:
+                self.progress.observations.share_with(near)
                 self.progress.consensus.leave_out()
             self.fetch()
 

@@ -3,53 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from tacit import ranges
-from tacit.contracts import Application, MixingMerge, Sync, UnsentMerge, consolidate_
+from tacit.contracts import Application, Sync, UnsentMerge, consolidate_
 from tacit.exchange.combinators import average_
 from tacit.hooks.anchor_comparison import AnchorComparison
 from tacit.hooks.answers import Answers
 from tacit.hooks.buffers import ReplicaBuffers
 from tacit.hooks.consensus import Consensus, ConsensusMeter
 from tacit.hooks.fragments import buckets_of_parts
+from tacit.hooks.kept_rounds import COMMON, MEAN, MERGE, PUT, UnappliedRound, fields_of
 from tacit.hooks.kept_variance import KeptVariance
-from tacit.hooks.local_deltas import ASIDE, GIVEN, MINE, LocalDeltas
+from tacit.hooks.local_deltas import MINE, LocalDeltas
 from tacit.hooks.observations import Observations
 from tacit.hooks.optimizer_state import OptimizerState
+from tacit.hooks.outside_writes import OutsideWrites
 from tacit.hooks.replica import Replica, wide_like
 from tacit.hooks.scaled_variance import ScaledVariance
-from tacit.session import PendingRound, Session
+from tacit.session import Session
 from tacit.session.buckets import StateSlice
-
-COMMON = "anchor"
-MERGE = "merge."
-MEAN = "mean"
-"""The state field of a round that is under way: its mean, once it is there."""
-PUT = "unrounded"
-"""Where a replica that keeps something of its own was put, before it was rounded to the parameters' type."""
-RANKS_OWN = (MINE, PUT, GIVEN, ASIDE)
-"""Fields that each rank has its own of."""
-
-
-@dataclass(frozen=True, eq=False)
-class UnappliedRound:
-    """A round that has left, and has not been applied.
-
-    Attributes:
-        buckets: that travel in it.
-        step: that it followed; `apply_at`: after which its answer is applied.
-        pending: None where it was complete before a checkpoint.
-    """
-
-    buckets: tuple[int, ...]
-    step: int
-    apply_at: int
-    pending: PendingRound | None = None
 
 
 class OptimizerHook:
@@ -85,6 +61,7 @@ class OptimizerHook:
         self.observations = Observations(session, lambda: max(rates().values(), default=0.0))
         self._moments = moments
         self.consensus = ConsensusMeter(session)
+        self.writes = OutsideWrites(session.strategy, named)
         self.follow_buckets()
 
     def follow_buckets(self, under_way: Iterable[UnappliedRound] = (), met: int = 0) -> None:
@@ -111,6 +88,7 @@ class OptimizerHook:
         self._equal_before = met
         self._same_at: int | None = None
         self.under_way: list[UnappliedRound] = list(under_way)
+        self.writes.note()
 
     # ---- steps ----------------------------------------------------------------------------------------
 
@@ -119,6 +97,7 @@ class OptimizerHook:
         self._session.failure.raise_first()
         self.act(self._session.step)
         self._session.advance()
+        self.writes.note()
 
     def acts_after(self, step: int) -> bool:
         """Whether something travels or is applied after this step, or replicas begin to move on their own."""
@@ -175,7 +154,7 @@ class OptimizerHook:
 
     @property
     def last_equal(self) -> int:
-        """After how many steps the replicas were last equal, as far as that is known."""
+        """After how many steps the replicas were last known to be equal."""
         return self._equal_before if self._equal_at is None else self._equal_at
 
     def measure_consensus(self) -> Consensus | None:
@@ -190,19 +169,25 @@ class OptimizerHook:
         return self.consensus.last
 
     def sync(self) -> None:
-        """A round of all parts, now: afterwards every replica equals the anchor.
+        """Make all replicas equal, now, and see by their bits that they are. A collective call.
 
-        That is the mean of the replicas, or what the merge has in its place. What is under way is applied
-        first. No round where no step was taken since the last time.
+        What is under way is applied first. They become their mean, or what the merge has in its place, and
+        travel uncompressed. If one was written from outside, all begin anew at the mean of the replicas.
 
         Raises:
-            RoundError: the round failed; no parameter has changed.
+            RoundError: an exchange failed.
         """
-        session = self._session
-        if session.step != self._equal_at:
-            with ranges.within(session.strategy.name, "sync"):
+        session, met = self._session, self._session.step == self._equal_at
+        with ranges.within(session.strategy.name, "sync"):
+            written, alike = self._comparison.of_replicas(self._replica, self.writes.settle())
+            if written or (met and not alike):
+                self._begin_anew(alike)
+            elif not met:
                 self._sync()
-            self._equal_at = session.step
+                if not self._comparison.of_replicas(self._replica)[1]:
+                    self._begin_anew(alike=False)
+        self._equal_at = session.step
+        self.writes.note()
         if session.step == self._same_at:
             return
         if self._on_sync is not None:
@@ -211,6 +196,19 @@ class OptimizerHook:
             if buffers is not None:
                 buffers.copy_first()
                 self._same_at = session.step
+
+    def _begin_anew(self, alike: bool) -> None:
+        """Go on from the mean of the replicas, as when attached: with nothing under way, unsent or owed."""
+        session = self._session
+        session.flush()
+        for i, flat in enumerate(() if alike else self._flat):
+            self._replica.read(i, flat)
+            session.ask(partial(average_, flat, session.strategy.topology.scope), f"anew{i}", of=flat)
+            self._replica.write(i, self._replica.widened(i, flat))
+        session.rebucket([[*bucket.members] for bucket in session.buckets], carry=False)
+        self.follow_buckets()
+        if self._buffers is not None:
+            self._buffers.average()
 
     def _sync(self) -> None:
         session, last = self._session, self._session.step - 1
@@ -221,45 +219,38 @@ class OptimizerHook:
             self._local.take_up()
             self._local.put_aside()
             self._agree()
-        elif self._unsent or (isinstance(session.strategy.merge, MixingMerge) and len(session.ranks) > 1):
-            self._average()
+        elif session.strategy.independent and not self._unsent:
+            way = self._leave(last, range(len(session.buckets)), apply_at=last)
+            if way.pending is not None:
+                session.pending.wait(way.pending)
+            self._agree()
+            if self._buffers is not None:
+                self._buffers.complete(lag=0)
+            self._end(way)
         else:
-            self._consolidate(last)
+            self._average()
 
     def _average(self) -> None:
         """Average the replicas densely, with what they have not sent or have not mixed."""
-        session, scope = self._session, self._session.strategy.topology.scope
+        session = self._session
         self.consensus.begin()
         for i, (bucket, anchor) in enumerate(zip(session.buckets, self._anchor, strict=True)):
-            self._replica.progress(i, anchor, self._flat[i])
-            session.store.counted_(i, self._flat[i])
-            session.ask(partial(average_, self._flat[i], scope), bucket.name, of=self._flat[i])
-            anchor.add_(self._replica.widened(i, self._flat[i]))
-            self.consensus.add(self._replica.params(i), anchor)
+            flat = self._flat[i]
+            self._replica.progress(i, anchor, flat)
+            if self._share != 1.0:
+                flat.mul_(self._share)
+            session.store.counted_(i, flat)
+            session.ask(partial(average_, flat, session.strategy.topology.scope), bucket.name, of=flat)
+            own = self._replica.params(i)
+            mean = self._replica.widened(i, flat)
+            self.consensus.add(own, anchor, mean)
+            consolidate_(session.strategy.merge, anchor, mean, own if len(session.ranks) == 1 else None)
             self._replica.write(i, anchor)
         self.consensus.end()
         session.store.begin_anew()
+        self._completed(range(len(session.buckets)))
         if self._buffers is not None:
             self._buffers.average()
-
-    def _consolidate(self, last: int) -> None:
-        """Set all replicas to the anchor, by a round."""
-        way = self._leave(last, range(len(self._session.buckets)), apply_at=last)
-        if way.pending is not None:
-            self._session.pending.wait(way.pending)
-        if not self._agree():
-            self.consensus.begin()
-            for i, anchor in enumerate(self._anchor):
-                alone = self._replica.params(i) if len(self._session.ranks) == 1 else None
-                own = self._replica.params(i)
-                mean = self._replica.widened(i, self._flat[i])
-                self.consensus.add(own, anchor, mean)
-                consolidate_(self._session.strategy.merge, anchor, mean, alone)
-                self._replica.write(i, anchor)
-            self.consensus.end()
-        if self._buffers is not None:
-            self._buffers.complete(lag=0)
-        self._end(way)
 
     def _agree(self) -> bool:
         """Whether servers keep the parameters; then replicas are at theirs now, once all have asked."""
@@ -280,6 +271,7 @@ class OptimizerHook:
             self._replica.read(i, self._flat[i])
             self._anchor[i].copy_(bring(bucket.name, self._flat[i]))
             self._replica.write(i, self._anchor[i])
+        self.writes.note()
 
     # ---- rounds ---------------------------------------------------------------------------------------
 
@@ -354,9 +346,12 @@ class OptimizerHook:
 
     def _end(self, way: UnappliedRound) -> None:
         self.under_way.remove(way)
+        self._completed(way.buckets)
+
+    def _completed(self, buckets: Iterable[int]) -> None:
         if self._moments is not None:
             self._moments.completed(
-                [param.name for i in way.buckets for param in self._session.buckets[i].slices]
+                [param.name for i in buckets for param in self._session.buckets[i].slices]
             )
 
     # ---- what it keeps --------------------------------------------------------------------------------
@@ -366,28 +361,16 @@ class OptimizerHook:
 
         torch.distributed.checkpoint loads into what is there.
         """
-        found = self._fields(enumerate(self._anchor), COMMON)
-        for i, state in enumerate(self._answers.states):
-            for field, tensor in state.items():
-                found |= self._fields([(i, tensor)], MERGE + field)
+        buckets = self._session.buckets
+        found = fields_of(buckets, enumerate(self._anchor), COMMON)
+        states = [(i, *each) for i, state in enumerate(self._answers.states) for each in state.items()]
+        for i, field, tensor in states:
+            found |= fields_of(buckets, [(i, tensor)], MERGE + field)
         if self._late:
-            found |= self._fields(enumerate(self._flat), MEAN)
-            found |= self._fields(enumerate(self._local.mine), MINE)
+            found |= fields_of(buckets, enumerate(self._flat), MEAN)
+            found |= fields_of(buckets, enumerate(self._local.mine), MINE)
         for field, tensors in self._local.fields().items():
-            found |= self._fields(enumerate(tensors), field)
+            found |= fields_of(buckets, enumerate(tensors), field)
         if self._late or not self._session.strategy.merge.meets:
-            found |= self._fields(enumerate(self._replica.put), PUT)
+            found |= fields_of(buckets, enumerate(self._replica.put), PUT)
         return found if self._buffers is None else found | self._buffers.kept()
-
-    def _fields(
-        self, tensors: Iterable[tuple[int, Tensor | None]], field: str
-    ) -> dict[tuple[str, str], StateSlice]:
-        shared = field not in RANKS_OWN
-        return {
-            (param.name, field): StateSlice(
-                flat[param.start : param.stop], shared, 0, param.stop - param.start
-            )
-            for i, flat in tensors
-            if flat is not None
-            for param in self._session.buckets[i].slices
-        }

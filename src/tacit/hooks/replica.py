@@ -21,9 +21,17 @@ class LiveTensors(Mapping[str, Tensor]):
     """What this rank has of parameters and buffers, by name, looked up in their modules when asked for.
 
     A module may assign a buffer anew in every step, `self.ema = 0.9 * self.ema + ...`.
+
+    Args:
+        module: in which they are.
+        names: of all.
+        fixed: those that stay the same objects, wherever a module keeps them: pruning gives them other names.
     """
 
-    def __init__(self, module: nn.Module, names: Iterable[str]) -> None:
+    def __init__(
+        self, module: nn.Module, names: Iterable[str], fixed: Mapping[str, Tensor] | None = None
+    ) -> None:
+        self._fixed = fixed or {}
         self._homes = {
             name: (module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names
         }
@@ -36,6 +44,8 @@ class LiveTensors(Mapping[str, Tensor]):
         return {name: self._whole(name) for name in self}
 
     def _whole(self, name: str) -> Tensor:
+        if name in self._fixed:
+            return self._fixed[name]
         home, key = self._homes[name]
         found = getattr(home, key)
         if not isinstance(found, Tensor):

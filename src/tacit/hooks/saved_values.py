@@ -224,9 +224,9 @@ def expected(value: Any, key: str, like: Tensor | None) -> Tensor:
     Raises:
         ValueError: it may not.
     """
+    finite = not key.rpartition("/")[2].startswith("buffer_")  # a mask holds infinities
     if like is None:
-        return described.tensor(value, key)
+        return described.tensor(value, key, finite=finite)
     dtypes = described.FLOATS if like.is_floating_point() else (like.dtype,)
-    return described.tensor(
-        described.tensor(value, key, dtypes=dtypes).to(like.dtype), f"{key} in {like.dtype}"
-    )
+    found = described.tensor(value, key, dtypes=dtypes, finite=finite).to(like.dtype)
+    return described.tensor(found, f"{key} in {like.dtype}", finite=finite)

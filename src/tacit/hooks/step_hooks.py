@@ -8,10 +8,18 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from tacit.errors import AttachError
 from tacit.hooks.accumulation import AccumulationCheck, linear
 from tacit.hooks.buffers import BufferBroadcasts
 from tacit.hooks.closures import with_gradients
-from tacit.hooks.ddp import Answer, GradientHook, HookDispatcher, no_exchange, plain_mean
+from tacit.hooks.ddp import (
+    Answer,
+    BucketFuture,
+    GradientHook,
+    HookDispatcher,
+    no_exchange,
+    plain_mean,
+)
 from tacit.hooks.epochs import BackwardPasses
 from tacit.hooks.forward_steps import ForwardSteps
 from tacit.hooks.frozen_check import FrozenCheck
@@ -24,9 +32,11 @@ from tacit.hooks.message_planner import MessagePlanner
 from tacit.hooks.nonfinite_since import NonfiniteSince
 from tacit.hooks.only_here import OnlyHere
 from tacit.hooks.options import AttachOptions
+from tacit.hooks.seen_steps import SeenSteps
 from tacit.hooks.sharded_gradients import ShardedGradients
 from tacit.hooks.taken import Taken
 from tacit.hooks.uneven_data import SyncedBackwards
+from tacit.torch_compat import GradBucket
 from tacit.transports.process_groups import rank_in
 
 _log = logging.getLogger("tacit")
@@ -62,6 +72,7 @@ class StepHooks:
         self._accumulating: AccumulationCheck | None = None
         self._scaled: ScaledSteps | None = None
         self._forward: ForwardSteps | None = None
+        self._seen: SeenSteps | None = None
         self._planner: MessagePlanner | None = None
         self._warned = self.called = False
 
@@ -77,6 +88,8 @@ class StepHooks:
         """
         self._scaled = scaled
         optimizers, near, far = self._options.optimizers, self._levels[0], self._levels[-1]
+        if optimizers:
+            self._see_steps(dispatcher is not None)
         if dispatcher is not None:
             self._answer_hook(dispatcher)
         alone = any(level.progress is not None or level.stepped is not None for level in self._levels)
@@ -106,10 +119,21 @@ class StepHooks:
             self._before_steps(self._check_means)
         if isinstance(near.gradient, LayerwiseHook):
             self._plan_messages(near.gradient)
-        if optimizers:
-            self._handles.append(optimizers[-1].register_step_post_hook(self._after_step))
-        elif isinstance(near.gradient, GradientHook) and scaled is None:
+        if self._seen is not None and near.gradient is not None and self._options.ddp is not None:
+            self._seen.watch_forward(self._options.ddp)
+            self._before_steps(self._seen.refuse_own_gradients)
+        if not optimizers and isinstance(near.gradient, GradientHook) and scaled is None:
             near.gradient.count_steps()
+
+    def _see_steps(self, counts: bool) -> None:
+        """Count the optimizers' steps; `counts`: whether backward passes are counted."""
+        options = self._options
+        named = {} if options.leaves_ddp_alone else options.named
+        backwards = self.backwards if counts else None
+        self._seen = seen = SeenSteps(
+            options.optimizers, named, backwards, options.strategy.name, self._before_step, self._after_step
+        )
+        self._undo.append(seen.remove)
 
     def _plan_messages(self, hook: LayerwiseHook) -> None:
         options, session = self._options, self._levels[0].session
@@ -121,9 +145,11 @@ class StepHooks:
         self._planner = MessagePlanner(hook, session, options.named, options.group, self._forward)
 
     def complete(self) -> None:
-        """Take all steps that are put off until the next forward pass."""
+        """Take all steps that are put off until the next forward pass, and count one that was taken."""
         if self._forward is not None:
             self._forward.complete()
+        if self._seen is not None:
+            self._seen.complete()
 
     def remove(self) -> None:
         """Take them away, and give back what was taken over."""
@@ -152,12 +178,36 @@ class StepHooks:
             answer = self._accumulating.around(answer)
         if self._scaled is not None:
             answer = self._scaled.around(answer)
+        if self._seen is not None:
+            answer = self._watched(answer, self._seen)
         dispatcher.use(self.backwards.around(answer))
         if options.sharded is not None:
             of_shards = ShardedGradients(options.sharded, options.named, dispatcher, options.reduction)
             of_shards.install()
             self._undo.append(of_shards.remove)
             self._before_steps(of_shards.check)
+
+    def _before_step(self) -> None:
+        """What was loaded before the first step is where all replicas begin."""
+        far = self._levels[-1]
+        if far.progress is not None and far.progress.writes.before_step(far.session.step):
+            far.progress.follow_buckets()
+
+    def _watched(self, answer: Answer, seen: SeenSteps) -> Answer:
+        """The same answer; parameters that move and no step are an error in the tenth backward."""
+        progress, name = self._levels[-1].progress, self._options.strategy.name
+
+        def watched(bucket: GradBucket) -> BucketFuture:
+            if bucket.index() == 0:
+                seen.synchronises()
+                if progress is not None and seen.unseen() and progress.writes.seen:
+                    raise AttachError(
+                        f"the parameters have moved between backward passes, and {name!r} has seen no step "
+                        "of the optimizers that it was given: give attach those whose step() moves them"
+                    )
+            return answer(bucket)
+
+        return watched
 
     def _refuses_sums(self) -> bool:
         """Whether a gradient on top of a mean is refused; delayed means look at the optimizer's steps."""
@@ -182,7 +232,7 @@ class StepHooks:
 
     # ---- behind a step, and elsewhere -----------------------------------------------------------------
 
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self) -> None:
         near, self.called = self._levels[0], True
         if self._options.leaves_ddp_alone:
             near.session.failure.raise_first()  # DDP does not know of it

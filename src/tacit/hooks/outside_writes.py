@@ -1,0 +1,159 @@
+"""Sees parameters that somebody else has written than the optimizers and the session."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tacit.contracts import UnsentMerge
+from tacit.errors import AttachError
+from tacit.hooks.trained_model import local
+from tacit.strategy import Strategy
+
+_log = logging.getLogger("tacit")
+
+SAMPLE = 16
+"""Entries of each parameter that are looked at."""
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class OutsideWrites:
+    """Tells what replicas may do to their parameters beside their steps from what breaks the common point.
+
+    Written in every step, as weights are clamped: this is part of a replica's step. Written and put back, as
+    for an evaluation: nothing. Written once, as weights are loaded: the common point is somewhere else, which
+    `sync` makes known to all ranks, and which is an error two steps later where nobody has called it.
+
+    Args:
+        strategy: at work on the replicas.
+        named: their parameters.
+    """
+
+    def __init__(self, strategy: Strategy, named: Mapping[str, Tensor]) -> None:
+        self._strategy, self._sample = strategy, ParameterSample(named)
+        self._written: int | None = None
+        self._recent = self._carried = self._told = self._started = self._loaded = False
+
+    def note(self) -> None:
+        """The parameters are as steps and rounds have left them."""
+        self._sample.note()
+
+    @property
+    def seen(self) -> bool:
+        """Whether the parameters are others than behind the last step and round."""
+        return self._sample.changed()
+
+    def resume(self) -> None:
+        """A checkpoint of the session was loaded; its model may be loaded after it, before the next step."""
+        self._loaded = True
+
+    def settle(self) -> bool:
+        """All ranks are about to agree; whether this replica was written in a way that no step explains."""
+        changed = self.seen
+        unexplained = not self._loaded and (self._written is not None or (changed and not self._recent))
+        self._carried = changed and self._recent
+        self._written = None
+        return unexplained
+
+    def before_step(self, step: int) -> bool:
+        """To be called before a step; whether the parameters are where all replicas are to begin.
+
+        Raises:
+            AttachError: they were written before the last step, and not before this one.
+        """
+        changed, self._carried = self._carried or self.seen, False
+        started, self._started = self._started, True
+        loaded, self._loaded = self._loaded, False
+        if loaded:
+            self._written = None
+            return False
+        if changed and self._strategy.independent and not self._recent:
+            raise lost_at_servers(self._strategy.name)
+        if changed and not started:
+            return True
+        if not changed and self._written is not None:
+            raise AttachError(
+                f"the parameters were changed before step {self._written} by something that is no step of "
+                f"the optimizers, and {self._strategy.name!r} would take it for training. Where weights are "
+                "loaded or exchanged, call session.sync() right behind that, on every rank: all go on from "
+                "there then"
+            )
+        self._written = step if changed and not self._recent else None
+        if changed and self._recent and not self._told and isinstance(self._strategy.merge, UnsentMerge):
+            self._told = True
+            _log.warning(
+                "the parameters are changed behind every step, as where weights are clamped: %r adds what it "
+                "has not sent yet to them, so they may leave those bounds. Change them once more before an "
+                "evaluation, or attach 'localsgd' or 'dense'",
+                self._strategy.name,
+            )
+        self._recent = changed
+        return False
+
+
+def lost_at_servers(name: str) -> AttachError:
+    """The error where somebody else keeps the parameters of this strategy, and does not know of a write."""
+    return AttachError(
+        f"the parameters were changed by something that is no step of the optimizers, and those of {name!r} "
+        "are kept outside of the model, where this is not known: load weights before you attach"
+    )
+
+
+class ParameterSample:
+    """Some entries of every parameter, as they were when `note` was called last.
+
+    On the CPU any write is seen that changes one of these. On a GPU only one that torch counts, as looking
+    waits for the device: not one by way of `p.data`.
+
+    Args:
+        named: the parameters, looked up anew each time; buffers among them are left out.
+    """
+
+    def __init__(self, named: Mapping[str, Tensor]) -> None:
+        self._named = named
+        self._found: list[tuple[Tensor, Tensor]] = []
+        self._where: list[int] = []
+        self._views: list[list[Tensor]] = []
+        self._noted: list[Tensor] = []
+        self._version = 0
+
+    def note(self) -> None:
+        """Remember the parameters as they are."""
+        self._version = self._look()
+        self._noted = [torch.cat(each) for each in self._views]
+
+    def changed(self) -> bool:
+        """Whether an entry is another one than when they were noted; False where they never were."""
+        counted = self._look() != self._version
+        return any(
+            (counted or not noted.is_cuda) and not torch.equal(torch.cat(each), noted)
+            for each, noted in zip(self._views, self._noted, strict=False)
+        )
+
+    def _look(self) -> int:
+        """Where the parameters lie, and a number that every counted write and every move changes."""
+        now = [p for p in self._named.values() if isinstance(p, nn.Parameter)]
+        if [id(p) for p in now] != [id(p) for p, _ in self._found]:
+            self._found = [(p, local(p)) for p in now]
+        where = [mine.data_ptr() for _, mine in self._found]
+        if where != self._where:
+            self._where, self._views = where, _samples([mine for _, mine in self._found])
+        return sum(mine._version for _, mine in self._found) + sum(where)
+
+
+def _samples(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Views of some entries of each, as bits, together where they can be joined."""
+    alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for x in tensors:
+        room = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+        entries = min(x.numel(), room)  # where expanded, it has fewer than it shows
+        if entries:
+            some = x.detach().as_strided(
+                (min(SAMPLE, entries),), (max(1, entries // SAMPLE),), x.storage_offset()
+            )
+            bits = _BITS[x.element_size()]
+            alike.setdefault((bits, x.device), []).append(some.view(bits))
+    return [*alike.values()]
