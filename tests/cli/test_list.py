@@ -66,6 +66,7 @@ def test_json_lists_what_is_known() -> None:
             "family",
             "compresses",
             "changes",
+            "instead",
             "collective",
             "parameters",
             "accuracy",
@@ -107,3 +108,8 @@ def test_the_table_fits_80_columns_and_tells_all(monkeypatch: pytest.MonkeyPatch
     words = " ".join(done.out.split())
     assert "[bold]" not in words
     assert "1805.09767" in words
+    last = [name for name in algorithms.known() if registry.ENTRIES[name].instead]
+    assert "randomk" in last
+    assert {registry.ENTRIES[name].instead for name in last} < set(algorithms.known()) - {*last}
+    firsts = [word for line in lines if (word := line.partition(" ")[0]) in algorithms.known()]
+    assert firsts[-len(last) :] == last

@@ -33,6 +33,7 @@ from tacit.topologies.gossip import Gossip
     paper="DCD-PSGD: Tang et al. 2018, arXiv 1803.06443",
     compresses=True,
     changes="as gossip; how a replica moves travels in 8 bits, and replicas are what their neighbours know",
+    instead="choco",
 )
 def dcd(bits: int = 8, graph: Fixed = "ring", sync_every: int = 1, buffers: Buffers = "on_sync") -> Strategy:
     """Send how a replica moves in `bits` an entry."""

@@ -31,6 +31,7 @@ _GAMMA: dict[str, float] = {"topk": 0.05, "sign": 0.2, "qsgd": 0.5, "int8": 0.5}
     paper="DeepSqueeze: Tang et al. 2019, arXiv 1907.07346",
     compresses=True,
     changes="as gossip; replicas travel in few bits, and what was not sent is sent later",
+    instead="choco",
 )
 def deepsqueeze(
     codec: Codec = "qsgd",

@@ -34,6 +34,7 @@ from tacit.topologies.tree import GlobalTopK
     compresses=True,
     changes="of all ranks' largest entries only the largest are kept, in log2 P swaps; "
     "the rest is sent later",
+    instead="topk",
 )
 def gtopk(ratio: float = 0.001, warmup_steps: int = 0) -> Strategy:
     """One entry in 1 / `ratio` is kept of all ranks' largest, merged along a tree; the rest waits."""

@@ -27,6 +27,7 @@ from tacit.strategy import Strategy
     paper="Natural compression: Horvath et al. 2022, arXiv 1905.10988",
     compresses=True,
     changes="sign and a power of two for each entry, at random: 9 bits; no residual is kept",
+    instead="int8",
 )
 def natural(topology: Way = "auto") -> Strategy:
     """Nine bits an entry: its sign and a power of two next to it, at random; no residual is kept."""

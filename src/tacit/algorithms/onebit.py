@@ -30,6 +30,7 @@ from tacit.strategy import Strategy
     paper="1-bit SGD: Seide et al. 2014, doi 10.21437/Interspeech.2014-274",
     compresses=True,
     changes="one bit an entry, and two means for each 512; the rest is sent later (error feedback)",
+    instead="efsign",
 )
 def onebit(topology: Way = "two-phase") -> Strategy:
     """One bit an entry, and the mean of each side; the rest stays in the residual."""

@@ -26,6 +26,7 @@ from tacit.strategy import Strategy
     compresses=True,
     changes="only entries drawn at random travel, the same on all ranks; "
     "the rest is sent later (error feedback)",
+    instead="topk",
 )
 def randomk(ratio: float = 0.01, unbiased: bool = False) -> Strategy:
     """One entry in 1 / `ratio` is sent, at random; the rest waits, or is made up for if `unbiased`."""

@@ -46,12 +46,14 @@ class Entry:
         paper: Where it was published.
         compresses: Whether what travels in a round is smaller than the gradient.
         changes: What differs from plain DDP, in a line.
+        instead: What to take in its place, where it is here as a baseline of the survey; "" where it is not.
     """
 
     family: Family
     paper: str
     compresses: bool
     changes: str
+    instead: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,12 @@ ALGORITHMS: dict[str, Callable[..., AnyStrategy]] = {}
 """Name -> the function that makes the strategy; its typed parameters are the algorithm's."""
 
 ENTRIES: dict[str, Entry] = {}
-"""Name -> facts, in the order of `tacit list`."""
+"""Name -> facts, in the order of `tacit list`, which has baselines last."""
 
 
-def algorithm(*, family: Family, paper: str, compresses: bool, changes: str) -> Callable[[Build], Build]:
+def algorithm(
+    *, family: Family, paper: str, compresses: bool, changes: str, instead: str = ""
+) -> Callable[[Build], Build]:
     """Register the decorated function, which makes a strategy, as the algorithm of its name.
 
     The text form and `tacit list` then know it: `streaming_diloco` as `streaming-diloco`. The function itself
@@ -82,6 +86,7 @@ def algorithm(*, family: Family, paper: str, compresses: bool, changes: str) -> 
         paper: Authors, year, and the arXiv number or DOI.
         compresses: Whether what travels in a round is smaller than the gradient.
         changes: What differs from plain DDP, in a line.
+        instead: What to take in its place, where it is a baseline only; `tacit list` has these last.
 
     Raises:
         ConfigError: The family is unknown, or another function has the name.
@@ -96,7 +101,7 @@ def algorithm(*, family: Family, paper: str, compresses: bool, changes: str) -> 
                 f"{ALGORITHMS[name].__module__} has one of that name: give the function another name"
             )
         ALGORITHMS[name] = build
-        ENTRIES[name] = Entry(family, paper, compresses, changes)
+        ENTRIES[name] = Entry(family, paper, compresses, changes, instead)
         return build
 
     return register

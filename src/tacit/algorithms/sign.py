@@ -30,6 +30,7 @@ from tacit.strategy import Strategy
     paper="EF-signSGD: Karimireddy et al. 2019, arXiv 1901.09847",
     compresses=True,
     changes="one bit an entry and one magnitude; the rest is sent later (error feedback)",
+    instead="efsign",
 )
 def sign(topology: Way = "all-gather") -> Strategy:
     """One bit an entry; the rest stays in the residual."""

@@ -28,6 +28,7 @@ from tacit.strategy import Strategy
     paper="TernGrad: Wen et al. 2017, arXiv 1705.07878",
     compresses=True,
     changes="plus, minus or nothing, at random; no residual is kept",
+    instead="qsgd",
 )
 def terngrad(clip: float | None = 2.5, topology: Way = "auto") -> Strategy:
     """Two bits an entry: a scale, its negative or nothing, at random; no residual is kept."""

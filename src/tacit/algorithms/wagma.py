@@ -72,6 +72,7 @@ def wagma(
     paper="Prague: Luo et al. 2020, ASPLOS, arXiv 1909.08029",
     compresses=False,
     changes="no gradient travels; replicas are averaged in random groups, others in each round",
+    instead="wagma",
 )
 def prague(
     group_size: int = 2,

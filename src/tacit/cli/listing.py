@@ -64,10 +64,12 @@ def _table() -> Table:
     for heading in ("algorithm", "family: what it changes, and the paper"):
         table.add_column(heading, overflow="fold")
     table.add_column("accuracy, points docs/accuracy.md", width=16, overflow="fold")
-    for name in algorithms.known():
+    for name in sorted(algorithms.known(), key=lambda name: bool(registry.ENTRIES[name].instead)):
         entry = registry.ENTRIES[name]
         names = "\n".join([f"[bold]{name}[/bold]", *map(_format, registry.parameters_of(name))])
         changes = f"{entry.family}: {entry.changes}; by {registry.collective_of(name)}"
+        if entry.instead:
+            changes += f"\n[bold]a baseline of the survey: take {entry.instead}[/bold]"
         table.add_row(names, f"{changes}\n[dim]{entry.paper}[/dim]", "\n".join(map(_cost, gaps_of(name))))
     return table
 
