@@ -1,4 +1,4 @@
-"""Rank 1 goes wrong in step 5, in the way that the argument names; the others say what they saw."""
+"""A rank goes wrong in step 5, in the way that the first argument names; the others say what they saw."""
 
 import json
 import os
@@ -13,7 +13,8 @@ from checks import sgd, steps, wrapped
 
 import tacit
 
-fault, algorithm = sys.argv[1:]
+fault, algorithm = sys.argv[1:3]
+victim = int(sys.argv[3]) if len(sys.argv) > 3 else 1
 torch.set_num_threads(1)
 dist.init_process_group("gloo", timeout=timedelta(seconds=6))
 rank = dist.get_rank()
@@ -45,7 +46,7 @@ try:
         if fault == "overflows":  # in what is owed, and nowhere else: the parameters stay
             optimizer.param_groups[0]["lr"] = 0.0
         start = time.monotonic()
-        if rank == 1:
+        if rank == victim:
             go_wrong()
         steps(model, optimizer, 5)
 except Exception as error:

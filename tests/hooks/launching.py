@@ -30,22 +30,26 @@ def ranks(
     seconds: float = 240,
     lost: int | None = None,
     fresh: Collection[int] = (),
+    hosted: bool = False,
 ) -> list[Ended]:
     """Run `script` (in this folder) on `world` ranks, as if on nodes of two; this process hosts their store.
 
-    The rank `lost` is not waited for: it is killed when the others have ended. Ranks are forked from a
-    process that has imported torch, but those that are to be `fresh`, with a hash seed of their own.
+    Where the store is to be `hosted` by rank 0, it is not. The rank `lost` is not waited for: it is killed
+    when the others have ended. Ranks are forked from a process that has imported torch, but those that are to
+    be `fresh`, with a hash seed of their own.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     env = os.environ | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_USE_AGENT_STORE": str(not hosted),
         "WORLD_SIZE": str(world),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONWARNINGS": WARNINGS,
     }
+    if hosted:
+        del store  # which frees the port
     processes = [
         (started if rank in fresh else Forked)(
             [str(HERE / script), *arguments],

@@ -110,3 +110,21 @@ def test_it_is_named_also_where_ranks_attach(algorithm: str, where: str, doing: 
         )
         assert "GLHF" not in str(said["says"])
         assert float(str(said["seconds"])) < 25
+
+
+@pytest.mark.parametrize(
+    ("fault", "victim", "says"),
+    [
+        ("killed", 1, SAYS["killed"]),
+        ("killed", 0, "rank 0 is gone, which held the store by which ranks find each other"),
+        ("raises", 0, "rank 0 has left in round 5: ValueError: a bad batch"),
+    ],
+)
+def test_it_is_named_also_where_rank_0_hosts_the_store(fault: str, victim: int, says: str) -> None:
+    """Without torchrun's agent: whoever meets an error then ends with its process."""
+    ended = ranks("faulty.py", 3, fault, "topk", str(victim), lost=victim, hosted=True)
+    for rank in set(range(3)) - {victim}:
+        (said,) = ended[rank].said
+        assert said["kind"] == "PeerLost", said
+        assert says in str(said["says"]), said
+        assert float(str(said["seconds"])) < 25

@@ -64,4 +64,4 @@ def test_a_rank_that_dies_while_others_close_is_named() -> None:
         (entry,) = all_[rank].said
         assert entry["kind"] == "PeerLost", entry
         assert "rank 1 did not answer" in str(entry["says"])
-        assert "nothing was heard of rank 1" in str(entry["says"])
+        assert "nothing was heard of rank 1 for 4 s" in str(entry["says"])

@@ -16,7 +16,7 @@ from tacit.compressors import BF16, TopK
 from tacit.contracts import PairTopology, PayloadSpec, PushPull
 from tacit.errors import AttachError, ConfigError, NonFinite, PeerLost, RoundError, UnevenData
 from tacit.foresight.prediction import refuse
-from tacit.hooks import pair_members, validate
+from tacit.hooks import close_barrier, pair_members, validate
 from tacit.hooks.sharded_model import far_level
 from tacit.merges import Average, ServerParams
 from tacit.overlap import Delayed
@@ -378,7 +378,7 @@ def test_a_dead_rank_is_left_out_where_that_is_allowed(
 def test_a_rank_that_does_not_come_to_a_meeting_is_missed_when_nothing_is_heard_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pair_members, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(close_barrier, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(pair_members, "POLL_SECONDS", 0.1)
     for allowed in (True, False):
         crew = PairedCrew(f"adpsgd:allow_lost={str(allowed).lower()}", peers=3)

@@ -15,7 +15,7 @@ from tacit.hooks.agreement import agree
 from tacit.hooks.assembly import levels_of, links_for
 from tacit.hooks.ddp import HookDispatcher, no_exchange
 from tacit.hooks.discarding import agreed, mistimed, refuse_discard
-from tacit.hooks.failures import Failures
+from tacit.hooks.failures import Failures, host_store, store_host
 from tacit.hooks.frozen_check import FrozenCheck
 from tacit.hooks.grad_scaler import ScaledSteps
 from tacit.hooks.learning_rates import RateHistory, Rates
@@ -68,8 +68,9 @@ class ActiveStrategy:
         self._scaled: ScaledSteps | None = None
         self._left = False
         try:
+            host_store()
             agree(options)
-            self.failures.watch()
+            self.failures.watch(store_host())
             self._begin(rates, dispatcher)
         except BaseException as error:
             found: Exception | None = self.failures.lost_by(error)

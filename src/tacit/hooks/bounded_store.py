@@ -10,13 +10,20 @@ from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 
-__all__ = ["BoundedStore", "KeyValueStore", "Unreachable"]
+__all__ = ["BoundedStore", "KeyValueStore", "Unreachable", "is_hosted_here"]
 
 T = TypeVar("T")
 
 
 class Unreachable(dist.DistNetworkError):
     """The launcher's store has not answered in time."""
+
+
+def is_hosted_here(store: object) -> bool:
+    """Whether this process serves the store, as a TCPStore shows it: as rank 0 does without torchrun."""
+    while (inner := getattr(store, "underlying_store", None)) is not None:
+        store = inner
+    return "server=TCPServer" in repr(store)
 
 
 class KeyValueStore(Protocol):

@@ -9,8 +9,15 @@ from typing import NamedTuple
 from tacit.hooks.bounded_store import BoundedStore
 
 SILENT_SECONDS = 15.0
-"""After which a rank of which nothing is heard while others close is gone or frozen. It says each second that
-it lives, from a thread of its own, so that a rank that only is slow may take as long as it likes."""
+"""After which a rank of which nothing is heard while others close is gone or frozen, if the time-out is no
+shorter. It says each second that it lives, from a thread of its own, so that a rank that only is slow may
+take as long as it likes."""
+
+
+def silence_for(timeout: float) -> float:
+    """After how many seconds of silence a rank is gone, where an answer is waited for so long elsewhere."""
+    return min(SILENT_SECONDS, max(timeout, 3.0))
+
 
 HINT = (
     "ranks have uneven data, or skip steps of their own. Give every rank the same number of batches "
@@ -45,9 +52,11 @@ class CloseBarrier:
     Args:
         store: seen by these ranks alone.
         rank: this rank; `ranks` take part.
+        timeout: seconds after which a peer that does not answer is an error.
     """
 
-    def __init__(self, store: BoundedStore, rank: int, ranks: Sequence[int]) -> None:
+    def __init__(self, store: BoundedStore, rank: int, ranks: Sequence[int], timeout: float) -> None:
+        self._silent = silence_for(timeout)
         self._store, self._rank, self._ranks = store, rank, ranks
         self._first: _First | None = None
         self._arrived = False
@@ -126,8 +135,8 @@ class CloseBarrier:
             beat = self._store.get(key).decode() if self._store.check([key]) else ""
             if self._heard.setdefault(rank, (beat, now))[0] != beat:
                 self._heard[rank] = (beat, now)
-            if now - self._heard[rank][1] > SILENT_SECONDS:
-                return f"nothing was heard of rank {rank} for {SILENT_SECONDS:g} s while sessions were closed"
+            if now - self._heard[rank][1] > self._silent:
+                return f"nothing was heard of rank {rank} for {self._silent:g} s while sessions were closed"
         return None
 
     def _count(self, what: str, store: BoundedStore) -> None:

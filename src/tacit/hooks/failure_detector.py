@@ -67,6 +67,7 @@ class FailureDetector:
         instead: a sentence behind the error of a rank that does not answer: what could do without it.
         overdue: asked at each look, in this thread: why this rank must take a round for failed that has not
             ended, which nobody else would notice; "" as long as that is not so.
+        host: the rank whose process serves the store, if one's does: it ends as the last, and is named.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class FailureDetector:
         notes: StepHistory | None = None,
         instead: str = "",
         overdue: Callable[[], str] = lambda: "",
+        host: int | None = None,
     ) -> None:
         # A store client serves one call at a time: a copy never waits for the program's own calls.
         clone = getattr(store, "clone", lambda: store)  # an older torch has none
@@ -90,14 +92,16 @@ class FailureDetector:
         self._store = BoundedStore(PrefixStore(f"tacit/{key}", clone()), timeout + GRACE_SECONDS)
         self._soon = self._store.within(GRACE_SECONDS)
         self._rank, self._ranks, self._round, self._on_alarm = rank, ranks, round, on_alarm
+        self._host = host
         self._reached = reached
-        self._barrier = CloseBarrier(self._store, rank, ranks)
+        self._barrier = CloseBarrier(self._store, rank, ranks, timeout)
         self._comparison = None if notes is None else StepComparison(self._store, rank, notes)
         self._timeout, self._instead = timeout, instead
         self._posted, self._overdue = posted or self._begun, overdue
         self._last = PostedCount(-1, time.monotonic())
         self._stood, self._stood_at = 0.0, 0.0
         self._found: PeerLost | None = None
+        self._absent: set[int] = set()
         self._told = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="tacit-rollcall", daemon=True)
@@ -109,22 +113,23 @@ class FailureDetector:
         try:
             self._raise(failed if own else f"rank {self._rank}: {reason}", self._soon)
         except dist.DistError as error:
-            self._found = self._found or _gone(error, reason)
+            self._found = self._found or self._gone(error, reason)
         else:
-            self._told.wait(POLL_SECONDS + 2 * GRACE_SECONDS)
+            self._told.wait(POLL_SECONDS + 3 * GRACE_SECONDS)
         return self._found or PeerLost(f"a round failed and the store does not answer: {reason}")
 
     def raised(self) -> PeerLost | None:
         """What the alarm that somebody has raised has found; None where nobody has. Asks the store."""
         with contextlib.suppress(dist.DistError):
             if self._soon.check(["alarm"]):
-                self._told.wait(POLL_SECONDS + 2 * GRACE_SECONDS)
+                self._told.wait(POLL_SECONDS + 3 * GRACE_SECONDS)
         return self._found
 
     def leave(self, reason: str) -> None:
         """Tell the others that this rank stops, so that they need not wait for it."""
         self._try(lambda: self._soon.set(f"left/{self._rank}", reason))
         self._try(lambda: self._raise(f"rank {self._rank} has left: {reason}", self._soon))
+        self._try(self._linger)
         self.close()
 
     def dismiss(self) -> None:
@@ -150,7 +155,7 @@ class FailureDetector:
             while not (self._told.wait(delay) or self._barrier.complete()):
                 delay = min(2 * delay, 0.05)
         except dist.DistError as error:
-            self._found = self._found or _gone(error)
+            self._found = self._found or self._gone(error)
         if self._found is not None:
             raise self._found
 
@@ -178,12 +183,13 @@ class FailureDetector:
             try:
                 found = self._look(looks % COMPARED == 0)
             except dist.DistError as error:
-                found = _gone(error)
+                found = self._gone(error)
             if self._closing.is_set():
                 return
             if found is None:
                 continue
             self._found = found
+            self._try(self._linger)
             self._told.set()
             self._on_alarm(found)
             return
@@ -243,6 +249,7 @@ class FailureDetector:
                     if rank not in answers and self._store.check([key]):
                         answers[rank] = key[0] + self._store.get(key).decode()
             time.sleep(0.05)
+        self._absent = {*self._ranks} - answers.keys()
         blamed = _blamed(self._ranks, answers, alarm, self._timeout, self._instead)
         if blamed is None and (uneven := self._barrier.left_behind(alarm)) is not None:
             return UnevenData(uneven.removeprefix(UNEVEN))
@@ -253,16 +260,31 @@ class FailureDetector:
         lately = now - self._stood_at - self._stood < self._timeout + GRACE_SECONDS
         return _RankStatus(self._round(), posted.number, now - posted.since, self._stood if lately else 0.0)
 
+    def _linger(self) -> None:
+        """Wait until the others know what was found, where the store would be gone with this process."""
+        self._soon.set(f"told/{self._rank}", "")
+        deadline = time.monotonic() + GRACE_SECONDS
+        waits = {*self._ranks} - self._absent if self._host == self._rank else set()
+        while waits and time.monotonic() < deadline:
+            waits -= {r for r in waits for what in ("told", "left") if self._soon.check([f"{what}/{r}"])}
+            time.sleep(0.02)
+
+    def _gone(self, error: dist.DistError, reason: str = "") -> PeerLost:
+        after = f" ({reason})" if reason else ""
+        if isinstance(error, Unreachable):
+            return PeerLost(
+                f"{error}: this rank is cut off from the node that holds it, or that node is{after}"
+            )
+        if self._host is not None:
+            return PeerLost(
+                f"rank {self._host} is gone, which held the store by which ranks find each other: "
+                f"{error}{after}"
+            )
+        return PeerLost(f"the launcher's store is gone, and with it the node that held it: {error}{after}")
+
     def _try(self, call: Callable[[], object]) -> None:
         with contextlib.suppress(dist.DistError):  # the store is gone: the watch says so
             call()
-
-
-def _gone(error: dist.DistError, reason: str = "") -> PeerLost:
-    after = f" ({reason})" if reason else ""
-    if isinstance(error, Unreachable):
-        return PeerLost(f"{error}: this rank is cut off from the node that holds it, or that node is{after}")
-    return PeerLost(f"the launcher's store is gone, and with it the node that held it: {error}{after}")
 
 
 class _RankStatus(NamedTuple):

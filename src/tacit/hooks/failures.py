@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from tacit.contracts import MixingTopology
 from tacit.errors import PeerLost, RoundError, TacitError
+from tacit.hooks.bounded_store import is_hosted_here
 from tacit.hooks.close_barrier import StepsReached
 from tacit.hooks.failure_detector import FailureDetector, PostedCount
 from tacit.hooks.learning_rates import RateHistory
@@ -24,6 +25,8 @@ _log = logging.getLogger("tacit")
 
 _SESSIONS: dict[str, int] = {}
 """How many sessions these ranks have begun: each has keys of its own in the store."""
+
+_HOST = "tacit/host"
 
 
 class Failures:
@@ -50,10 +53,11 @@ class Failures:
         self._since = time.monotonic()
         self._doing = "comparing the arguments of tacit.attach, which all ranks must call: "
 
-    def watch(self) -> None:
+    def watch(self, host: int | None = None) -> None:
         """Start to compare with the other ranks, before there are levels; not where there are no others.
 
         To be called when all ranks are known to attach, as sessions are counted on all of them alike.
+        `host`: see `store_host`.
         """
         group, farthest = self._options.group, self._options.strategy.levels[-1]
         if group.size() == 1:
@@ -74,6 +78,7 @@ class Failures:
             self._notes,
             without_it(farthest),
             self._overdue,
+            host,
         )
         self._doing = "while ranks attached: "
 
@@ -232,3 +237,15 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__).partition(". This is typically caused")[
         0
     ]
+
+
+def host_store() -> None:
+    """Tell the other ranks if the process of this one serves the store; to be called before they compare."""
+    if is_hosted_here(default_store()):
+        default_store().set(_HOST, str(rank_in()))
+
+
+def store_host() -> int | None:
+    """The rank whose process serves the store; None where the launcher's does."""
+    store = default_store()
+    return int(store.get(_HOST)) if store.check([_HOST]) else None

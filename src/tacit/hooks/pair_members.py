@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tacit.contracts import PairTopology
 from tacit.errors import PeerLost, UnevenData, of_ranks
 from tacit.hooks.bounded_store import BoundedStore, KeyValueStore
-from tacit.hooks.close_barrier import SILENT_SECONDS
+from tacit.hooks.close_barrier import silence_for
 from tacit.pairs import Membership, PairTransport, join
 from tacit.torch_compat import PrefixStore, default_store
 from tacit.transports.process_groups import ranks_of
@@ -28,7 +28,7 @@ class PairMembers(Membership):
     """One rank's part in it. Who sees that a rank is gone writes so into the store; all look once a second.
 
     While some ranks have come to a meeting, all write there each second that they live, from a thread of
-    their own. So one that has not come is waited for as long as it lives, and missed after `SILENT_SECONDS`.
+    their own. So one that has not come is waited for as long as it lives, and missed after some silence.
 
     Args:
         store: seen by these ranks alone, and for this session.
@@ -48,6 +48,7 @@ class PairMembers(Membership):
         known_as: Sequence[int] = (),
     ) -> None:
         self._store = BoundedStore(store, timeout)
+        self._silence = silence_for(timeout)
         self._rank, self._peers, self._allow_lost = rank, peers, allow_lost
         self._known_as = known_as or range(peers)
         self._lost: set[int] = set()
@@ -154,7 +155,7 @@ class PairMembers(Membership):
                 missing.append(rank)
             elif self._silent(rank, since):
                 self.lose(
-                    rank, f"nothing was heard of it for {SILENT_SECONDS:g} s, while others waited for it"
+                    rank, f"nothing was heard of it for {self._silence:g} s, while others waited for it"
                 )
                 missing.append(rank)
         return missing
@@ -164,7 +165,7 @@ class PairMembers(Membership):
         beat = self._store.get(key).decode() if self._store.check([key]) else ""
         if self._heard.get(rank, ("", since))[0] != beat or rank not in self._heard:
             self._heard[rank] = beat, now
-        return now - max(since, self._heard[rank][1]) > SILENT_SECONDS
+        return now - max(since, self._heard[rank][1]) > self._silence
 
     def _check(self, members: list[int]) -> None:
         if self._rank not in members:
