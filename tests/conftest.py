@@ -70,6 +70,7 @@ PROCESSES = (
     "tests/hooks/test_resize.py::test_real_processes",
     "tests/hooks/test_sharded.py::test_on_gloo",
     "tests/hooks/test_sharded.py::test_the_ranks",
+    "tests/hooks/test_unchanged.py",
     "tests/hooks/test_unclosed.py",
     "tests/hooks/test_uneven.py",
     "tests/integrations/",

@@ -75,6 +75,8 @@ NAMES: dict[str, Any] = {
     "theirs": ["data", "grad", "requires_grad"],
     # What each door to a framework calls its callback: whoever trains has one framework.
     "in each door": ["Tacit"],
+    # Which run in processes of tacit's own.
+    "of their own": ["cli", "lab", "testing"],
     "lines": 400,
     "methods": 25,
 }
@@ -406,6 +408,18 @@ def methods_without_docstring(tree: Tree) -> Found:
                     yield path, f"{node.name}.{each.name}"
 
 
+def tensors_of_the_scripts_type(tree: Tree) -> Found:
+    """Made of numbers whose type is not said: a script may have set another default type."""
+    made = {f"torch.{name}" for name in ("empty", "eye", "linspace", "ones", "rand", "randn", "zeros")}
+    for path, module in tree.items():
+        for node in walk(module):
+            if not isinstance(node, ast.Call) or part(path) in NAMES["of their own"]:
+                continue
+            said = {each.arg for each in node.keywords} & {"dtype", "out", None}
+            if dotted(node.func) in made and not said:
+                yield path, dotted(node.func)
+
+
 RULES: tuple[Rule, ...] = (
     imports_point_up,
     the_core_imports_the_lab,
@@ -418,6 +432,7 @@ RULES: tuple[Rule, ...] = (
     members_that_one_class_overrides,
     classes_of_one_name,
     methods_without_docstring,
+    tensors_of_the_scripts_type,
 )
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 
@@ -463,6 +478,7 @@ MADE_UP: dict[str, Any] = {
     "theirs": ["grad"],
     # What each door to a framework calls its callback: whoever trains has one framework.
     "in each door": ["Tacit"],
+    "of their own": ["lab"],
     "lines": 400,
     "methods": 25,
 }
@@ -572,6 +588,13 @@ OFFENCES: dict[str, tuple[dict[str, str], list[tuple[str, str]]]] = {
             "c.py": "class _D:\n    def f(self): ...\nclass E(_D):\n    @overload\n    def k(self): ...",
         },
         [("a.py", "A.g"), ("b.py", "B.i")],
+    ),
+    "tensors_of_the_scripts_type": (
+        {
+            "a.py": "torch.zeros(3), torch.ones(2, dtype=kind), torch.eye(2, out=x), torch.arange(4)",
+            "lab/a.py": "torch.zeros(3)",
+        },
+        [("a.py", "torch.zeros")],
     ),
 }
 """For each rule a tree that breaks it, and what it finds there."""

@@ -101,7 +101,7 @@ class MajoritySign(OneShot):
 
 def _vote(payload: Payload) -> SignPayload:
     bits, _ = payload
-    return bits, torch.ones(1, device=bits.device), None
+    return bits, torch.ones(1, device=bits.device, dtype=torch.float32), None
 
 
 def _vote_of_zeros(

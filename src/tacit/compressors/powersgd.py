@@ -106,7 +106,7 @@ class PowerSGD(Compressor):
         )
         if not like.is_meta:
             generator = torch.Generator().manual_seed(zlib.crc32(repr(self).encode()))
-            q.copy_(torch.randn(q.numel(), generator=generator))
+            q.copy_(torch.randn(q.numel(), generator=generator, dtype=torch.float32))
         return {"q": q}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:

@@ -29,6 +29,7 @@ from tacit.hooks.fitting import AttachArguments, fitted
 from tacit.hooks.forward_steps import refuse_compiled
 from tacit.hooks.planner import Planner
 from tacit.hooks.sharded_gradients import Reduction
+from tacit.hooks.surroundings import shielded
 from tacit.session.buckets import Policy
 from tacit.strategy import AnyStrategy, AutoStrategy
 
@@ -65,6 +66,7 @@ def _suggesting(call: Callable[Given, Attached]) -> Callable[Given, Attached]:
 
 
 @_suggesting
+@shielded
 def attach(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer] | None,

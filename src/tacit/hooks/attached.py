@@ -26,6 +26,7 @@ from tacit.hooks.level import Level
 from tacit.hooks.node_layout import measured_links
 from tacit.hooks.options import AttachOptions
 from tacit.hooks.step_hooks import differ_since
+from tacit.hooks.surroundings import shielded
 from tacit.hooks.trained_model import TrainedModel
 from tacit.links import Links
 from tacit.session import Session, joined, timeline
@@ -132,6 +133,7 @@ class Attached:
 
     # ---- while it is at work --------------------------------------------------------------------------
 
+    @shielded
     def observe(self, loss: Tensor | float) -> None:
         """Give the loss of this step to strategies that depend on it; others ignore it.
 
@@ -141,6 +143,7 @@ class Attached:
             if level.progress is not None:
                 level.progress.observations.observe(loss)
 
+    @shielded
     def discard(self, wish: bool = True) -> bool:
         """Take back the step that is under way, if any rank wishes it: of a batch with a spike, say.
 
@@ -162,6 +165,7 @@ class Attached:
             raise AttachError("session.discard() was called when the session was closed: call it before")
         return self._active.discard(bool(wish))
 
+    @shielded
     def flush(self) -> None:
         """Wait until no message is in flight, as before a checkpoint. Raises what went wrong.
 
@@ -177,6 +181,7 @@ class Attached:
         """
         self._active.check_called()
 
+    @shielded
     def sync(self) -> None:
         """Make all replicas equal now, where the strategy lets them differ. A collective call.
 
@@ -190,6 +195,7 @@ class Attached:
         """
         self._active.sync()
 
+    @shielded
     def state_dict(self) -> dict[str, Any]:
         """The session for a checkpoint (`Stateful`): counters, buckets, and all state that it keeps.
 
@@ -198,6 +204,7 @@ class Attached:
         """
         return self._active.state_dict()
 
+    @shielded
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint, bit for bit; load the model and the optimizer too.
 
@@ -208,6 +215,7 @@ class Attached:
 
     # ---- what it tells --------------------------------------------------------------------------------
 
+    @shielded
     def metrics(self) -> dict[str, float]:
         """This rank's numbers since the session began.
 
@@ -232,6 +240,7 @@ class Attached:
         apart = {key: value for key, value in each[-1].items() if key.startswith("consensus_")}
         return each[0] if len(each) == 1 else joined(each) | apart
 
+    @shielded
     def servers(self) -> list[dict[str, Any]]:
         """The counters of each parameter server; empty where there are none.
 
@@ -254,6 +263,7 @@ class Attached:
         """
         return footprint([self.levels, self._active.momentum], self._model.module, self.optimizers)
 
+    @shielded
     def diagnose(self, steps: int | None = None) -> Diagnosing:
         """Find out where the time of the next steps goes, and what would change it; all ranks call it alike.
 
@@ -309,6 +319,7 @@ class Attached:
 
     # ---- how it ends ----------------------------------------------------------------------------------
 
+    @shielded
     def close(self) -> None:
         """Make replicas and their optimizers equal, wait for all rounds, and leave plain DDP; idempotent.
 
@@ -333,6 +344,7 @@ class Attached:
         finally:
             self._leave()
 
+    @shielded
     def _leave(self) -> None:
         """Remove the hooks and close the levels of this rank; no collective call."""
         _ATTACHED.pop(self._model, None)
@@ -341,6 +353,7 @@ class Attached:
         run_report.ended(self)
         tensorboard.ended(self)
 
+    @shielded
     def end(self, where: str, error: BaseException | None) -> None:
         """Close a session that nobody has closed, at `where`; see `hooks.exit`. Logs what it did."""
         since = differ_since(self.levels)
@@ -381,6 +394,7 @@ class Attached:
             raise lost from error
 
 
+@shielded
 def measure_consensus(session: Attached) -> Consensus | None:
     """How far the replicas are apart now: once an epoch, say. They stay as they are. A collective call.
 

@@ -12,6 +12,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from tacit.hooks.surroundings import shielded
+
 __all__ = ["StepsHandle", "before_steps", "behind_steps"]
 
 Call = Callable[[Optimizer], None]
@@ -21,7 +23,7 @@ class StepsHandle:
     """What is called; `remove` ends it."""
 
     def __init__(self, call: Call, among: list[StepsHandle]) -> None:
-        self.call, self._among = call, among
+        self.call, self._among = shielded(call), among
         among.append(self)
 
     def remove(self) -> None:

@@ -74,8 +74,8 @@ class ReplicaBuffers:
         self._arrived = [
             torch.zeros(each.numel(), dtype=self._kind) if session.strategy.late else None for each in first
         ]
-        self._moved = torch.zeros(len(first))
-        self._moves = torch.zeros(len(first))
+        self._moved = torch.zeros(len(first), dtype=torch.float32)
+        self._moves = torch.zeros(len(first), dtype=torch.float32)
         self._fresh: dict[int, Tensor] = {}
         self.forget()
         self._pack([])

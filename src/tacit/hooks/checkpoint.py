@@ -323,7 +323,9 @@ def _found(
         if is_topologys(field) and elsewhere and (name, field) not in found:
             continue  # there was no such residual
         if not width or (field == DECAY and name not in decayed):
-            found[name, field] = torch.zeros(width)  # an empty shard; nothing decayed when it was saved
+            found[name, field] = torch.zeros(
+                width, dtype=torch.float32
+            )  # an empty shard; nothing decayed when it was saved
             continue
         if resized and (name, field) in mixing:
             continue  # it begins anew

@@ -8,6 +8,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from tacit.hooks.surroundings import shielded
+
 StepPreHook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -17,6 +19,8 @@ def with_gradients(act: Callable[[Optimizer], object]) -> StepPreHook:
     That is before the step, or where it is given a closure, behind each call of that. What `act` raises, the
     step raises, and takes no gradient.
     """
+
+    act = shielded(act)
 
     def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
@@ -47,6 +51,6 @@ def around_steps(
         for each in optimizers
         for handle in (
             each.register_step_pre_hook(with_gradients(before)),
-            each.register_step_post_hook(behind),
+            each.register_step_post_hook(shielded(behind)),
         )
     ]

@@ -22,6 +22,7 @@ from tacit.hooks.ddp import HookDispatcher
 from tacit.hooks.grad_scaler import at_work
 from tacit.hooks.only_here import NotCopied
 from tacit.hooks.options import AttachOptions
+from tacit.hooks.surroundings import shielded
 from tacit.hooks.validate import check_seed, checked
 from tacit.parameter_server.placement import find_servers
 from tacit.session.buckets import Policy
@@ -52,6 +53,7 @@ class CommState(NotCopied):
         AttachError: the model or the strategy does not fit, or ranks differ in them.
     """
 
+    @shielded
     def __init__(
         self,
         model: DistributedDataParallel,

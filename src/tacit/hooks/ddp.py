@@ -24,6 +24,7 @@ from tacit.hooks.delayed import DelayedMeans
 from tacit.hooks.frozen_check import misfit, sparse
 from tacit.hooks.host_copies import HostCopies
 from tacit.hooks.only_here import NotCopied, OnlyHere
+from tacit.hooks.surroundings import shielded
 from tacit.hooks.unused_parameters import UsedParameters
 from tacit.session import Session
 from tacit.session.buckets import divided
@@ -46,7 +47,7 @@ class HookDispatcher(NotCopied):
 
     def use(self, answer: Answer) -> None:
         """Answer by this function from now on."""
-        self.answer = answer
+        self.answer = shielded(answer)
 
     @staticmethod
     def of(ddp: DistributedDataParallel) -> "HookDispatcher":
@@ -374,7 +375,7 @@ def after_backward(call: Callable[[], None], before: Callable[[], None] = lambda
     """
 
     def done() -> None:
-        at_end_of_backward(call)
+        at_end_of_backward(shielded(call))
         before()
 
     at_end_of_backward(done)

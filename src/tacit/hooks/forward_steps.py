@@ -17,6 +17,7 @@ from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.hooks.layerwise import LayerwiseHook
 from tacit.hooks.only_here import OnlyHere
+from tacit.hooks.surroundings import shielded
 from tacit.strategy import AnyStrategy
 from tacit.torch_compat import compiled_module, step_alone, times_written, without_memory
 
@@ -301,6 +302,7 @@ class ForwardSteps:
         """Take all steps that are put off."""
         self._step([name for due in self._due.values() for name in due.versions])
 
+    @shielded
     def _step(self, names: Collection[str]) -> None:
         """Wait for these parameters' means, and step them, and all others whose means are here."""
         wanted = [name for name in names if any(name in due.versions for due in self._due.values())]

@@ -188,7 +188,7 @@ def _acts(level: Level) -> bool:
 
 def _anywhere(overflow: bool, level: Level) -> bool:
     """Whether it is so on any of the ranks that agree on this level."""
-    flag = torch.tensor([float(overflow)])
+    flag = torch.tensor([float(overflow)], dtype=torch.float32)
     level.session.ask(lambda: average_(flag, level.strategy.topology.scope), "overflow")
     return bool(flag > 0)
 

@@ -17,6 +17,7 @@ from tacit.hooks.ddp import SETTLED, BucketFuture, GradientHook, after_backward,
 from tacit.hooks.layer_messages import DdpBuffers, GradientTimes, LayerMessage, LinkTime
 from tacit.hooks.message_times import MessageLog
 from tacit.hooks.only_here import OnlyHere
+from tacit.hooks.surroundings import shielded
 from tacit.session import Session
 from tacit.session.buckets import parameter_of
 from tacit.torch_compat import GradBucket, behind_accumulation
@@ -176,8 +177,11 @@ class LayerwiseHook:
 
     def _begin(self) -> None:
         """A backward begins: its first gradient is there, or DDP's first bucket."""
-        if self._open:
-            return
+        if not self._open:
+            self._opened()
+
+    @shielded
+    def _opened(self) -> None:
         session = self._session
         session.failure.raise_first()
         self._open, self._communicates = True, session.communicates()
@@ -213,6 +217,7 @@ class LayerwiseHook:
         if filled:
             self._leave()
 
+    @shielded
     def _leave(self) -> None:
         """Send what is ready and has its turn."""
         with self._lock:  # called by backward and by the lane

@@ -154,7 +154,9 @@ class ScaledVariance:
         parts = [
             (samples[name] if name in samples else self._nothing(name)).to(device) for name in self.squares
         ]
-        counts = torch.tensor([float(name in samples) for name in self.squares], device=device)
+        counts = torch.tensor(
+            [float(name in samples) for name in self.squares], device=device, dtype=torch.float32
+        )
         own = torch.stack([each.square().sum() for each in parts])
         flat = torch.cat([*parts, own, counts])
         scope = self._session.strategy.topology.scope

@@ -16,6 +16,7 @@ from tacit.errors import AttachError
 from tacit.hooks.ddp import BucketFuture, HookDispatcher
 from tacit.hooks.only_here import OnlyHere
 from tacit.hooks.sharded_model import ShardedModel
+from tacit.hooks.surroundings import shielded
 from tacit.torch_compat import ReduceGroup, at_end_of_backward
 
 Reduction = Literal["mean", "sum"]
@@ -114,7 +115,7 @@ class ShardedGradients:
     def install(self) -> None:
         """Give FSDP2 the hooks."""
         for i, group in enumerate(self._groups):
-            group.hook(partial(self._reduced, i))
+            group.hook(shielded(partial(self._reduced, i)))
         self._handle = self._module.register_forward_pre_hook(OnlyHere(self._before_forward))
 
     def remove(self) -> None:
@@ -163,7 +164,7 @@ class ShardedGradients:
         self._arrived[i] = None
         if bucket.index() == 0:
             self._over = False
-            at_end_of_backward(self._ended)
+            at_end_of_backward(shielded(self._ended))
         if bucket.is_last():
             self._arrived.clear()
         try:

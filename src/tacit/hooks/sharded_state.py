@@ -110,4 +110,4 @@ def _cut(value: Tensor, p: Any) -> Tensor:
             chunks = value.chunk(p.device_mesh.size(axis), placement.dim)
             at = p.device_mesh.get_coordinate()[axis]
             value = chunks[at] if at < len(chunks) else value.narrow(placement.dim, 0, 0)
-    return value if value.shape == local(p).shape else torch.empty(0)
+    return value if value.shape == local(p).shape else torch.empty(0, dtype=torch.float32)

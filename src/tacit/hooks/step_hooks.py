@@ -34,6 +34,7 @@ from tacit.hooks.only_here import OnlyHere
 from tacit.hooks.options import AttachOptions
 from tacit.hooks.seen_steps import SeenSteps
 from tacit.hooks.sharded_gradients import ShardedGradients
+from tacit.hooks.surroundings import shielded
 from tacit.hooks.taken import Taken
 from tacit.hooks.uneven_data import SyncedBackwards
 from tacit.torch_compat import GradBucket
@@ -232,6 +233,7 @@ class StepHooks:
 
     # ---- behind a step, and elsewhere -----------------------------------------------------------------
 
+    @shielded
     def _after_step(self) -> None:
         near, self.called = self._levels[0], True
         if self._options.leaves_ddp_alone:

@@ -89,7 +89,7 @@ class _Asking:
         if ddp is None or ddp.gradient_as_bucket_view:
             return 0.0
         nbytes = sum(p.numel() * p.element_size() for p in self.options.named.values())
-        source = torch.ones(min(nbytes, _COPIED) // 4)
+        source = torch.ones(min(nbytes, _COPIED) // 4, dtype=torch.float32)
         target = torch.empty_like(source)
         took = []
         for _ in range(_TIMES):
@@ -117,7 +117,7 @@ class _Asking:
         return max(0.0, median(self._everyones(1 - few / many)))
 
     def _product_seconds(self) -> float:
-        x, took = torch.ones(_SIDE, _SIDE), []
+        x, took = torch.ones(_SIDE, _SIDE, dtype=torch.float32), []
         for _ in range(_TIMES):
             self._everyones(0.0)  # all begin at once
             begun = time.perf_counter()

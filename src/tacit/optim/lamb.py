@@ -61,7 +61,7 @@ class LAMB(LayerwiseOptimizer):
     def _update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
         state = self.state[p]
         if not state:
-            state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p)}
+            state |= {"step": torch.zeros((), dtype=torch.float32), "exp_avg": torch.zeros_like(p)}
             state["exp_avg_sq"] = torch.zeros_like(p)
         m, v, (beta1, beta2) = state["exp_avg"], state["exp_avg_sq"], group["betas"]
         state["step"] += 1

@@ -44,7 +44,11 @@ class ServerSGD(ServerOptimizer):
 
     def init(self, like: Tensor) -> State:
         """The velocity, and whether there was a step, where there is momentum."""
-        return {"velocity": torch.zeros_like(like), "steps": torch.zeros(())} if self.momentum else {}
+        return (
+            {"velocity": torch.zeros_like(like), "steps": torch.zeros((), dtype=torch.float32)}
+            if self.momentum
+            else {}
+        )
 
     def apply_(self, x: Tensor, g: Tensor, state: State, lr: float) -> None:
         """v = m v + g; x -= lr v. The first v is g, without dampening."""

@@ -159,7 +159,7 @@ def _largest_share(strategy: Strategy, workers: int) -> float | None:
     star, one_shot = strategy.server, strategy.compressor.with_layout((matrix,)).one_shot(0)
     if one_shot is None or star is None:
         return None
-    x = torch.empty(side * side, device="meta")
+    x = torch.empty(side * side, device="meta", dtype=torch.float32)
     back = star.back(x)
     if star.pull is None and star.averages:
         back = replace(back, codec=one_shot.codec.of_sums(x.numel(), workers))

@@ -299,7 +299,7 @@ class Budgeted(Compressor):
             return after.copy_(rates)
         _, then, count = rates[:3].tolist()
         late = full and ctx.step >= self.full_steps
-        now = torch.tensor([heard, heard if full else max(then, heard), count + late])
+        now = torch.tensor([heard, heard if full else max(then, heard), count + late], dtype=torch.float32)
         return after.copy_(now.repeat(len(rates) // 3))
 
 

@@ -57,7 +57,7 @@ class BucketExchanges:
         assert not isinstance(scale, Tensor), "a factor on a device is for what is in stream"
         nonfinite_flags.zero_()
         if len(nonfinite_flags) > ranks:
-            nonfinite_flags[ranks:] = torch.tensor(self._idle_here(bucket))
+            nonfinite_flags[ranks:] = torch.tensor(self._idle_here(bucket), dtype=torch.float32)
         finite_probe, look, independent = None, None, self._config.independent
         # Where each rank gets another answer, a NaN is not in all of them: the ranks must tell each other.
         mixes = isinstance(self._config.strategy.topology, MixingTopology)
@@ -67,7 +67,7 @@ class BucketExchanges:
                 look()
                 look = None
         else:
-            finite_probe = torch.zeros(MEANS)
+            finite_probe = torch.zeros(MEANS, dtype=torch.float32)
             if scale != 1.0:
                 x.div_(scale)
         outcome = yield from self._conduct(i, x, out, pending, finite_probe=finite_probe, look=look)

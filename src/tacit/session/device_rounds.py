@@ -129,14 +129,17 @@ class DeviceRounds(PendingRounds):
         if checks.scaled:
             pending.skip()
             return
-        codes = torch.zeros(len(context.ranks))
+        codes = torch.zeros(len(context.ranks), dtype=torch.float32)
         codes[context.me] = checks.mean_code(0 if hidden else first_infinite(report.finite_probe), step)
         self._average(codes)
         raise checks.mean_error(bucket, outcome.mean, codes, step)
 
     def _origin_codes(self, bucket: Bucket, report: HealthReport, step: int) -> Tensor:
         """Every rank's code of the parameter in which it began, for `NonfiniteChecks.skips_given`."""
-        context, codes = self._config.context, torch.zeros(len(self._config.context.ranks))
+        context, codes = (
+            self._config.context,
+            torch.zeros(len(self._config.context.ranks), dtype=torch.float32),
+        )
         if self._nonfinite.scaled:
             return codes.fill_(1.0)  # that is all that is asked for
         if report.first is not None:

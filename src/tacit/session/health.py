@@ -34,17 +34,19 @@ class BucketHealth:
         self.overflow = nonfinite_flags[len(nonfinite_flags) - ranks + me :][:1]
         self._spans = [slice(param.start, param.stop) for param in bucket.slices if param.stop > param.start]
         self._slots = [i for i, param in enumerate(bucket.slices) if param.stop > param.start]
-        self._beside = torch.zeros(MEANS + 1 + len(self._spans), device=nonfinite_flags.device)
+        self._beside = torch.zeros(
+            MEANS + 1 + len(self._spans), device=nonfinite_flags.device, dtype=torch.float32
+        )
         self.finite_probe, self._mean = self._beside[:MEANS], self._beside[MEANS : MEANS + 1]
         self._given = self._beside[MEANS + 1 :]
-        self._idle = torch.zeros(len(bucket.slices), pin_memory=nonfinite_flags.is_cuda)
+        self._idle = torch.zeros(len(bucket.slices), pin_memory=nonfinite_flags.is_cuda, dtype=torch.float32)
         self._views: tuple[int, list[Tensor]] = 0, []
 
     def begin(self, idle: Callable[[], Sequence[float]] | None) -> None:
         """A round begins. `idle`: which parameters took no part in backward, where ranks must know."""
         self.nonfinite_flags.zero_()
         if idle is not None:
-            self._idle.copy_(torch.tensor(idle()))
+            self._idle.copy_(torch.tensor(idle(), dtype=torch.float32))
             self.nonfinite_flags[self.ranks : self.ranks + len(self._idle)].copy_(
                 self._idle, non_blocking=True
             )
@@ -129,13 +131,15 @@ class DeviceReport:
         flat = (
             torch.cat([each for _, health in buckets for each in health.numbers()])
             if buckets
-            else torch.zeros(0)
+            else torch.zeros(0, dtype=torch.float32)
         )
         self._ended: Any = None
         self._waited: Any = None
         self._host = flat
         if flat.is_cuda:
-            self._host = torch.empty(flat.shape, pin_memory=True).copy_(flat, non_blocking=True)
+            self._host = torch.empty(flat.shape, pin_memory=True, dtype=torch.float32).copy_(
+                flat, non_blocking=True
+            )
             self._ended = mark(flat.device)
 
     @property

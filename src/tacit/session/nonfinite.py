@@ -92,7 +92,7 @@ class NonfiniteChecks:
 
         Where a round can be skipped, `x` then becomes zeros, which no compressor minds.
         """
-        finite_probe = torch.zeros(())
+        finite_probe = torch.zeros((), dtype=torch.float32)
         divide_(x, scale, finite_probe)
         if bool(finite_probe.isfinite()):
             return 0

@@ -210,7 +210,9 @@ class Plan:
         """
         slices = len(self.buckets[i].slices) if self.reports_idle(i) else 0
         ranks = len(self.session_context.ranks)
-        return torch.zeros(ranks + slices + ranks * self.session_context.in_stream, device=device)
+        return torch.zeros(
+            ranks + slices + ranks * self.session_context.in_stream, device=device, dtype=torch.float32
+        )
 
     def run_dry(self, i: int, dry_run: DryRun, coordinate: Coordinate | None = None, step: int = 0) -> Cost:
         """What an exchange of bucket `i` costs the rank there, this one or another; on meta tensors."""

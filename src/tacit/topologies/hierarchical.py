@@ -95,7 +95,7 @@ class Hierarchical(NodeTopology, ByLinks):
     def check(self, compressor: Compressor) -> None:
         """Refuse by="turns" for compressors with state: each rank of a node would keep another residual."""
         super().check(compressor)
-        if self.by == "turns" and compressor.init(torch.empty(1, device="meta")):
+        if self.by == "turns" and compressor.init(torch.empty(1, device="meta", dtype=torch.float32)):
             raise ConfigError(
                 f"{compressor} has state, and ranks that send in turn would each have their own: write "
                 "by='slices', or a compressor without state, such as BF16()"

@@ -164,7 +164,7 @@ class Pairs(PairTopology):
         """Refuse what is not sent as it is: a mean of what was rounded would not be that of the two."""
         super().check(compressor)
         one_shot = compressor.one_shot(0)
-        x = torch.zeros(1)
+        x = torch.zeros(1, dtype=torch.float32)
         exact = (
             one_shot is not None
             and not one_shot.has_feedback

@@ -37,7 +37,7 @@ def price(side: OneShotUse) -> float:
     """
     if side.has_mean_feedback:
         return 1.0
-    x = torch.randn(ENTRIES, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(ENTRIES, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     ctx = Context(out=torch.empty_like(x), work=_Room(), peers=2, name="price")
     decoded = torch.empty_like(x)
     side.codec.decode_(side.codec.encode(x.clone(), ctx), decoded)

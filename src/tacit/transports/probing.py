@@ -116,7 +116,7 @@ class _Link:
 
     def latency(self) -> float:
         """Half of a round trip, in seconds; the shortest of many, as what else runs only adds to it."""
-        message, trips = torch.zeros(1), []
+        message, trips = torch.zeros(1, dtype=torch.float32), []
         for _ in range(_PINGS):
             start = perf_counter()
             if self.lower:
@@ -155,7 +155,7 @@ class _Link:
 
     def _answer(self, *, back: bool) -> None:
         """The receiver says that all is there; the sender's time ends then."""
-        done = torch.zeros(1)
+        done = torch.zeros(1, dtype=torch.float32)
         self._wait(self._send(done, _TAG_DONE) if back else self._receive(done, _TAG_DONE))
 
     def _grown(self, flows: int, transfer: Callable[[Sequence[Tensor]], None]) -> float:
@@ -269,15 +269,15 @@ def ring_cost(group: dist.ProcessGroup, timeout: timedelta = timedelta(seconds=6
         return RingCost()
     own = own_groups(group, range(peers), timeout, "gloo", (0, "probe"), 1)[0]
     hops = 2 * (peers - 1)
-    least = _averaged(torch.zeros(1), own, _COUNTED)
-    small = _averaged(torch.zeros(_SMALL), own, _COUNTED)
+    least = _averaged(torch.zeros(1, dtype=torch.float32), own, _COUNTED)
+    small = _averaged(torch.zeros(_SMALL, dtype=torch.float32), own, _COUNTED)
     size = _COUNTED_BYTES
-    large = _averaged(torch.zeros(size // 4), own, 2)
-    longest = torch.tensor([large.clock])
+    large = _averaged(torch.zeros(size // 4, dtype=torch.float32), own, 2)
+    longest = torch.tensor([large.clock], dtype=torch.float32)
     dist.all_reduce(longest, dist.ReduceOp.MAX, group=own)
     if float(longest) < _LONG_ENOUGH:  # a link lets a burst pass, and a fast one is over at once
         size *= 8
-    large = _averaged(torch.zeros(size // 4), own, _COUNTED // 10)
+    large = _averaged(torch.zeros(size // 4, dtype=torch.float32), own, _COUNTED // 10)
     sent = hops / peers * size
     found = torch.tensor(
         [

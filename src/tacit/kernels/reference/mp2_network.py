@@ -18,7 +18,9 @@ EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-
 def matrix_of(weight: Tensor) -> Tensor:
     """A convolution over two changes as a matrix: (2 channels out, 2 channels in)."""
     channels, size = weight.shape[1], weight.shape[1] * TAPS
-    impulses = torch.eye(size).view(size, channels, TAPS)  # its columns answer one impulse each
+    impulses = torch.eye(size, dtype=torch.float32).view(
+        size, channels, TAPS
+    )  # its columns answer one impulse each
     return conv1d(impulses, weight, padding=1).flatten(1).t()
 
 

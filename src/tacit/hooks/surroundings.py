@@ -1,0 +1,42 @@
+"""Scripts call tacit in inference mode, in autocast, on another default device: its own tensors know none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+__all__ = ["shielded"]
+
+Given = ParamSpec("Given")
+T = TypeVar("T")
+
+
+def shielded(call: Callable[Given, T]) -> Callable[Given, T]:
+    """The same function, which runs as if the script had entered none of these around it.
+
+    A tensor that is made in inference mode cannot be written later, autocast multiplies in fewer bits, and
+    on another default device nothing would be where it is expected.
+    """
+
+    @wraps(call)
+    def run(*args: Given.args, **kwargs: Given.kwargs) -> T:
+        inferring = torch.is_inference_mode_enabled()
+        casting = [each for each in ("cpu", "cuda") if torch.is_autocast_enabled(each)]
+        elsewhere = torch.get_default_device().type != "cpu"
+        if not (inferring or casting or elsewhere):
+            return call(*args, **kwargs)
+        with ExitStack() as inside:
+            if inferring:
+                inside.enter_context(torch.inference_mode(False))
+                inside.enter_context(torch.no_grad())
+            for device_type in casting:
+                inside.enter_context(torch.autocast(device_type, enabled=False))
+            if elsewhere:
+                inside.enter_context(torch.device("cpu"))
+            return call(*args, **kwargs)
+
+    return run
