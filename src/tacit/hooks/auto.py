@@ -333,6 +333,8 @@ class AutoSession(Attached):
     def _leave(self) -> None:
         if self._handle is not None:
             self._handle.remove()
+        if stop := getattr(self._decider, "stop", None):
+            stop()
         super()._leave()
 
 

@@ -372,7 +372,7 @@ def _check(values: SavedValues, strategy: AnyStrategy, levels: Sequence[ActiveLe
                 "the checkpoint has a round under way, in the buckets of other parameter servers: use as "
                 "many, or call session.sync() before you save"
             )
-    here = {name for level in levels for name in level.session.context.tensors}
+    here = {name for level in levels if level.session.buckets for name in level.session.context.tensors}
     saved = {parameter_of(each, here) for level in values.buckets for bucket in level for each in bucket}
     if saved != here:
         raise CheckpointError(

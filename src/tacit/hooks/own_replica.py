@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from tacit import described
 from tacit.contracts import WORLD
 from tacit.errors import CheckpointError
+from tacit.hooks.behind_steps import before_steps
 from tacit.hooks.buffers import found_in
 from tacit.hooks.level import Level
 from tacit.hooks.only_here import OnlyHere
@@ -164,7 +165,7 @@ class OwnReplica:
             self._handles = [module.register_load_state_dict_post_hook(OnlyHere(self._put))]
             for each in self._options.optimizers:
                 self._handles.append(each.register_load_state_dict_post_hook(self._put))
-                self._handles.append(each.register_step_pre_hook(self._stepping))
+            self._handles.append(before_steps(self._stepping))
 
     def _put(self, *_: Any) -> None:
         if not self._loaded:
@@ -185,9 +186,10 @@ class OwnReplica:
         else:
             state[key] = number
 
-    def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
+    def _stepping(self, optimizer: Optimizer) -> None:
         # torch.distributed.checkpoint steps at a rate of 0 where an optimizer has no state yet.
-        if any(group.get("lr") != 0 for group in optimizer.param_groups):
+        mine = any(optimizer is each for each in self._options.optimizers)
+        if mine and any(group.get("lr") != 0 for group in optimizer.param_groups):
             self.drop()
 
     def drop(self) -> None:

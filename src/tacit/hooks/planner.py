@@ -58,10 +58,11 @@ class Planner:
                 "'auto' cannot foretell steps on a GPU: its clock knows processors, and has never been held "
                 "against one. Name an algorithm, or give attach a decider= of your own"
             )
-        self._stop()
+        self.stop()
         self._timer = StepTimer(options.model.module, options.optimizers, options.named)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Time no more steps; `auto` calls it when it ends, whether it has chosen or not."""
         if self._timer is not None:
             self._timer.close()
 
@@ -69,7 +70,7 @@ class Planner:
         """Make the profile, and foretell the candidates. A collective call."""
         options = session.options
         assert self._timer is not None
-        self._stop()
+        self.stop()
         ring = ring_cost(options.group)
         profile = take(self._timer, options.model, options.optimizers, ring)
         nodes, ranks = _layout(session)
