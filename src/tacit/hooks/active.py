@@ -25,6 +25,7 @@ from tacit.hooks.options import AttachOptions
 from tacit.hooks.own_replica import OwnReplica
 from tacit.hooks.saved_values import sealed
 from tacit.hooks.step_hooks import StepHooks
+from tacit.hooks.surroundings import shielded
 from tacit.hooks.uneven_data import SyncedBackwards
 from tacit.links import Links
 from tacit.torch_compat import in_join
@@ -51,6 +52,7 @@ class ActiveStrategy:
         PeerLost: a rank is gone or frozen, or does not attach; nor then.
     """
 
+    @shielded
     def __init__(self, options: AttachOptions, dispatcher: HookDispatcher | None = None) -> None:
         self.options = options
         self.levels: list[Level] = []
@@ -106,12 +108,14 @@ class ActiveStrategy:
         exit.watch(ranks_of(options.group))
         self.failures.begin()
 
+    @shielded
     def flush(self) -> None:
         """See `Attached.flush`."""
         self._hooks.complete()
         for level in self.levels:
             level.session.flush()
 
+    @shielded
     def sync(self) -> None:
         """See `Attached.sync`."""
         self.flush()
@@ -120,6 +124,7 @@ class ActiveStrategy:
         self._frozen.check_objects()
         self.levels[-1].sync()
 
+    @shielded
     def discard(self, wish: bool) -> bool:
         """See `Attached.discard`."""
         refuse_discard(self.options, self.levels)
@@ -147,6 +152,7 @@ class ActiveStrategy:
                 "a module inside it, and leave no_sync out of a step's last backward"
             )
 
+    @shielded
     def state_dict(self) -> dict[str, Any]:
         """See `Attached.state_dict`."""
         self.flush()
@@ -156,6 +162,7 @@ class ActiveStrategy:
             return sealed(state)
         return sharded_state.whole(sharded, self.options.named, state, self._not_by_entry())
 
+    @shielded
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See `Attached.load_state_dict`."""
         self.flush()
@@ -176,6 +183,7 @@ class ActiveStrategy:
             if not kept.by_entry
         }
 
+    @shielded
     def make_equal(self) -> None:
         """Hold a last round, and average the optimizer state that has stayed local. A collective call.
 
@@ -197,6 +205,7 @@ class ActiveStrategy:
             self._scaled.consolidate()
         self.failures.leave_barrier()
 
+    @shielded
     def leave(self) -> None:
         """Remove the hooks and close the levels of this rank; no collective call, and idempotent."""
         if self._left:

@@ -143,7 +143,6 @@ class Attached:
             if level.progress is not None:
                 level.progress.observations.observe(loss)
 
-    @shielded
     def discard(self, wish: bool = True) -> bool:
         """Take back the step that is under way, if any rank wishes it: of a batch with a spike, say.
 
@@ -165,7 +164,6 @@ class Attached:
             raise AttachError("session.discard() was called when the session was closed: call it before")
         return self._active.discard(bool(wish))
 
-    @shielded
     def flush(self) -> None:
         """Wait until no message is in flight, as before a checkpoint. Raises what went wrong.
 
@@ -181,7 +179,6 @@ class Attached:
         """
         self._active.check_called()
 
-    @shielded
     def sync(self) -> None:
         """Make all replicas equal now, where the strategy lets them differ. A collective call.
 
@@ -195,7 +192,6 @@ class Attached:
         """
         self._active.sync()
 
-    @shielded
     def state_dict(self) -> dict[str, Any]:
         """The session for a checkpoint (`Stateful`): counters, buckets, and all state that it keeps.
 
@@ -204,7 +200,6 @@ class Attached:
         """
         return self._active.state_dict()
 
-    @shielded
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint, bit for bit; load the model and the optimizer too.
 
@@ -215,7 +210,6 @@ class Attached:
 
     # ---- what it tells --------------------------------------------------------------------------------
 
-    @shielded
     def metrics(self) -> dict[str, float]:
         """This rank's numbers since the session began.
 
@@ -240,7 +234,6 @@ class Attached:
         apart = {key: value for key, value in each[-1].items() if key.startswith("consensus_")}
         return each[0] if len(each) == 1 else joined(each) | apart
 
-    @shielded
     def servers(self) -> list[dict[str, Any]]:
         """The counters of each parameter server; empty where there are none.
 
@@ -319,7 +312,6 @@ class Attached:
 
     # ---- how it ends ----------------------------------------------------------------------------------
 
-    @shielded
     def close(self) -> None:
         """Make replicas and their optimizers equal, wait for all rounds, and leave plain DDP; idempotent.
 
@@ -344,7 +336,6 @@ class Attached:
         finally:
             self._leave()
 
-    @shielded
     def _leave(self) -> None:
         """Remove the hooks and close the levels of this rank; no collective call."""
         _ATTACHED.pop(self._model, None)
@@ -353,7 +344,6 @@ class Attached:
         run_report.ended(self)
         tensorboard.ended(self)
 
-    @shielded
     def end(self, where: str, error: BaseException | None) -> None:
         """Close a session that nobody has closed, at `where`; see `hooks.exit`. Logs what it did."""
         since = differ_since(self.levels)

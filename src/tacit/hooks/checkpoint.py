@@ -231,6 +231,7 @@ def _planned_anew(level: ActiveLevel, resized: bool) -> bool:
 def _keeps(level: ActiveLevel, resized: bool) -> bool:
     """Whether it keeps its own buckets, whatever those of the checkpoint are."""
     fixed = level.gradient is not None and bool(level.gradient.fixed)
+    fixed = fixed or not level.session.buckets  # as with "ddp"
     return fixed or _planned_anew(level, resized) or level.session.strategy.server is not None
 
 
