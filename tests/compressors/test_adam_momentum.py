@@ -5,7 +5,7 @@ import torch
 from laws import Peers, tensors
 
 from tacit.algorithms import parse
-from tacit.compressors import AdamMomentum, Blockwise, Dense, ErrorFeedback, Int8, Sign
+from tacit.compressors import AdamMomentum, Blockwise, Dense, ErrorFeedback, Int8, OneBit, Sign
 from tacit.contracts import Momentum
 from tacit.errors import ConfigError
 from tacit.strategy import Strategy
@@ -68,6 +68,33 @@ def test_nothing_is_lost_or_counted_twice_where_gradients_take_over_and_back(top
         if not (keeps(step) and keeps(step + 1)):
             off.append(float((ahead + 9 * (mine - exact)).square().mean().sqrt()))
     assert max(off) < 1.0, [round(x, 2) for x in off]
+
+
+@pytest.mark.parametrize("topology", [Flat(), TwoPhase()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_has_no_gradient_does_not_move(topology: Flat, dtype: torch.dtype) -> None:
+    """Rows of an odd length, anywhere in blocks; and what has its first gradient late gets it."""
+    for codec in (Sign(block=512), OneBit(), Blockwise(3)):
+        for compressor in (
+            ErrorFeedback(codec),
+            AdamMomentum(ErrorFeedback(codec), freeze_step=3, refresh=2),
+        ):
+            strategy = Strategy(compressor=compressor, topology=topology)
+            ranks = RanksInProcess(strategy, 2, dtype, {"w": (61, 37)})
+            generator, unused = torch.Generator().manual_seed(0), torch.tensor([0, 7, 8, 13, *range(30, 61)])
+            late, total = 13, torch.zeros(37)
+            for step in range(18):
+                xs = [torch.randn(61, 37, generator=generator).to(dtype) for _ in range(2)]
+                for x in xs:
+                    x[unused] = 0
+                    x[late] = 1.0 if step >= 6 else 0.0
+                for session in ranks.sessions:
+                    session.step = step
+                mean = ranks.exchange([x.view(-1) for x in xs]).view(61, 37)
+                still = unused[unused != late] if step >= 6 else unused
+                assert not mean[still].any(), (compressor, step)
+                total += mean[late]
+            assert bool((total > 3).all()), (compressor, total)
 
 
 def test_in_bf16_the_momentum_is_kept_in_fp32() -> None:

@@ -27,9 +27,11 @@ def test_they_go_on_bit_for_bit_as_they_did_then(saved: dict[str, dict[str, Any]
     ended = ranks("version3.py", WORLD, "read", str(FILE))
     for rank, each in enumerate(ended):
         assert each.code == 0, each.text[-3000:]
-        assert {said["case"]: (said["same"], said["version"]) for said in each.said} == dict.fromkeys(
-            CASES, (True, 4)
-        ), f"rank {rank}"
+        # Signs travel otherwise since: where a block has zeros, zeros stay zeros.
+        expected = {case: (case != "onebit", 4) for case in CASES}
+        assert {said["case"]: (said["same"], said["version"]) for said in each.said} == expected, (
+            f"rank {rank}"
+        )
     keys: dict[str, set[str]] = {}
     for each in ended:
         for said in each.said:

@@ -212,11 +212,11 @@ def test_signs(two: bool, numel: int, dtype: torch.dtype) -> None:
     for subtract in (False, True):
         same(
             lambda b, h, low, o, subtract=subtract: signs.encode_signs_with_residual(
-                x, residual, o, b, h, low if two else None, subtract
+                x, residual, o, b, h, low if two else None, subtract, keep_zeros=subtract
             ),
             bits, highs, lows, new_residual,
         )  # fmt: skip
-    signs.encode_signs(x, bits, highs, lows if two else None)
+    signs.encode_signs(x, bits, highs, lows if two else None, keep_zeros=True)
     payloads = [(bits, highs, lows if two else None)] * 3
     same(lambda out: signs.add_signs_(payloads, 1 / 3, out, fresh=False), residual)
 

@@ -127,10 +127,11 @@ def test_two_magnitudes(kind: str, numel: int, bucket: int) -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(SIZES, st.booleans(), st.booleans())
+@given(SIZES, st.booleans(), st.booleans(), st.booleans())
 @pytest.mark.parametrize("kind", KINDS)
-def test_signs(kind: str, numel: int, two: bool, subtract: bool) -> None:
+def test_signs(kind: str, numel: int, two: bool, subtract: bool, keep: bool) -> None:
     x, residual = numbers(numel, kind), 0.5 * numbers(numel, kind, seed=1)
+    x[::7] = residual[::7] = 0
     count = block_count(numel)
 
     def buffers() -> list[Tensor]:
@@ -140,8 +141,8 @@ def test_signs(kind: str, numel: int, two: bool, subtract: bool) -> None:
         return tensor if two else None
 
     bits, high, low = same(
-        lambda b, h, w: signs.encode_signs(x, b, h, lows(w)),
-        lambda b, h, w: signs_reference.encode_signs(x, b, h, lows(w)),
+        lambda b, h, w: signs.encode_signs(x, b, h, lows(w), keep),
+        lambda b, h, w: signs_reference.encode_signs(x, b, h, lows(w), keep),
         buffers,
     )
     payload = bits, high, lows(low)
@@ -153,14 +154,14 @@ def test_signs(kind: str, numel: int, two: bool, subtract: bool) -> None:
 
     def slowly(b: Tensor, h: Tensor, w: Tensor, new_residual: Tensor) -> None:
         torch.add(x, residual, out=new_residual)
-        signs_reference.encode_signs(new_residual, b, h, lows(w))
+        signs_reference.encode_signs(new_residual, b, h, lows(w), keep)
         if subtract:
             signs_reference.add_signs_([(b, h, lows(w))], -1.0, new_residual, fresh=False)
 
     if kind != "huge":  # a sum of two could overflow
         same(
             lambda b, h, w, new_residual: signs.encode_signs_with_residual(
-                x, residual, new_residual, b, h, lows(w), subtract
+                x, residual, new_residual, b, h, lows(w), subtract, keep
             ),
             slowly,
             lambda: [*buffers(), torch.full((numel,), math.nan)],
@@ -338,10 +339,10 @@ def test_exponents(kind: str, numel: int, seed: int) -> None:
         (test_levels, (4, 512, 0.0)),
         (test_levels, (2, 512, 0.0)),
         (test_levels, (8, 512, 2.5)),
-        (test_signs, (False, True)),
-        (test_signs, (False, False)),
-        (test_signs, (True, True)),
-        (test_signs, (True, False)),
+        (test_signs, (False, True, True)),
+        (test_signs, (False, False, True)),
+        (test_signs, (True, True, True)),
+        (test_signs, (True, False, False)),
         (test_one_magnitude_for_all, ()),
         (test_int8, ()),
         (test_blocks, (2,)),

@@ -175,6 +175,7 @@ def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     codes, index = torch.zeros(1024, dtype=torch.uint8), torch.zeros(1024, dtype=torch.int32)
     return {
         "signs": lambda: signs.encode(x, x, x, codes, means, means, subtract=True),
+        "signs and zeros": lambda: signs.encode(x, x, x, codes, means, None, subtract=True, keep_zeros=True),
         "sign": lambda: signs.encode_one(x, x, x, codes, means, means),
         "add signs": lambda: signs.add([(codes, means, means)], 0.5, x, fresh=False),
         "sign of one": lambda: signs.encode_one(x[:1], x[:1], x[:1], codes, means[:1], means),

@@ -128,26 +128,27 @@ def rows(payload: list[Tensor], peers: int) -> list[list[Tensor]]:
 
 
 @pytest.mark.parametrize("numel", SIZES)
-@pytest.mark.parametrize("two", [False, True])
+@pytest.mark.parametrize(("two", "keep"), [(False, False), (True, False), (False, True), (True, True)])
 @EACH
-def test_signs(dtype: torch.dtype, kind: str, two: bool, numel: int) -> None:
+def test_signs(dtype: torch.dtype, kind: str, two: bool, keep: bool, numel: int) -> None:
     x, residual = numbers(numel, kind, 0, dtype), old_residual(numel, kind, dtype)
+    x[::7] = residual[::7] = 0
     count = block_count(numel)
     bits, highs, *lows = rubbish((-(-numel // 8), torch.uint8), *[(count, torch.float32)] * (2 if two else 1))
     slow = [bits, highs, *lows]
     fast = there(slow)
-    signs.encode_signs(x.to(ON), fast[0], fast[1], fast[2] if two else None)
-    signs_reference.encode_signs(x, bits, highs, lows[0] if two else None)
+    signs.encode_signs(x.to(ON), fast[0], fast[1], fast[2] if two else None, keep)
+    signs_reference.encode_signs(x, bits, highs, lows[0] if two else None, keep)
     same(fast, slow)
     for subtract in (False, True):
         new_residual = torch.empty(numel, dtype=dtype)
         fast_residual = new_residual.clone().to(ON)
         low = fast[2] if two else None
         signs.encode_signs_with_residual(
-            x.to(ON), residual.to(ON), fast_residual, fast[0], fast[1], low, subtract
+            x.to(ON), residual.to(ON), fast_residual, fast[0], fast[1], low, subtract, keep
         )
         torch.add(x, residual, out=new_residual)
-        signs_reference.encode_signs(new_residual, bits, highs, lows[0] if two else None)
+        signs_reference.encode_signs(new_residual, bits, highs, lows[0] if two else None, keep)
         if subtract:
             signs_reference.add_signs_(
                 [(bits, highs, lows[0] if two else None)], -1.0, new_residual, fresh=False

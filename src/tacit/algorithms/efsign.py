@@ -11,8 +11,8 @@ The paper's algorithm, on each worker r:            here:
 Both residuals are multiplied by lr_{t-1} / lr_t, as in the paper's algorithm 2 (`ErrorFeedback.rescale`). By
 `topology=all-gather` the mean arrives as it is.
 
-Differences from the paper: blocks are of 512 entries, not of a layer each; momentum is the optimizer's.
-`sign` has one magnitude a bucket.
+Differences from the paper: blocks are of 512 entries, not of a layer each; zeros stay zeros, and a block with
+some sends half of its entries in a round; momentum is the optimizer's. `sign` has one magnitude a bucket.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ The paper's algorithm, on each worker r:            here:
 
 By `topology=all-gather` the mean arrives as it is.
 
-Differences from the paper: two values for each 512 entries, not for each column of a matrix; no AdaGrad
-before the quantization; biases and norms are sent densely. The paper starts with unquantized steps where the
-first ones are large.
+Differences from the paper: two values for each 512 entries, not for each column of a matrix; zeros stay
+zeros, and a block with some sends half of its entries in a round; no AdaGrad before the quantization; biases
+and norms are sent densely. The paper starts with unquantized steps where the first ones are large.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ A variance that was found in the first steps of a short training is not that of 
 Adam (Lu et al., ICLR 2023, arXiv 2202.06009), which renews it in single steps, at intervals that double.
 `refresh=0` is 1-bit Adam's own way.
 
+What never had a gradient does not move: zeros stay zeros, also in one bit. DeepSpeed asks for a mask there.
+
 Differences from the paper: a magnitude for each block of 512 entries, not for each layer; gradients travel in
 8 bits, not in 32, and so does the last momentum before they are renewed, which takes up what signs have left
 out; residuals follow the learning rate (`ErrorFeedback.rescale`), and what is owed to a gradient is 1 - beta1

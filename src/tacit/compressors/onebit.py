@@ -19,8 +19,8 @@ class OneBit(Signed):
 
     What arrives is the one mean or the other, which of all pairs of values is the nearest to x for these
     bits. Bytes: ceil(n / 8) + 8 x ceil(n / 512), to P - 1 peers. Put `ErrorFeedback` around it, as the paper
-    does; without it nothing need converge. Difference from the paper: a pair of values for each block of 512
-    entries, not for each column of a matrix.
+    does; without it nothing need converge. Differences from the paper: a pair of values for each block of 512
+    entries, not for each column of a matrix; zeros stay zeros, as with `Sign(block=512)`.
     """
 
     def parts(self, numel: int) -> tuple[tuple[str, int, torch.dtype], ...]:
@@ -31,7 +31,7 @@ class OneBit(Signed):
     def encode(self, x: Tensor, ctx: Context) -> Payload:
         """(packed signs, means of entries of 0 or more, means of negative entries)."""
         bits, highs, lows = self._buffers(x, ctx)
-        encode_signs(x, bits, highs, lows)
+        encode_signs(x, bits, highs, lows, keep_zeros=True)
         return bits, highs, lows
 
     def encode_with_feedback(
@@ -39,7 +39,9 @@ class OneBit(Signed):
     ) -> Payload:
         """Encode and update the residual in one pass."""
         bits, highs, lows = self._buffers(x, ctx)
-        encode_signs_with_residual(x, residual, new_residual, bits, highs, lows, subtract=True)
+        encode_signs_with_residual(
+            x, residual, new_residual, bits, highs, lows, subtract=True, keep_zeros=True
+        )
         return bits, highs, lows
 
     def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:

@@ -70,8 +70,13 @@ def _values(payload: Payload) -> SignPayload:
 class Sign(Signed):
     """Send the sign of every entry, and the mean magnitude: ceil(n / 8) + 4 bytes, to P - 1 peers.
 
-    What arrives is mean|x| * sign(x), with sign(0) = 1. Put `ErrorFeedback` around it; without it sign
-    descent need not converge.
+    What arrives is mean|x| * sign(x). Put `ErrorFeedback` around it; without it sign descent need not
+    converge.
+
+    With a magnitude for each block zeros stay zeros: where some entries of a block are zero, half of it is
+    sent in a round (see `kernels.signs`), and the rest waits. With one a bucket sign(0) is 1: what never has
+    a gradient goes to and fro by that magnitude, under error feedback, and does not drift.
+
     Difference from the papers: one magnitude for all tensors of a bucket, or for each block of 512 entries of
     it, not one a tensor. Blocks follow the scales of layers and rows, for 6 % more bytes:
     ceil(n / 8) + 4 x ceil(n / 512).
@@ -98,7 +103,7 @@ class Sign(Signed):
         """(packed signs, magnitudes)."""
         bits, means, magnitude = self._buffers(x, ctx)
         if self.block:
-            encode_signs(x, bits, means, None)
+            encode_signs(x, bits, means, None, keep_zeros=True)
             return bits, means
         encode_sign(x, bits, means, magnitude)
         return bits, magnitude
@@ -109,7 +114,9 @@ class Sign(Signed):
         """One pass by blocks. One magnitude for all is known only after it; then a second pass subtracts."""
         bits, means, magnitude = self._buffers(x, ctx)
         if self.block:
-            encode_signs_with_residual(x, residual, new_residual, bits, means, None, subtract=True)
+            encode_signs_with_residual(
+                x, residual, new_residual, bits, means, None, subtract=True, keep_zeros=True
+            )
             return bits, means
         encode_sign_with_residual(x, residual, new_residual, bits, means, magnitude)
         return bits, magnitude

@@ -11,7 +11,7 @@ from tacit.errors import PayloadError
 
 SignPayload = tuple[Tensor, Tensor, Tensor | None]
 """Bits, highs, and lows where they are not the highs negated. A single high counts for all blocks."""
-FORMAT = 2
+FORMAT = 3
 """Of all payloads' bytes; ranks compare it when they attach. One more when any payload's bytes change."""
 
 

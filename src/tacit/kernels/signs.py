@@ -2,6 +2,11 @@
 
 Bits are packed as `layout` tells, 1 where an entry is not negative (so not for NaN). The values are the mean
 magnitude, or two: the mean of the entries that are not negative, and that of the others.
+
+With `keep_zeros` zeros stay zeros. A block of which some entries are zeros sends the half of its entries that
+has more magnitude: the sign bit of its first value tells of it, and the lowest bit of that which half it is,
+the entries in the lower four bits of each byte or those in the upper. The other four bits tell which of these
+are other than zero. The rest of the block decodes to zero, and waits where there is error feedback.
 """
 
 from __future__ import annotations
@@ -19,7 +24,9 @@ from tacit.kernels.payloads import SignPayload, expect
 from tacit.kernels.reference import signs as reference
 
 
-def encode_signs(x: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None) -> None:
+def encode_signs(
+    x: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None, keep_zeros: bool = False
+) -> None:
     """Write one bit an entry of the flat `x`, and the values of each block (fp32).
 
     Args:
@@ -32,14 +39,16 @@ def encode_signs(x: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None) ->
     elif numba_takes_fp32(x):
         low = 0 if lows is None else address(lows)
         encode = numba_kernels("signs").encode
-        encode(address(x), 0, 0, x.numel(), address(bits), address(highs), low, False)
-    elif not (triton_takes(x) and run_triton("signs.encode", x, None, None, bits, highs, lows, False)):
-        reference.encode_signs(x, bits, highs, lows)
+        encode(address(x), 0, 0, x.numel(), address(bits), address(highs), low, False, keep_zeros)
+    elif not (
+        triton_takes(x) and run_triton("signs.encode", x, None, None, bits, highs, lows, False, keep_zeros)
+    ):
+        reference.encode_signs(x, bits, highs, lows, keep_zeros)
 
 
 def encode_signs_with_residual(
     x: Tensor, residual: Tensor, new_residual: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None,
-    subtract: bool,
+    subtract: bool, keep_zeros: bool = False,
 ) -> None:  # fmt: skip
     """Encode x + residual, and write to `new_residual` its difference to what the payload decodes to.
 
@@ -51,13 +60,13 @@ def encode_signs_with_residual(
         low = 0 if lows is None else address(lows)
         at, before, after = address(x), address(residual), address(new_residual)
         encode = numba_kernels("signs").encode
-        encode(at, before, after, x.numel(), address(bits), address(highs), low, subtract)
+        encode(at, before, after, x.numel(), address(bits), address(highs), low, subtract, keep_zeros)
     elif not (
         triton_takes(x, residual, new_residual)
-        and run_triton("signs.encode", x, residual, new_residual, bits, highs, lows, subtract)
+        and run_triton("signs.encode", x, residual, new_residual, bits, highs, lows, subtract, keep_zeros)
     ):
         torch.add(x, residual, out=new_residual)
-        reference.encode_signs(new_residual, bits, highs, lows)
+        reference.encode_signs(new_residual, bits, highs, lows, keep_zeros)
         if subtract:
             reference.add_signs_([(bits, highs, lows)], -1.0, new_residual, fresh=False)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.passes import load_and_fetch, load_sum, streams, write
-from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at
+from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at, ints_at
 from tacit.kernels.numba.primitives import LARGEST
 from tacit.kernels.numba.vectors import (
     LANES,
@@ -49,21 +49,24 @@ def load_and_keep(x: Any, residual: Any, total_at: Any, at: Any, past_caches: An
 
 @inline
 def one_mean(x: Any, residual: Any, total_at: Any, at: Any, bits: Any, past_caches: Any, size: Any) -> Any:
-    """Signs of a block, and its mean magnitude."""
+    """Signs of a block, its mean magnitude, and whether an entry is 0."""
     total, signs, share = float_vector(ZERO), byte_vector(NONE), float_vector(SHARE)
+    there = float_vector(SHARE) != float_vector(ZERO)
     for plane in range(PLANES):
         a = load_and_keep(x, residual, total_at, at + plane * VECTOR_BYTES, past_caches)
         signs = signs | where(a >= float_vector(ZERO), byte_vector(np.uint8(1 << plane)), byte_vector(NONE))
         total = total + magnitude(a) * share
+        there = there & (a != float_vector(ZERO))
     store(bits, signs)
-    return mean(sum_by_halves(total), size)
+    return mean(sum_by_halves(total), size), count_true(there) < LANES
 
 
 @inline
 def two_means(x: Any, residual: Any, total_at: Any, at: Any, bits: Any, past_caches: Any, size: Any) -> Any:
-    """Signs of a block, the mean of its entries that are not negative, and that of those that are."""
+    """Signs, the mean of entries that are not negative, that of those that are, and whether one is 0."""
     above, below = float_vector(ZERO), float_vector(ZERO)
     signs, share, count = byte_vector(NONE), float_vector(SHARE), np.int64(0)
+    there = float_vector(SHARE) != float_vector(ZERO)
     for plane in range(PLANES):
         a = load_and_keep(x, residual, total_at, at + plane * VECTOR_BYTES, past_caches)
         up = a >= float_vector(ZERO)
@@ -72,9 +75,14 @@ def two_means(x: Any, residual: Any, total_at: Any, at: Any, bits: Any, past_cac
         above = above + where(up, part, float_vector(ZERO))
         below = below + where(up, float_vector(ZERO), part)
         count += count_true(up)
+        there = there & (a != float_vector(ZERO))
     store(bits, signs)
     count -= BLOCK - size  # the zeros that fill a short block
-    return mean(sum_by_halves(above), count), -mean(sum_by_halves(below), size - count)
+    return (
+        mean(sum_by_halves(above), count),
+        -mean(sum_by_halves(below), size - count),
+        count_true(there) < LANES,
+    )
 
 
 @inline
@@ -84,17 +92,67 @@ def without_signs(a: Any, high: Any, low: Any) -> Any:
 
 
 @inline
+def half_of_shares(at: Any) -> Any:
+    """The sum of magnitudes of a block, as shares."""
+    total = float_vector(ZERO)
+    for plane in range(PLANES):
+        total = total + magnitude(load_floats(at + plane * VECTOR_BYTES)) * float_vector(SHARE)
+    return sum_by_halves(total)
+
+
+@inline
+def encode_half(
+    x: Any, residual: Any, new_residual: Any, begin: Any, bits: Any, b: Any, highs: Any, lows: Any,
+    subtract: Any, size: Any,
+) -> Any:  # fmt: skip
+    """Encode block `b` anew, by the half of it with more magnitude; False if all entries are 0, or none."""
+    lanes, low, there = (size + 7) >> 3, ZERO, np.zeros(2, np.int64)
+    room = np.zeros((3, BLOCK), np.float32)
+    for i in range(size):
+        a = float32_at(x, begin + i)
+        if residual:
+            a += float32_at(residual, begin + i)
+        upper = np.int64(i >= 4 * lanes)
+        room[upper, i] = a
+        there[upper] += a != 0
+    if not 0 < there[0] + there[1] < size:
+        return False
+    settle()
+    at, signs = room.ctypes.data, bytes_at(bits, 0, lanes)
+    half = np.int64(half_of_shares(at + 4 * BLOCK) > half_of_shares(at))
+    kept, trash, count = room[half], at + 8 * BLOCK, there[half]
+    if lows:
+        high, low, _ = two_means(at + half * 4 * BLOCK, 0, 0, 0, trash, False, count)
+        floats_at(lows, b, 1)[0] = low
+    else:
+        high, _ = one_mean(at + half * 4 * BLOCK, 0, 0, 0, trash, False, count)
+    floats_at(highs, b, 1)[0] = high
+    ints_at(highs, b, 1)[0] = (ints_at(highs, b, 1)[0] & -2) | np.int32(half) | np.int32(-(2**31))
+    high = np.float32(abs(float32_at(highs, b)))
+    low = low if lows else -high
+    signs[:] = 0
+    for i in range(half * 4 * lanes, min(size, (half + 1) * 4 * lanes)):
+        plane, a = i // lanes, kept[i]
+        signs[i % lanes] |= np.uint8(((a >= 0) << plane) | ((a != 0) << (plane ^ 4)))
+        kept[i] = a - (high if a >= 0 else low) if a != 0 else a
+    if subtract:
+        for i in range(size):
+            floats_at(new_residual, begin + i, 1)[0] = room[np.int64(i >= 4 * lanes), i] + ZERO
+    return True
+
+
+@inline
 def encode_block(
     x: Any, residual: Any, new_residual: Any, at: Any, bits: Any, b: Any, highs: Any, lows: Any,
     subtract: Any, past_caches: Any, size: Any,
-) -> None:  # fmt: skip
-    """Encode block `b`, whose entries begin `at` bytes after the addresses."""
+) -> Any:  # fmt: skip
+    """Encode block `b`, whose entries begin `at` bytes after the addresses; True where some may be 0."""
     total_at = np.int64(0) if subtract else new_residual
     if lows:
-        high, low = two_means(x, residual, total_at, at, bits, past_caches, size)
+        high, low, has_zeros = two_means(x, residual, total_at, at, bits, past_caches, size)
         floats_at(lows, b, 1)[0] = low
     else:
-        high = one_mean(x, residual, total_at, at, bits, past_caches, size)
+        high, has_zeros = one_mean(x, residual, total_at, at, bits, past_caches, size)
         low = -high
     floats_at(highs, b, 1)[0] = high
     if subtract:
@@ -102,6 +160,7 @@ def encode_block(
             here = at + plane * VECTOR_BYTES
             rest = without_signs(load_and_fetch(x, residual, here), high, low)
             write(new_residual + here, rest, past_caches)
+    return has_zeros
 
 
 @inline
@@ -115,8 +174,9 @@ def repack_signs(bits: Any, size: Any, out: Any) -> None:
 
 
 def _encode(
-    x: Any, residual: Any, new_residual: Any, numel: Any, bits: Any, highs: Any, lows: Any, subtract: Any
-) -> None:
+    x: Any, residual: Any, new_residual: Any, numel: Any, bits: Any, highs: Any, lows: Any, subtract: Any,
+    keep_zeros: Any,
+) -> None:  # fmt: skip
     """`signs.encode_signs` by address.
 
     `residual` is 0 where there is none, and `lows` where one value is enough. With `subtract` the decoded
@@ -125,9 +185,11 @@ def _encode(
     whole, past_caches = numel // BLOCK, streams(new_residual, numel)
     for b in range(whole):
         signs = bits + b * LANES
-        encode_block(
+        has_zeros = encode_block(
             x, residual, new_residual, b * BLOCK * 4, signs, b, highs, lows, subtract, past_caches, BLOCK
         )
+        if keep_zeros and has_zeros:
+            encode_half(x, residual, new_residual, b * BLOCK, signs, b, highs, lows, subtract, BLOCK)
     settle()
     rest = numel - whole * BLOCK
     if rest:
@@ -138,12 +200,16 @@ def _encode(
             padded[1, :rest] = floats_at(residual, begin, rest)
         at = padded.ctypes.data
         before = at + 4 * BLOCK if residual else np.uint64(0)
-        encode_block(
-            at, before, at + 8 * BLOCK, 0, short.ctypes.data, whole, highs, lows, subtract, False, rest
-        )
+        after, signs = at + 8 * BLOCK, short.ctypes.data
+        encode_block(at, before, after, 0, signs, whole, highs, lows, subtract, False, rest)
+        is_half = keep_zeros and encode_half(at, before, after, 0, signs, whole, highs, lows, subtract, rest)
         if residual:
             floats_at(new_residual, begin, rest)[:] = padded[2, :rest]
-        repack_signs(short, rest, bytes_at(bits, whole * LANES, (rest + 7) >> 3))
+        packed = bytes_at(bits, whole * LANES, (rest + 7) >> 3)
+        if is_half:
+            packed[:] = short[: packed.shape[0]]
+        else:
+            repack_signs(short, rest, packed)
 
 
 def _overall(means: Any, numel: Any, magnitude: Any) -> None:
@@ -171,7 +237,7 @@ def _encode_one(
     x: Any, residual: Any, new_residual: Any, numel: Any, bits: Any, means: Any, magnitude: Any
 ) -> None:
     """`_encode` with one magnitude for all blocks, which is known only at the end, and is subtracted then."""
-    _ENCODE(x, residual, new_residual, numel, bits, means, 0, False)
+    _ENCODE(x, residual, new_residual, numel, bits, means, 0, False, False)
     _OVERALL(means, numel, magnitude)
     if residual:
         high = float32_at(magnitude, 0)
@@ -185,28 +251,49 @@ def _encode_one(
 
 
 @inline
-def add_short_block(bits: Any, high: Any, low: Any, out: Any) -> None:
+def add_short_block(bits: Any, high: Any, low: Any, half: Any, out: Any) -> None:
     """Add one of two values to each entry of a short block."""
     lanes = bits.shape[0]
     for i in range(out.shape[0]):
-        out[i] += high if (bits[i % lanes] >> (i // lanes)) & 1 else low
+        plane, byte = i // lanes, bits[i % lanes]
+        value = high if (byte >> plane) & 1 else low
+        out[i] += value if half < 0 or (half == plane >> 2 and (byte >> (plane ^ 4)) & 1) else ZERO
 
 
 @inline
-def add_planes(bits: Any, values: Any, b: Any, first: Any, fresh: Any, at: Any, past_caches: Any) -> None:
+def decoded(signs: Any, plane: Any, high: Any, low: Any, half: Any) -> Any:
+    """The values of 64 entries of a plane; `half` is -1 where all of them are sent, else the half that is."""
+    none, zero = byte_vector(NONE), float_vector(ZERO)
+    values = where((signs & byte_vector(np.uint8(1 << plane))) != none, high, low)
+    if half < 0:
+        return values
+    there = (signs & byte_vector(np.uint8(1 << (plane ^ 4)))) != none
+    return where(there, values, zero) if half == plane >> 2 else zero
+
+
+@inline
+def half_sent(highs: Any, b: Any) -> Any:
+    """Which half of a block is sent; -1: all of it."""
+    pattern = ints_at(highs, b, 1)[0]
+    return pattern & 1 if pattern < 0 else -1
+
+
+@inline
+def add_planes(
+    bits: Any, values: Any, halves: Any, b: Any, first: Any, fresh: Any, at: Any, past_caches: Any
+) -> None:
     """Add what all peers sent of four planes (each 64 entries) of block `b`, from plane `first` on."""
     a0, a1, a2, a3 = float_vector(ZERO), float_vector(ZERO), float_vector(ZERO), float_vector(ZERO)
     if not fresh:
         a0, a1 = load_floats(at), load_floats(at + VECTOR_BYTES)
         a2, a3 = load_floats(at + 2 * VECTOR_BYTES), load_floats(at + 3 * VECTOR_BYTES)
-    none = byte_vector(NONE)
     for peer in range(bits.shape[0]):
-        signs = load_bytes(bits[peer] + b * LANES)
+        signs, half = load_bytes(bits[peer] + b * LANES), halves[peer]
         high, low = float_vector(values[peer, 0]), float_vector(values[peer, 1])
-        a0 = a0 + where((signs & byte_vector(np.uint8(1 << first))) != none, high, low)
-        a1 = a1 + where((signs & byte_vector(np.uint8(2 << first))) != none, high, low)
-        a2 = a2 + where((signs & byte_vector(np.uint8(4 << first))) != none, high, low)
-        a3 = a3 + where((signs & byte_vector(np.uint8(8 << first))) != none, high, low)
+        a0 = a0 + decoded(signs, first, high, low, half)
+        a1 = a1 + decoded(signs, first + 1, high, low, half)
+        a2 = a2 + decoded(signs, first + 2, high, low, half)
+        a3 = a3 + decoded(signs, first + 3, high, low, half)
     write(at, a0, past_caches)
     write(at + VECTOR_BYTES, a1, past_caches)
     write(at + 2 * VECTOR_BYTES, a2, past_caches)
@@ -217,30 +304,31 @@ def _add(
     bits: Any, highs: Any, lows: Any, stride: Any, weight: Any, fresh: Any, out: Any, numel: Any
 ) -> None:
     """Add `weight` times each peer's values, in order. With `stride` 0 the first value is for all blocks."""
-    values = np.empty((bits.shape[0], 2), np.float32)
+    values, halves = np.empty((bits.shape[0], 2), np.float32), np.empty(bits.shape[0], np.int64)
     whole, past_caches = numel // BLOCK, fresh and streams(out, numel)
     for b in range(whole + (numel > whole * BLOCK)):
         if b == 0 or stride:
             for peer in range(bits.shape[0]):
-                values[peer, 0] = float32_at(highs[peer], b * stride) * weight
+                halves[peer] = half_sent(highs[peer], b * stride)
+                values[peer, 0] = abs(float32_at(highs[peer], b * stride)) * weight
                 values[peer, 1] = (
                     float32_at(lows[peer], b * stride) * weight if lows.shape[0] else -values[peer, 0]
                 )
         if b < whole:
             for first in range(0, PLANES, 4):
                 at = out + (b * PLANES + first) * VECTOR_BYTES
-                add_planes(bits, values, b, first, fresh, at, past_caches)
+                add_planes(bits, values, halves, b, first, fresh, at, past_caches)
             continue
         rest = floats_at(out, b * BLOCK, numel - b * BLOCK)
         if fresh:
             rest[:] = 0
         for peer in range(bits.shape[0]):
             signs = bytes_at(bits[peer], b * LANES, (rest.shape[0] + 7) >> 3)
-            add_short_block(signs, values[peer, 0], values[peer, 1], rest)
+            add_short_block(signs, values[peer, 0], values[peer, 1], halves[peer], rest)
     settle()
 
 
-encode = _ENCODE = compile_now(_encode, [f"void({'int64, ' * 7} boolean)"])
+encode = _ENCODE = compile_now(_encode, [f"void({'int64, ' * 7} boolean, boolean)"])
 _OVERALL = compile_now(_overall, ["void(int64, int64, int64)"])
 encode_one = compile_now(_encode_one, [f"void({', '.join(['int64'] * 7)})"])
 add = compile_now(_add, ["void(int64[::1], int64[::1], int64[::1], int64, float32, boolean, int64, int64)"])

@@ -12,19 +12,49 @@ from tacit.kernels.payloads import SignPayload
 from tacit.kernels.reference.rounding import LARGEST, divide, lane_sums
 
 
-def encode_signs(x: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None) -> None:
+def encode_signs(
+    x: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None, keep_zeros: bool = False
+) -> None:
     """`kernels.signs.encode_signs`."""
     for blocks, row in bucket_rows(x, BLOCK):
         positive = row >= 0
-        packed = pack_codes(positive.to(torch.int64), 1)
+        share = row.to(torch.promote_types(row.dtype, torch.float32)) * 2.0**-9
+        codes, chosen = positive, torch.ones_like(positive)
+        if keep_zeros:
+            there, second = row != 0, _in_second_half(row)
+            sums = [lane_sums(torch.where(second == half, share.abs(), 0.0), BLOCK) for half in (False, True)]
+            half, mixed = (sums[1] > sums[0])[:, None], (there.any(1) & ~there.all(1))[:, None]
+            chosen = ~mixed | (there & (second == half))
+            apart = _other_half(there & (second == half)) | _whole(positive & (second == half))
+            codes = torch.where(mixed, apart, _whole(positive))
+        packed = pack_codes(codes.to(torch.int64), 1)
         start = blocks.start * BLOCK // 8
         bits[start : start + packed.numel()] = packed
-        share = row.to(torch.promote_types(row.dtype, torch.float32)) * 2.0**-9
         if lows is None:
-            highs[blocks] = _mean(share.abs(), torch.full_like(share[:, 0], row.shape[1]))
+            highs[blocks] = _mean(torch.where(chosen, share.abs(), 0.0), chosen.sum(1))
         else:
-            highs[blocks] = _mean(torch.where(positive, share, 0.0), positive.sum(1))
-            lows[blocks] = -_mean(torch.where(positive, 0.0, -share), (~positive).sum(1))
+            up, down = positive & chosen, ~positive & chosen
+            highs[blocks] = _mean(torch.where(up, share, 0.0), up.sum(1))
+            lows[blocks] = -_mean(torch.where(down, -share, 0.0), down.sum(1))
+        if keep_zeros:
+            pattern = highs[blocks].view(torch.int32)
+            flagged = pattern & ~1 | half[:, 0] | -(2**31)
+            pattern.copy_(torch.where(mixed[:, 0], flagged, pattern))
+
+
+def _in_second_half(row: Tensor) -> Tensor:
+    """Whether entries of the rows are packed into the upper four bits."""
+    return torch.arange(row.shape[1], device=row.device) >= 4 * -(-row.shape[1] // 8)
+
+
+def _whole(codes: Tensor) -> Tensor:
+    """Rows of codes, filled up to whole bytes."""
+    return torch.nn.functional.pad(codes, (0, -codes.shape[1] % 8))
+
+
+def _other_half(codes: Tensor) -> Tensor:
+    """The same with the upper four bits of each byte in place of the lower, and these of those."""
+    return _whole(codes).view(len(codes), 2, -1).flip(1).flatten(1)
 
 
 def _mean(share: Tensor, count: Tensor) -> Tensor:
@@ -50,9 +80,14 @@ def add_signs_(payloads: Sequence[SignPayload], weight: float, out: Tensor, fres
         start, size = blocks.start * BLOCK // 8, row.shape[1]
         for bits, highs, lows in payloads:
             packed = bits[start : start + len(row) * -(-size // 8)]
-            high = (_of(highs, blocks).to(out.dtype) * weight).unsqueeze(1)
+            values = _of(highs, blocks)[:, None]
+            high = values.abs().to(out.dtype) * weight
             low = -high if lows is None else (_of(lows, blocks).to(out.dtype) * weight).unsqueeze(1)
-            row += torch.where(unpack_codes(packed, 1, size).bool(), high, low)
+            codes = unpack_codes(packed, 1, 8 * -(-size // 8)).bool()
+            sent = torch.where(codes[:, :size], high, low)
+            mixed, half = values.signbit(), values.float().view(torch.int32) & 1 == 1
+            there = _other_half(codes)[:, :size] & (_in_second_half(row) == half)
+            row += torch.where(there | ~mixed, sent, 0.0)
 
 
 def _of(values: Tensor, blocks: slice) -> Tensor:

@@ -10,7 +10,16 @@ from torch import Tensor
 from triton.language import tensor
 
 from tacit.kernels.triton.launch import jit, launch, launch_by_rows, payload_stacks
-from tacit.kernels.triton.primitives import cap, load, load_sum, negate, round_to, store, sum_by_halves
+from tacit.kernels.triton.primitives import (
+    MAGNITUDE,
+    cap,
+    load,
+    load_sum,
+    negate,
+    round_to,
+    store,
+    sum_by_halves,
+)
 
 BLOCK = 512
 LANES = tl.constexpr(BLOCK // 8)
@@ -30,16 +39,35 @@ def encode_kernel(
     x: tensor, residual: tensor, new_residual: tensor, bits: tensor, highs: tensor, lows: tensor,
     first: tensor, count: tensor, size: tensor, lanes: tensor,
     ROWS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SPLIT: tl.constexpr, SUBTRACT: tl.constexpr,
+    KEEP_ZEROS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Means go down 64 lanes, whatever the size of the block, and bits by `lanes`; so x is read twice."""
     row = first + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = (row < first + count)[:, None]
     begin, i = row.to(tl.int64)[:, None] * (8 * LANES), tl.arange(0, LANES)[None, :]
     above, below = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((ROWS, LANES), tl.float32)
-    positive = tl.zeros((ROWS, LANES), tl.int32)
+    positive, chosen = tl.zeros((ROWS, LANES), tl.int32), tl.zeros((ROWS, LANES), tl.int32)
+    mixed, half = row < 0, row * 0
+    if KEEP_ZEROS:
+        for j in tl.static_range(8):
+            mask = there & (j * LANES + i < size)
+            a = load_sum(x, residual, begin + j * LANES + i, mask, HAS_RESIDUAL)
+            second = j * LANES + i >= 4 * lanes
+            above += tl.where(second, 0.0, tl.abs(a * SHARE))
+            below += tl.where(second, tl.abs(a * SHARE), 0.0)
+            chosen += ((a != 0) & mask).to(tl.int32)
+        number = tl.sum(chosen, axis=1)
+        mixed = (number > 0) & (number < size)
+        half = (sum_by_halves(below, 6) > sum_by_halves(above, 6)).to(tl.int32)
+        above, below = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((ROWS, LANES), tl.float32)
+        chosen = tl.zeros((ROWS, LANES), tl.int32)
     for j in tl.static_range(8):
         mask = there & (j * LANES + i < size)
         a = load_sum(x, residual, begin + j * LANES + i, mask, HAS_RESIDUAL)
+        if KEEP_ZEROS:
+            waits = mixed[:, None] & ((j * LANES + i >= 4 * lanes) != (half != 0)[:, None])
+            a = tl.where(waits, 0.0, a)
+            mask &= (a != 0) | (mixed == 0)[:, None]
         if SPLIT:
             up = a >= 0
             above += tl.where(up, a * SHARE, 0.0)
@@ -47,23 +75,41 @@ def encode_kernel(
             positive += (up & mask).to(tl.int32)
         else:
             above += tl.abs(a * SHARE)
+        chosen += mask.to(tl.int32)
+    size_sent = tl.sum(chosen, axis=1)
     if SPLIT:
         number = tl.sum(positive, axis=1)
         high = mean(sum_by_halves(above, 6), number)
-        low = negate(mean(sum_by_halves(below, 6), size - number))
+        low = negate(mean(sum_by_halves(below, 6), size_sent - number))
         store(lows, row, low, row < first + count)
     else:
-        high = mean(sum_by_halves(above, 6), size + row * 0)
+        high = mean(sum_by_halves(above, 6), size_sent)
         low = negate(high)
-    store(highs, row, high, row < first + count)
+    if KEEP_ZEROS:
+        # The sign says that a half is sent, and the lowest bit which.
+        pattern = high.to(tl.int32, bitcast=True)
+        pattern = tl.where(mixed, (pattern & -2) | half, pattern)
+        high = pattern.to(tl.float32, bitcast=True)
+        if not SPLIT:
+            low = negate(high)
+        store(highs, row, tl.where(mixed, negate(high), high), row < first + count)
+    else:
+        store(highs, row, high, row < first + count)
     byte = tl.zeros((ROWS, LANES), tl.int32)
     for j in tl.static_range(8):
         mask = there & (i < lanes) & (j * lanes + i < size)
         at = begin + j * lanes + i
         a = load_sum(x, residual, at, mask, HAS_RESIDUAL)
-        byte |= ((a >= 0) & mask).to(tl.int32) << j
+        sent = mask
+        if KEEP_ZEROS:
+            sent &= (half[:, None] == j // 4) | (mixed == 0)[:, None]
+            byte |= ((a != 0) & sent & mixed[:, None]).to(tl.int32) << (j ^ 4)
+        byte |= ((a >= 0) & sent).to(tl.int32) << j
         if SUBTRACT:
-            store(new_residual, at, a - round_to(tl.where(a >= 0, high[:, None], low[:, None]), x), mask)
+            less = negate(round_to(tl.where(a >= 0, high[:, None], low[:, None]), x))
+            if KEEP_ZEROS:
+                less = tl.where(sent & ((a != 0) | (mixed == 0)[:, None]), less, 0.0)
+            store(new_residual, at, a + less, mask)
         elif HAS_RESIDUAL:
             store(new_residual, at, a, mask)
     tl.store(bits + row.to(tl.int64)[:, None] * LANES + i, byte, there & (i < lanes))
@@ -89,11 +135,16 @@ def add_kernel(
         bits_at, highs_at, lows_at = bits, highs, lows
         for _ in range(peers):
             byte = tl.load(bits_at + wide * LANES + i, mask, 0).to(tl.int32)
-            high = round_to(round_to(load(highs_at, wide * stride, there), out) * weight, out)
+            value = load(highs_at, wide * stride, there)
+            pattern = value.to(tl.int32, bitcast=True)
+            value = (pattern & MAGNITUDE).to(tl.float32, bitcast=True)
+            sent = (pattern >= 0) | (((pattern & 1) == j // 4) & (((byte >> (j ^ 4)) & 1) != 0))
+            high = round_to(round_to(value, out) * weight, out)
             low = negate(high)
             if SPLIT:
                 low = round_to(round_to(load(lows_at, wide * stride, there), out) * weight, out)
-            total = round_to(total + tl.where(((byte >> j) & 1) != 0, high, low), out)
+            added = tl.where(((byte >> j) & 1) != 0, high, low)
+            total = round_to(total + tl.where(sent, added, 0.0), out)
             bits_at += bits_step
             highs_at += highs_step
             lows_at += lows_step
@@ -102,14 +153,14 @@ def add_kernel(
 
 def encode(
     x: Tensor, residual: Tensor | None, new_residual: Tensor | None, bits: Tensor, highs: Tensor,
-    lows: Tensor | None, subtract: bool,
+    lows: Tensor | None, subtract: bool, keep_zeros: bool = False,
 ) -> None:  # fmt: skip
     """`signs.encode_signs`; `encode_signs_with_residual` where there are `residual` and `new_residual`."""
     has_residual = residual is not None and new_residual is not None
     before, after = (residual, new_residual) if has_residual else (x, x)
     launch_by_rows(
         encode_kernel, x, BLOCK, 8, x, before, after, bits, highs, highs if lows is None else lows,
-        HAS_RESIDUAL=has_residual, SPLIT=lows is not None, SUBTRACT=subtract,
+        HAS_RESIDUAL=has_residual, SPLIT=lows is not None, SUBTRACT=subtract, KEEP_ZEROS=keep_zeros,
     )  # fmt: skip
 
 
