@@ -5,11 +5,13 @@ import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from checks import sgd, steps, wrapped
+from checks import network, sgd, steps, wrapped
+from torch import nn
 
 import tacit
 
@@ -25,6 +27,9 @@ def go_wrong() -> None:
         for p in model.parameters():
             p.register_hook(lambda g: torch.full_like(g, 3e38))
         return
+    if fault == "nan":
+        next(model.parameters()).register_hook(lambda grad: grad * torch.nan)
+        return
     if fault == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "frozen":
@@ -39,9 +44,13 @@ def go_wrong() -> None:
 
 start = time.monotonic()
 try:
-    model = wrapped()
+    # A rank that leaves could end the broadcast of a buffer that others are at, in their next forward.
+    model = wrapped(nn.Sequential(network(), nn.BatchNorm1d(5)) if fault == "nan" else None)
+    if rank == 2 and fault == "nan":
+        model.register_forward_hook(lambda *_: time.sleep(1))
     optimizer = sgd(model)
-    with tacit.attach(model, optimizer, algorithm, steps_per_epoch=1000, epochs=1):
+    session = tacit.attach(model, optimizer, algorithm, steps_per_epoch=1000, epochs=1)
+    with nullcontext() if fault == "nan" else session:
         steps(model, optimizer, 5)
         if fault == "overflows":  # in what is owed, and nowhere else: the parameters stay
             optimizer.param_groups[0]["lr"] = 0.0
@@ -50,6 +59,7 @@ try:
             go_wrong()
         steps(model, optimizer, 5)
 except Exception as error:
-    seconds = time.monotonic() - start
-    print(json.dumps({"kind": type(error).__name__, "says": str(error), "seconds": seconds}), flush=True)
+    now = time.monotonic()
+    said = {"kind": type(error).__name__, "says": str(error), "seconds": now - start, "at": now}
+    print(json.dumps(said), flush=True)
     os._exit(1)

@@ -128,3 +128,10 @@ def test_it_is_named_also_where_rank_0_hosts_the_store(fault: str, victim: int, 
         assert said["kind"] == "PeerLost", said
         assert says in str(said["says"]), said
         assert float(str(said["seconds"])) < 25
+
+
+def test_who_finds_a_nan_late_waits_for_the_others() -> None:
+    each = [one.said[0] for one in ranks("faulty.py", 3, "nan", "pipesgd")]
+    assert [one["kind"] for one in each] == ["NonFinite"] * 3, each
+    at = [float(str(one["at"])) for one in each]
+    assert max(at) - min(at) < 0.6, "rank 2 begins its backward a second later"

@@ -137,6 +137,14 @@ class FailureDetector:
         self._try(lambda: self._soon.set(f"here/{self._rank}", self._status().to_text()))
         self.close()
 
+    def meet(self) -> None:
+        """Wait until all ranks have found what this one has, some seconds at most.
+
+        Else those that have not yet could meet the end of this one in a collective that is not ours.
+        """
+        self._try(lambda: self._soon.set(f"found/{self._rank}", ""))
+        self._try(lambda: self._wait_for({*self._ranks}, "found"))
+
     def enter_barrier(self) -> None:
         """Wait until all ranks have come here, after the same number of steps.
 
@@ -263,10 +271,14 @@ class FailureDetector:
     def _linger(self) -> None:
         """Wait until the others know what was found, where the store would be gone with this process."""
         self._soon.set(f"told/{self._rank}", "")
+        if self._host == self._rank:
+            self._wait_for({*self._ranks} - self._absent, "told")
+
+    def _wait_for(self, ranks: set[int], what: str) -> None:
+        """Wait until these have said so, or have left; some seconds at most."""
         deadline = time.monotonic() + GRACE_SECONDS
-        waits = {*self._ranks} - self._absent if self._host == self._rank else set()
-        while waits and time.monotonic() < deadline:
-            waits -= {r for r in waits for what in ("told", "left") if self._soon.check([f"{what}/{r}"])}
+        while ranks and time.monotonic() < deadline:
+            ranks -= {rank for rank in ranks for key in (what, "left") if self._soon.check([f"{key}/{rank}"])}
             time.sleep(0.02)
 
     def _gone(self, error: dist.DistError, reason: str = "") -> PeerLost:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from tacit.contracts import MixingTopology
-from tacit.errors import PeerLost, RoundError, TacitError
+from tacit.errors import NonFinite, PeerLost, RoundError, TacitError
 from tacit.hooks.bounded_store import is_hosted_here
 from tacit.hooks.close_barrier import StepsReached
 from tacit.hooks.failure_detector import FailureDetector, PostedCount
@@ -93,7 +93,8 @@ class Failures:
             return
         for level in self._levels:
             tell = self._tell if len(level.session.ranks) < self._options.group.size() else None
-            level.session.failure.report_to(self._explain, tell, self._detector.raised)
+            meet = self._meet if level.session.strategy.late else None
+            level.session.failure.report_to(self._explain, tell, self._detector.raised, meet)
         if self._noted is not None:
             self._note(self._noted)
 
@@ -124,14 +125,14 @@ class Failures:
         if self._detector is not None:
             self._detector.close()
 
-    def lost_by(self, error: BaseException) -> PeerLost | None:
-        """The lost peer to which an error of the training loop is due; None where it is due to none.
+    def lost_by(self, error: BaseException) -> TacitError | None:
+        """What was found, to which an error of the training loop is due; None where it is due to nothing.
 
         Peers are told of an error that is this rank's own.
         """
         first, of_a_collective = self.first, isinstance(error, dist.DistError) or _is_of_gloo(error)
         if first is not None:
-            return first if of_a_collective and isinstance(first, PeerLost) else None
+            return first if of_a_collective and isinstance(first, TacitError) else None
         doing = self._doing
         if self._detector is None and doing and of_a_collective:
             self.watch()  # nobody of these ranks has got further, and none can go on
@@ -153,6 +154,11 @@ class Failures:
         """Tell the ranks that take no part in the failed round."""
         if self._detector is not None and not isinstance(error, PeerLost):
             self._detector.leave(f"{type(error).__name__}: {error}")
+
+    def _meet(self, error: BaseException) -> None:
+        """Where answers come late, ranks find what all of them are told at times of their own."""
+        if self._detector is not None and isinstance(error, NonFinite):
+            self._detector.meet()
 
     def _explain(self, error: BaseException) -> BaseException:
         if isinstance(self.first, PeerLost):

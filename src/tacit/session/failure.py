@@ -21,21 +21,24 @@ class SessionFailure:
         self._explain: Callable[[BaseException], BaseException] = lambda error: error
         self._report: Callable[[BaseException], None] = lambda error: None
         self._alarm: Callable[[], BaseException | None] = lambda: None
+        self._meet: Callable[[BaseException], None] = lambda error: None
 
     def report_to(
         self,
         explain: Callable[[BaseException], BaseException],
         report: Callable[[BaseException], None] | None = None,
         alarm: Callable[[], BaseException | None] | None = None,
+        meet: Callable[[BaseException], None] | None = None,
     ) -> None:
         """Ask `explain` which error to raise for one of a collective, as that may be a peer's fault.
 
         `report` is called with an error that all ranks of the session's scope know of, and no others. `alarm`
-        says which peer others have missed, if they have.
+        says which peer others have missed, if they have. `meet` is called before an error is raised at first.
         """
         self._explain = explain
         self._alarm = alarm or self._alarm
         self._report = report or self._report
+        self._meet = meet or self._meet
 
     def fail(self, error: BaseException) -> None:
         """Note an error, if none was noted before."""
@@ -48,7 +51,9 @@ class SessionFailure:
     def raise_first(self) -> None:
         """Raise what went wrong, if anything did."""
         if self.error is not None:
-            self._raised = True
+            first, self._raised = not self._raised, True
+            if first:
+                self._meet(self.error)
             raise self.error
 
     def raise_lost(self) -> None:
