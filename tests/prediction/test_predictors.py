@@ -1,6 +1,7 @@
 """What all predictors promise, and what the plain ones and MP²'s network say of known motions."""
 
 import pickle
+import runpy
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tacit.prediction.extrapolation import Exponential, Linear, Persistent, Stal
 from tacit.prediction.loading import trained as opened
 from tacit.prediction.mp2_network import FLOPS, MP2, SHAPES, SHIPPED, MP2Network, flops, normalised
 from tacit.prediction.predictor import KINDS, Predictor, Seen, in_a_row, kind_of
-from tacit.prediction.wnn_network import WNN
+from tacit.prediction.wnn_network import WNN, networks
 
 
 def trained(seed: int, width: int = 4) -> weight_files.Weights:
@@ -43,6 +44,17 @@ def heard(changes: list[float], ages: list[int]) -> Seen:
     return in_a_row(torch.tensor(changes).unsqueeze(1))._replace(
         ages=torch.tensor(ages, dtype=torch.float32).unsqueeze(1)
     )
+
+
+def test_networks_are_there_without_a_random_number(weights: str) -> None:
+    """A script's own numbers are where they would be without tacit, whatever it imports and reads."""
+    before = torch.get_rng_state()
+    for file in Path(weight_files.__file__).parent.glob("*.py"):
+        runpy.run_path(str(file), run_name="made_up")
+    for predictor in (MP2(weights), MP2(), WNN()):
+        assert predictor.kinds()
+    networks.__wrapped__("")
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_line_goes_on() -> None:
