@@ -50,7 +50,7 @@ def began(session: Counted) -> None:
     if FOOTPRINT not in os.environ:
         return
     if not _OPEN and not _CLOSED:
-        atexit.register(_write)
+        atexit.register(_at_exit, os.getpid())
     _OPEN.append(session)
 
 
@@ -65,6 +65,11 @@ def ended(session: Counted) -> None:
 def _numbers(session: Counted, *, closed: bool) -> dict[str, Any]:
     told: dict[str, Any] = {"strategy": session.strategy.name, "closed": closed, "metrics": session.metrics()}
     return told if session.choice is None else {**told, "choice": session.choice.to_json()}
+
+
+def _at_exit(process: int) -> None:
+    if os.getpid() == process:  # and not one that it has forked
+        _write()
 
 
 def _write() -> None:

@@ -28,7 +28,7 @@ class _CurveWriter:
     """Writes a session's numbers from a thread of its own, and once more as it is closed."""
 
     def __init__(self, session: Counted, root: Path) -> None:
-        self._session = session
+        self._session, self.process = session, os.getpid()
         self._writer = scalars.open_writer(root, scalars.free(root, session.strategy.name))
         self._step = 0
         self._closing = threading.Event()
@@ -81,5 +81,5 @@ def ended(session: Counted) -> None:
 
 @atexit.register
 def _end_all() -> None:
-    for session in [*_OPEN]:
+    for session in [each for each, writer in _OPEN.items() if writer.process == os.getpid()]:
         ended(session)
