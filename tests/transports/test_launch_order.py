@@ -109,7 +109,7 @@ def rank(place: int, strategy: str | tacit.Strategy) -> Iterator[tuple[DDP, Rank
         dist.init_process_group("fake", store=dist.HashStore(), rank=place, world_size=WORLD)
         entered.callback(dist.destroy_process_group)
         patch = entered.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(Failures, "watch", lambda self: None)  # nobody else is there
+        patch.setattr(Failures, "watch", lambda *_: None)  # nobody else is there
         patch.setattr(process_groups, "own_groups", fake_groups)
         patch.setattr(dist, "all_to_all_single", echoed)
         patch.setattr(TorchTransport, "post", posting)

@@ -102,6 +102,8 @@ class SeenSteps:
         """Refuse a step of the parameters by an optimizer that is not known; not one inside of another's."""
         if self._stepping is not None or id(optimizer) in self._begun or optimizer in self._others:
             return
+        if any(id(each) in self._begun for each in _inside(optimizer)):
+            return  # a container: those inside are seen as they step
         held = [id(p) for group in optimizer.param_groups for p in group["params"]]
         name = next((self._names[each] for each in held if each in self._names), None)
         if name is None:
@@ -151,6 +153,12 @@ class SeenSteps:
         assert self._backwards is not None
         since = self._backwards.begun - max(self._begun.values(), default=0)
         return since > 0 and since % UNSEEN == 0
+
+
+def _inside(optimizer: Optimizer) -> list[object]:
+    """What an optimizer holds, by itself or in a list."""
+    held = [*vars(optimizer).values()]
+    return held + [each for some in held if isinstance(some, list | tuple) for each in some]
 
 
 def _zero(lr: object) -> bool:
