@@ -43,6 +43,7 @@ class Found:
         sums: by rank and algorithm, the checksum of its parameters at the end.
         left: what the trial has left behind.
         wrong: what is wrong, in words; nothing where all is as it should be.
+        skipped: why there can be no such fault on this machine.
     """
 
     code: int | None = None
@@ -52,6 +53,7 @@ class Found:
     sums: dict[str, dict[str, int]] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    skipped: str = ""
 
     @property
     def row(self) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def made(trial: Trial) -> Found:
             file.stem.removeprefix("sums"): json.loads(file.read_text())
             for file in Path(folder).glob("sums*.json")
         }
-        found.left = _left(mark, before, Path(folder, "tmp"))
+        found.left = left_behind(mark, before, Path(folder, "tmp"))
         for pid in processes(mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -98,7 +100,7 @@ def _run(trial: Trial, folder: Path, out: Path, mark: str) -> Found:
     argv.append(json.dumps(trial.about(str(folder), TIMEOUT)))
     with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
         command = subprocess.Popen(
-            argv, stdout=stdout, stderr=stderr, env=_environment(folder, mark), start_new_session=True
+            argv, stdout=stdout, stderr=stderr, env=environment(folder, mark), start_new_session=True
         )
         begun = time.time()
         code, fault = _followed(command, trial, folder, out, mark, begun)
@@ -112,7 +114,7 @@ def _run(trial: Trial, folder: Path, out: Path, mark: str) -> Found:
     return found
 
 
-def _environment(folder: Path, mark: str) -> dict[str, str]:
+def environment(folder: Path, mark: str) -> dict[str, str]:
     """Whatever is made for a while is made in the trial's own folder, where it is found if it stays."""
     temporary = folder / "tmp"
     temporary.mkdir()
@@ -126,8 +128,8 @@ def _followed(
     fault, done = None, False
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return command.wait(0.2), fault or _moment(folder)
-        fault = fault or _moment(folder)
+            return command.wait(0.2), fault or moment(folder)
+        fault = fault or moment(folder)
         if fault is not None and not done:
             _from_outside(trial, command, out, mark)
             done = True
@@ -138,7 +140,8 @@ def _followed(
             return None, fault
 
 
-def _moment(folder: Path) -> float | None:
+def moment(folder: Path) -> float | None:
+    """When the fault came that a rank has told of there."""
     file = folder / "fault"
     text = file.read_text() if file.exists() else ""
     return float(text) if text else None
@@ -191,7 +194,7 @@ def things() -> set[str]:
     return links | spaces
 
 
-def _left(mark: str, before: set[str], temporary: Path) -> list[str]:
+def left_behind(mark: str, before: set[str], temporary: Path) -> list[str]:
     """What is there ten seconds after the command has ended: processes that were killed need a moment."""
     for _ in range(50):
         left = [f"process {words[:80]}" for words in processes(mark).values()]

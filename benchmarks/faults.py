@@ -1,19 +1,24 @@
 """Hundreds of short trainings in which something breaks: who ends, when, naming whom, and what is left.
 
-    python benchmarks/faults.py                  # about 3 hours; goes on where it was stopped
-    python benchmarks/faults.py --quick          # about 6 minutes: 12 faults, and two layouts
-    python benchmarks/faults.py --only faults    # or worlds
+    python benchmarks/faults.py                  # hours; goes on where it was stopped
+    python benchmarks/faults.py --quick          # 37 trials: 12 faults, two layouts, all scenes
+    python benchmarks/faults.py --only faults    # or worlds, or scenes
 
 * `worlds`: every family of algorithms on 1 to 8 ranks, in every layout on nodes, without a fault.
 * `faults`: one fault a trial, of kinds that end a training (a rank is killed, freezes, exits, raises, has a
   NaN, ends early, is cut off; the launcher, a server, the supervisor or the command is killed) and of kinds
   that must not (a rank freezes for 3 s or is slow, a link is down for 2 s, the disk is full, the folder of
   results is gone).
+* `scenes`: what one run of `tacit run` cannot have, each kind once. Ranks without a launcher die as they
+  attach and close, or with the store that all use; FSDP2; torchrun, one of its nodes or a server is killed,
+  and comes back; limits of memory; forked children; damaged states and files; commands that cannot be. What
+  cannot be made on a machine is told as skipped, with the reason.
 
 Judged: all ends within the process group's time-out and ten seconds (and the seconds in which the command
 ends the other nodes); the summary names the rank that had the fault; no process, interface, namespace or
 folder is left; where the fault was of the second sort, all parameters are those of the run without it, to the
-bit. Needs root, for links and disks. Trials are drawn from --seed.
+bit. In a scene every rank that is left has to name the fault, by an error of tacit's own. Needs root, for
+links and disks. Trials are drawn from --seed.
 """
 
 from __future__ import annotations
@@ -29,11 +34,12 @@ from pathlib import Path
 from typing import Any
 
 from fault_runs import Found, judge, made
+from fault_scenes import ENDING, SCENES, played
 from fault_trials import FATAL, Trial, faults, worlds
 from kept import StateSlice, fingerprint
 from paired import RESULTS, hardware, save
 
-OWN = ("faults.py", "fault_rank.py", "fault_runs.py", "fault_trials.py")
+OWN = ("faults.py", "fault_rank.py", "fault_runs.py", "fault_scenes.py", "fault_trials.py")
 QUICK = {"1x7": "server", "3x2": "server, bounded"}
 """Layouts of the short form, and the one family of servers that is trained in each."""
 
@@ -52,6 +58,9 @@ class Campaign:
         if row is None and self._mixed:
             row = self._kept.find({"trial": trial.key})
             row = None if row is None or row["found"]["wrong"] else row
+        if row is None and trial.kind in SCENES:
+            row = {**about, "found": played(trial.kind).row}
+            self._kept.keep(row)
         if row is None:
             found = made(trial)
             found.wrong = judge(trial, found, self._undisturbed(trial))
@@ -78,8 +87,9 @@ def rows_of(trials: Sequence[Trial], campaign: Campaign, jobs: int) -> list[dict
         for i, row in enumerate(pool.map(campaign.judged, trials), 1):
             trial, found = row["trial"], row["found"]
             family = "+".join(trial["families"])[:20]
-            said = "; ".join(found["wrong"]) or "ok"
-            what = f"{trial['kind']:18} {family:20} {trial['cluster']:4} ranks {trial['ranks']}"
+            skipped = found.get("skipped") and f"skipped: {found['skipped']}"
+            said = "; ".join(found["wrong"]) or skipped or "ok"
+            what = f"{trial['kind']:24} {family:20} {trial['cluster']:4} ranks {trial['ranks']}"
             print(f"{i:4}/{len(trials)} {what} {found['seconds']:6.1f} s  {said}", flush=True)
             rows.append(row)
     return rows
@@ -88,10 +98,16 @@ def rows_of(trials: Sequence[Trial], campaign: Campaign, jobs: int) -> list[dict
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What is counted of the trials."""
     wrong = [each for row in rows for each in row["found"]["wrong"]]
-    ending = [row for row in rows if row["trial"]["kind"] in FATAL]
-    misnamed = sum("wrong name" in each for each in wrong)
+    skipped = {row["trial"]["kind"]: row["found"]["skipped"] for row in rows if row["found"].get("skipped")}
+    ending = [
+        row
+        for row in rows
+        if row["trial"]["kind"] in {*FATAL, *ENDING} and row["trial"]["kind"] not in skipped
+    ]
+    misnamed = sum(any("wrong name" in each for each in row["found"]["wrong"]) for row in rows)
     return {
-        "trials": len(rows),
+        "trials": len(rows) - len(skipped),
+        "skipped": skipped,
         "code": dict(Counter(row["code_of"] for row in rows)),
         "faults": sum(row["trial"]["kind"] != "none" for row in rows),
         "kinds": dict(sorted(Counter(row["trial"]["kind"] for row in rows).items())),
@@ -116,7 +132,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=320, help="how many faults")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="trials at a time; with more, times mean less")
-    parser.add_argument("--only", choices=("worlds", "faults"))
+    parser.add_argument("--only", choices=("worlds", "faults", "scenes"))
     parser.add_argument("--quick", action="store_true")
     parser.add_argument(
         "--mixed", action="store_true", help="take what other code did right, too, and say so"
@@ -129,12 +145,14 @@ def main() -> None:
     if os.geteuid() != 0:
         parser.error("links and disks are broken by root only: run it as root, in a container, say")
     trials: list[Trial] = []
-    if options.only != "faults":
+    if options.only in (None, "worlds"):
         plain = list(worlds(options.seed))
         trials += [each for each in plain if not options.quick or is_quick(each)]
-    if options.only != "worlds":
+    if options.only in (None, "faults"):
         drawn = faults(options.count, options.seed)
         trials += drawn[:12] if options.quick else drawn
+    if options.only in (None, "scenes"):
+        trials += [Trial(-1, (), "", kind) for kind in SCENES]
     campaign = Campaign(StateSlice(options.kept), fingerprint(*OWN), options.mixed)
     rows = rows_of(trials, campaign, options.jobs)
     counted = summary(rows)

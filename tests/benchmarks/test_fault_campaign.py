@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fault_runs import Found, judge, made
+from fault_scenes import ENDING, SCENES, Ended, alike, misdeeds
 from fault_trials import APART, FAMILIES, FATAL, KINDS, LAYOUTS, TRANSIENT, Trial, faults, worlds
 from faults import summary
 from tacit.algorithms import parse, registry
@@ -75,6 +76,34 @@ def test_a_summary_counts_what_is_wrong() -> None:
     assert counted["code"] == {"a": 3, "b": 1}
     assert (counted["trials"], counted["faults"], counted["hangs"]) == (4, 3, 1)
     assert (counted["wrong results"], counted["leftovers"], counted["right rank named"]) == (1, 1, 0.5)
+
+
+RAISED = "Traceback (most recent call last):\n  File x\n{}\n"
+NAMED = Ended(1, "a log\n[rank0]: " + RAISED.format("tacit.errors.PeerLost: rank 1 did not answer"))
+
+
+def test_each_that_is_left_is_judged_by_the_error_it_raises_last() -> None:
+    assert misdeeds(NAMED, "rank 1") == misdeeds(Ended(0, ""), "") == []
+    assert misdeeds(NAMED, "rank 2")[0].startswith("wrong name: 'tacit.errors.PeerLost")
+    raw = Ended(1, NAMED.text + RAISED.format("RuntimeError: rank 1: connection closed by peer"))
+    assert misdeeds(raw, "rank 1")[0].startswith("wrong name: a raw error: RuntimeError")
+    assert misdeeds(Ended(0, NAMED.text), "rank 1")[0].startswith("exit code 0 after a fault")
+    assert misdeeds(Ended(-9, "killed"), "")[0].startswith("exit code -9")
+    assert misdeeds(Ended(2, "tacit: the cluster cannot be"), "cluster") == []
+    assert alike({"0": {"topk": 7}, "1": {"topk": 7}}) == []
+    assert alike({"0": {"topk": 7}, "1": {"topk": 8}}) == ["wrong result: replicas differ"]
+    assert alike({}) == ["no rank came to the end"]
+    assert SCENES.keys() > ENDING
+
+
+def test_what_cannot_be_made_here_is_counted_apart() -> None:
+    rows = [
+        {"trial": {"kind": "memory of a cgroup"}, "found": {"wrong": [], "skipped": "no cgroup"}},
+        {"trial": {"kind": "killed closing"}, "found": {"wrong": ["wrong name: x", "wrong name: y"]}},
+    ]
+    counted = summary([{**row, "code_of": "a"} for row in rows])
+    assert counted["skipped"] == {"memory of a cgroup": "no cgroup"}
+    assert (counted["trials"], counted["misnamed"], counted["right rank named"]) == (1, 1, 0.0)
 
 
 @pytest.mark.testbed
