@@ -21,6 +21,7 @@ import checks
 import daso_checks
 import late_checks
 import loop_checks
+import odd_checks
 import progress_checks
 import torch
 import torch.distributed as dist
@@ -117,6 +118,14 @@ def in_stream_and_on_the_host_bits_are_the_same() -> None:
         "qsr:sync_every=2,bits=4",
     ):
         assert torch.equal(there(algorithm, None), there(algorithm, "host")), algorithm
+
+
+@check
+def a_discarded_step_leaves_no_trace() -> None:
+    with patch(
+        "odd_checks.DISCARDED", ("topk:ratio=0.1,topology=two-phase", "onebit-adam:freeze_step=2,refresh=1")
+    ):
+        odd_checks.a_discarded_step_leaves_no_trace()
 
 
 @check

@@ -271,6 +271,13 @@ def what_cannot_be_discarded_is_refused() -> None:
             raises(AttachError, session.discard, write)
             optimizer.step()
     model = wrapped()
+    both = [torch.optim.SGD(part.parameters(), lr=0.05) for part in (model.module[0], model.module[2:])]
+    with tacit.attach(model, both, "dense") as session:
+        model(torch.randn(8, 20)).sum().backward()
+        both[0].step()
+        raises(AttachError, session.discard, "is half taken")
+        both[1].step()
+    model = wrapped()
     scaler = torch.amp.GradScaler("cpu")
     with tacit.attach(model, sgd(model), "dense", scaler=scaler) as session:
         raises(AttachError, session.discard, "without a scaler")

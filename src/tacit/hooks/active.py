@@ -128,9 +128,9 @@ class ActiveStrategy:
     def discard(self, wish: bool) -> bool:
         """See `Attached.discard`."""
         refuse_discard(self.options, self.levels)
-        if not agreed(
-            self.options, self.levels, wish, mistimed(self.options, self.levels, self._hooks.backwards.since)
-        ):
+        backwards, half = self._hooks.backwards.since, self._hooks.is_half_taken
+        wrong = mistimed(self.options, self.levels, backwards, half)
+        if not agreed(self.options, self.levels, wish, wrong):
             return False
         for level in self.levels:
             level.discard()

@@ -61,12 +61,20 @@ def _why_not(options: AttachOptions, levels: Sequence[Level]) -> str | None:
         use for bucket in levels[0].session.buckets for each in bucket.chosen if (use := each.one_shot(0))
     ]
     if server is not None and (server.pull or any(use.has_mean_feedback or use.is_predicted for use in uses)):
-        return "a server has kept what its answers left out: write pull='dense'"
+        return "a server's answers go by those before: write pull='dense'"
     return None
 
 
-def mistimed(options: AttachOptions, levels: Sequence[Level], backwards: int) -> str | None:
-    """What is wrong with discarding now on this rank; None: nothing. `backwards`: since the last step."""
+def mistimed(options: AttachOptions, levels: Sequence[Level], backwards: int, half_taken: bool) -> str | None:
+    """What is wrong with discarding now on this rank; None: nothing.
+
+    `backwards`: how many since the last step; `half_taken`: whether some optimizers have taken this one.
+    """
+    if half_taken:
+        return (
+            "some of the optimizers have stepped already, and others have not, so that it is half taken: "
+            "call it before any of them steps, and have all of them step in every step"
+        )
     if levels[0].gradient is None:
         # In a CUDA graph's replay no hook is called, so that passes cannot be counted.
         there = any(p.grad is not None for p in options.named.values())

@@ -65,6 +65,11 @@ class SeenSteps:
             self._stepped.clear()
             self._count()
 
+    @property
+    def is_half_taken(self) -> bool:
+        """Whether some of the optimizers have taken a step, and others may still."""
+        return bool(self._stepped)
+
     def remove(self) -> None:
         """Take the hooks away."""
         for handle in self._handles:

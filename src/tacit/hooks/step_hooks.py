@@ -215,6 +215,11 @@ class StepHooks:
         session = self._levels[0].session
         return not linear(session) or (session.strategy.late and not self._options.optimizers)
 
+    @property
+    def is_half_taken(self) -> bool:
+        """Whether some of the optimizers have taken the step that is under way."""
+        return self._seen is not None and self._seen.is_half_taken
+
     def discarded(self) -> None:
         """To be called in place of a step that is discarded."""
         self.backwards.stepped()
