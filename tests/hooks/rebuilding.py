@@ -1,4 +1,7 @@
-"""Rank 1 is killed as DDP's buckets become ours, or a checkpoint is put together; what the others say."""
+"""Rank 1 is killed as DDP's buckets become ours, or a checkpoint is put together; what the others say.
+
+Or rank 0 is `alone` in asking for a checkpoint.
+"""
 
 import json
 import os
@@ -23,10 +26,10 @@ session = tacit.attach(model, optimizer, strategy)
 start = time.monotonic()
 try:
     steps(model, optimizer, 3 if moment == "recut" else 5)
-    if dist.get_rank() == 1:
+    if dist.get_rank() == 1 and moment != "alone":
         os.kill(os.getpid(), signal.SIGKILL)
     start = time.monotonic()
-    if moment == "state_dict":
+    if moment == "state_dict" or (moment == "alone" and dist.get_rank() == 0):
         session.state_dict()
     steps(model, optimizer, 5)
 except Exception as error:

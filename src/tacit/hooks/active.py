@@ -156,6 +156,8 @@ class ActiveStrategy:
     def state_dict(self) -> dict[str, Any]:
         """See `Attached.state_dict`."""
         self.flush()
+        if any(level.session.store.shares_out for level in self.levels):
+            self.failures.come_to("session.state_dict()")
         state, sharded = checkpoint.save(self.options.strategy, self.levels), self.options.sharded
         state |= self._own.saved()
         if sharded is None:

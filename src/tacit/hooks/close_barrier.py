@@ -1,4 +1,7 @@
-"""A barrier before a session is closed, by the launcher's store: it finds ranks that take more steps."""
+"""Barriers before a session is closed, and before its state is put together, by the launcher's store.
+
+They find ranks that take more steps instead of coming.
+"""
 
 from __future__ import annotations
 
@@ -145,6 +148,44 @@ class CloseBarrier:
 
     def _all(self, what: str, store: BoundedStore) -> bool:
         return store.check([f"all {what}"])
+
+
+class CallBarrier:
+    """One rank's part where all ranks come to a call, while they train; one call after another.
+
+    Args:
+        store: seen by these ranks alone.
+        rank: this rank, one of so many `peers`.
+    """
+
+    def __init__(self, store: BoundedStore, rank: int, peers: int) -> None:
+        self._store, self._rank, self._peers = store, rank, peers
+        self._come = 0
+
+    def arrive(self, here: StepsReached, call: str) -> None:
+        """Come to a call, such as "session.state_dict()"."""
+        self._come += 1
+        self._store.compare_set(f"call/{self._come}", "", f"{self._rank} {here.steps} {here.begun} {call}")
+        if self._store.add(f"come/{self._come}", 1) == self._peers:
+            self._store.set(f"all come/{self._come}", "")
+
+    def complete(self) -> bool:
+        """Whether all ranks have come."""
+        return self._store.check([f"all come/{self._come}"])
+
+    def look(self, here: StepsReached, closes: bool) -> str | None:
+        """What is wrong, or None: another rank waits in a call, and this one has gone on, or `closes`."""
+        key = f"call/{self._come + 1}"
+        if not self._store.check([key]):
+            return None
+        rank, steps, begun, call = self._store.get(key).decode().split(" ", 3)
+        if not closes and here <= StepsReached(int(steps), int(begun)):
+            return None
+        return (
+            f"rank {rank} waits in {call} after {steps} steps, and rank {self._rank} has gone on without it: "
+            "here ranks share their state out, and put it together in this call. Call it on every rank, "
+            "behind the same step, and have one of them save what it gives"
+        )
 
 
 UNEVEN = "uneven: "

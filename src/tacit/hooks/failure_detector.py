@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tacit.errors import PeerLost, RatesDiffer, UnevenData, of_ranks
 from tacit.hooks.bounded_store import BoundedStore, Unreachable
-from tacit.hooks.close_barrier import UNEVEN, CloseBarrier, StepsReached
+from tacit.hooks.close_barrier import UNEVEN, CallBarrier, CloseBarrier, StepsReached
 from tacit.hooks.store_comparison import DIFFERENT, StepComparison, StepHistory
 from tacit.torch_compat import PrefixStore, Store
 
@@ -95,6 +95,8 @@ class FailureDetector:
         self._host = host
         self._reached = reached
         self._barrier = CloseBarrier(self._store, rank, ranks, timeout)
+        self._calls = CallBarrier(self._store, rank, len(ranks))
+        self._closes = False
         self._comparison = None if notes is None else StepComparison(self._store, rank, notes)
         self._timeout, self._instead = timeout, instead
         self._posted, self._overdue = posted or self._begun, overdue
@@ -145,6 +147,24 @@ class FailureDetector:
         self._try(lambda: self._soon.set(f"found/{self._rank}", ""))
         self._try(lambda: self._wait_for({*self._ranks}, "found"))
 
+    def come_to(self, call: str) -> None:
+        """Wait until all ranks have come to a call that all of them must make.
+
+        Raises:
+            PeerLost: a rank is gone or frozen, or has gone on.
+        """
+        try:
+            self._calls.arrive(self._reached(), call)
+            self._store.set("news", "")
+            deadline = time.monotonic() + self._timeout
+            while not (self._told.wait(0.002) or self._calls.complete()):
+                if time.monotonic() > deadline:
+                    raise self.alarm(f"it waited in {call} for the others")
+        except dist.DistError as error:
+            self._found = self._found or self._gone(error)
+        if self._found is not None:
+            raise self._found
+
     def enter_barrier(self) -> None:
         """Wait until all ranks have come here, after the same number of steps.
 
@@ -153,6 +173,7 @@ class FailureDetector:
             RatesDiffer: with different learning rates.
             PeerLost: a rank is gone or frozen.
         """
+        self._closes = True
         try:
             differs = (lambda: None) if self._comparison is None else self._comparison.end
             wrong = self._barrier.arrive(self._reached(), differs)
@@ -230,6 +251,8 @@ class FailureDetector:
             return None
         if not self._store.check(["alarm"]):
             wrong = self._barrier.look(self._reached())
+            if wrong is None and (passed := self._calls.look(self._reached(), self._closes)) is not None:
+                wrong = OWN + passed
             if wrong is None:
                 return None
             self._raise(wrong, self._store)

@@ -104,6 +104,15 @@ class Failures:
         errors = (level.session.failure.error for level in self._levels)
         return next((error for error in errors if error is not None), self._noted)
 
+    def come_to(self, call: str) -> None:
+        """Wait until all ranks have come to a collective call while they train.
+
+        Raises:
+            PeerLost: a rank is gone or frozen, or has gone on without it.
+        """
+        if self._detector is not None and self.first is None:
+            self._detector.come_to(call)
+
     def enter_barrier(self) -> None:
         """Wait until all ranks close their sessions, after the same steps; unless something has failed.
 

@@ -245,6 +245,11 @@ class StateStore:
             found[name, field] = together, self._context.tensors[name].numel() if some is None else some.width
         return found
 
+    @property
+    def shares_out(self) -> bool:
+        """Whether ranks keep parts of each other's state, so that `gathered` is a collective call."""
+        return any(len(self.layout[key]) > 1 for key in self.widths())
+
     def gathered(self) -> Generator[Request, Any, Fields]:
         """All state of this rank's node, put together from what its ranks keep; the topology's, of all."""
         mine = self.named_state()
