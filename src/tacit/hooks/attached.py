@@ -196,11 +196,7 @@ class Attached:
         """The session for a checkpoint (`Stateful`): counters, buckets, and all state that it keeps.
 
         For torch.save each rank saves its own, as residuals differ by rank; torch.distributed.checkpoint
-        keeps them apart by their keys. Waits until nothing is under way. To be called on all ranks behind the
-        same step: where they share state out, as `efsign` does, they wait for each other.
-
-        Raises:
-            PeerLost: there a rank is gone, or has gone on without this call.
+        keeps them apart by their keys. All ranks call it behind the same step: with `efsign` it waits for all.
         """
         return self._active.state_dict()
 
