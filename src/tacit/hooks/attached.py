@@ -196,7 +196,7 @@ class Attached:
         """The session for a checkpoint (`Stateful`): counters, buckets, and all state that it keeps.
 
         For torch.save each rank saves its own, as residuals differ by rank; torch.distributed.checkpoint
-        keeps them apart by their keys. All ranks call it behind the same step: with `efsign` it waits for all.
+        keeps them apart by their keys. All ranks call it after the same step: with `efsign` it waits for all.
         """
         return self._active.state_dict()
 
