@@ -217,8 +217,8 @@ def what_is_local_differs_between_rounds_and_what_is_averaged_is_equal_to_the_bi
                 moments.numel() if moments.any() else 0
             )
             if beside == "averaged":
-                # Two rounds of fp32 by a ring of four ranks; before each, a checksum to three peers.
-                assert sent == 2 * (4 * dense * 2 * 3 / 4 + 8 * 3)
+                # Two rounds of fp32 by a ring of four; with each, and at first, a checksum to three peers.
+                assert sent == 2 * (4 * dense * 2 * 3 / 4 + 8 * 3) + 8 * 3
             train(model, optimizer, 4, 1, 1, lambda step: None)
         assert same_on_all_ranks(everything(model, optimizer))
 
