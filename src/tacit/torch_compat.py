@@ -42,6 +42,7 @@ __all__ = [
     "gloo_sharing_sockets",
     "group_named",
     "has_bf16_products",
+    "in_function_mode",
     "in_join",
     "is_normalising",
     "is_open",
@@ -75,8 +76,7 @@ def device_types(group: dist.ProcessGroup) -> list[str]:
 
 def backend_name(group: dist.ProcessGroup, device_type: str) -> str:
     """The name of the group's backend for such tensors, such as "nccl"; by `ProcessGroup._get_backend`."""
-    name: str = group._get_backend(torch.device(device_type)).name()
-    return name
+    return str(group._get_backend(torch.device(device_type)).name())
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta:
@@ -189,10 +189,7 @@ def reduces_in_python(model: object) -> bool:
 
 
 def compiled_module(model: object) -> object | None:
-    """The module that `torch.compile` has wrapped; None where it has not, or keeps it by another name now.
-
-    By `OptimizedModule._orig_mod`.
-    """
+    """What `torch.compile` has wrapped, by `OptimizedModule._orig_mod`; None where that is not there."""
     return getattr(model, "_orig_mod", None)
 
 
@@ -209,8 +206,7 @@ def behind_accumulation(p: Tensor, call: Callable[[], None]) -> RemovableHandle:
 
 def times_written(tensor: Tensor) -> int:
     """How often it has been written to in place; by `Tensor._version`."""
-    version: int = tensor._version
-    return version
+    return int(tensor._version)
 
 
 Subclass = TypeVar("Subclass", bound=Tensor)
@@ -260,6 +256,11 @@ def at_end_of_backward(call: Callable[[], None]) -> None:
     To be called in backward. What is queued while these are called, is called behind them.
     """
     torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def in_function_mode() -> bool:
+    """Whether any, as that of another default device, is on; by `torch._C._len_torch_function_stack`."""
+    return bool(torch._C._len_torch_function_stack())
 
 
 def is_profiling() -> bool:

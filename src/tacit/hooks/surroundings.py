@@ -9,8 +9,11 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from tacit.torch_compat import in_function_mode
+
 __all__ = ["shielded"]
 
+_DEVICES = ("cpu", "cuda")
 Given = ParamSpec("Given")
 T = TypeVar("T")
 
@@ -25,8 +28,8 @@ def shielded(call: Callable[Given, T]) -> Callable[Given, T]:
     @wraps(call)
     def run(*args: Given.args, **kwargs: Given.kwargs) -> T:
         inferring = torch.is_inference_mode_enabled()
-        casting = [each for each in ("cpu", "cuda") if torch.is_autocast_enabled(each)]
-        elsewhere = torch.get_default_device().type != "cpu"
+        casting = [each for each in _DEVICES if torch.is_autocast_enabled(each)]
+        elsewhere = in_function_mode() and torch.get_default_device().type != "cpu"
         if not (inferring or casting or elsewhere):
             return call(*args, **kwargs)
         with ExitStack() as inside:
