@@ -55,7 +55,8 @@ class FrozenCheck:
     without a word; and the bucket of one that is frozen later never fills, unless DDP looks for unused ones.
     A Parameter that another one has taken the place of is not used any more, and the other one is known
     neither to DDP nor to the optimizer. And where the order of a parameter's entries in memory changes
-    (`.to(memory_format=...)`), DDP goes on with the old order, and mixes up the gradient's entries.
+    (`.to(memory_format=...)`), DDP goes on with the old order, and mixes up the gradient's entries; where
+    their type does (`.double()`), torch calls DDP no more.
     """
 
     def __init__(self, model: TrainedModel) -> None:
@@ -69,6 +70,7 @@ class FrozenCheck:
         homes = [(name, p, *_home(model.module, name)) for name, p in trained]
         # A scripted module's parameters are no dict's, and cannot be replaced.
         self._homes = [each for each in homes if isinstance(each[2], Mapping)]
+        self._types = [(name, p, p.dtype) for name, p in trained]
         self._orders = [(name, p, p.stride()) for name, p in trained if p.dim() > 1]
 
     def __call__(self, *_: Any) -> None:
@@ -76,9 +78,15 @@ class FrozenCheck:
 
         Raises:
             AttachError: a parameter is trained that was not, or the other way round, or is another one, or
-                lies otherwise in memory; the step is not taken.
+                has another type, or lies otherwise in memory; the step is not taken.
         """
         self.check_objects()
+        for name, p, dtype in self._types:
+            if p.dtype != dtype:
+                raise AttachError(
+                    f"{name} had the type {dtype} when the session began, and has {p.dtype} now: DDP does "
+                    f"not average its gradients any more; {self._anew}"
+                )
         for name, p, strides in self._orders:
             if p.stride() != strides:
                 raise AttachError(
