@@ -45,6 +45,7 @@ PROCESSES = (
     "tests/docs/test_code.py::test_a_block_runs",
     "tests/docs/test_code.py::test_a_script_runs",
     "tests/docs/test_site.py",
+    "tests/foreign/test_foreign.py::test_it_is",
     "tests/hooks/test_auto_session.py",
     "tests/hooks/test_beside.py",
     "tests/hooks/test_compiled.py",
@@ -190,7 +191,8 @@ def namespaces() -> None:
 
 
 LONGEST = ("hooks/test_gloo", "test_examples", "cli/test_run", "hooks/test_features", "kernels/test_triton")
-LONGEST += ("cli/test_disk", "hooks/test_resize", "cli/test_main", "hooks/test_in_stream")
+LONGEST += ("foreign/test_foreign", "cli/test_disk", "hooks/test_resize", "cli/test_main")
+LONGEST += ("hooks/test_in_stream",)
 LONGEST += ("parameter_server/test_cli", "hooks/test_daso", "hooks/test_loops")
 LONGEST += ("testbed/test_testbed_failures", "hooks/test_late", "integrations/test_frameworks")
 """Files of tests, longest first: where they are run side by side, none of them is begun last."""
