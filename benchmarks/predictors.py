@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from tacit.cli import app
+from tacit.cli.application import app
 from tacit.prediction import weight_files
 
 RECORD = "record"

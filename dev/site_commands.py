@@ -27,9 +27,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def every_command() -> str:
     """What `--help` says of each, the exit codes, and the parameter server's own options."""
     from tacit import cli
+    from tacit.cli import application
     from tacit.parameter_server.__main__ import arguments
 
-    parts = [part for name, command in commands(cli.app) for part in _told(name, command)]
+    parts = [part for name, command in commands(application.app) for part in _told(name, command)]
     _, codes = cleandoc(cli.main.__doc__ or "").split("Exit codes: ")
     parts += ["## Exit codes", "\n".join(f"* {_text(code)}" for code in codes.rstrip(".").split("; "))]
     parts += ["## python -m tacit.parameter_server", f"```text\n{arguments().format_help()}```"]

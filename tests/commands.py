@@ -13,6 +13,7 @@ import pytest
 from testbeds import forked_testbeds
 
 from tacit import cli
+from tacit.cli import application as application  # so that forks need not import it
 
 
 @dataclass(frozen=True)

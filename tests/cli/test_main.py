@@ -16,6 +16,7 @@ from image_files import as_archive, pictures
 
 from commands import called
 from tacit import cli
+from tacit.cli import application
 from tacit.cli.compare import options
 from tacit.lab import records
 from tacit.lab.recipes import Choices
@@ -110,7 +111,7 @@ def test_curves_without_their_package_are_bad_input(
 
 
 def test_every_option_has_a_help_text_with_an_example() -> None:
-    group = typer.main.get_command(cli.app)
+    group = typer.main.get_command(application.app)
     commands = [group, *group.commands.values()]  # type: ignore[attr-defined]
     commands += group.commands["predictor"].commands.values()  # type: ignore[attr-defined]
     parameters = [parameter for command in commands for parameter in command.params]
@@ -293,3 +294,33 @@ def test_a_rank_that_dies_is_named(running: Process, tmp_path: Path) -> None:
     assert isinstance(end, records.EndRecord)
     assert end.status == "failed"
     assert "rank 1" in (end.error or "")
+
+
+INTERRUPTED = """
+import os, signal, sys
+from types import SimpleNamespace
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+stop = lambda name, *_: os.kill(os.getpid(), signal.SIGINT) if name == "typer" else None
+sys.meta_path.insert(0, SimpleNamespace(find_spec=stop))
+from tacit.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "out", "encoding", "code", "says"),
+    [
+        ([*TACIT, "list"], "/dev/full", "utf-8", 1, "tacit: what it prints cannot be written: No space left"),
+        ([*TACIT, "list"], "/dev/null", "ascii", 0, ""),
+        ([sys.executable, "-c", INTERRUPTED], "/dev/null", "utf-8", 130, "tacit: stopped by SIGINT\n"),
+    ],
+)
+def test_what_a_terminal_does_is_no_traceback(
+    argv: list[str], out: str, encoding: str, code: int, says: str
+) -> None:
+    with Path(out).open("wb") as stdout:
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        ended = subprocess.run(argv, stdout=stdout, stderr=subprocess.PIPE, env=environment, text=True)
+    assert ended.returncode == code
+    assert ended.stderr.startswith(says)
+    assert ended.stderr.count("\n") == bool(says)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tacit.cli import app
+from tacit.cli.application import app
 from tacit.errors import ConfigError
 from tacit.prediction import weight_files
 from tacit.prediction.mp2_network import MP2

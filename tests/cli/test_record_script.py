@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from tacit.cli import app
+from tacit.cli.application import app
 from tacit.cli.predictor import runner
 from tacit.environment import RECORD
 from tacit.errors import ConfigError

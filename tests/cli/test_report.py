@@ -13,6 +13,7 @@ from tacit import cli
 from tacit.cli import report
 from tacit.cli.compare import options
 from tacit.cli.compare.recorder import ComparisonRecorder
+from tacit.cli.interrupts import Interrupted
 from tacit.lab import records
 
 
@@ -126,7 +127,7 @@ def test_compare_leaves_a_page_and_names_it(
 def test_an_interrupted_comparison_leaves_a_page_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run_compare(monkeypatch, tmp_path, cli.Interrupted(15)) == 143
+    assert run_compare(monkeypatch, tmp_path, Interrupted(15)) == 143
     assert f"Report: {tmp_path / 'report.html'}" in capsys.readouterr().err
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "ddp was interrupted: stopped by SIGTERM" in text

@@ -16,7 +16,7 @@ from typer.core import TyperGroup as Group
 from cases import for_each
 from tacit.algorithms import ALGORITHMS, parse
 from tacit.algorithms.registry import parameters_of
-from tacit.cli import app
+from tacit.cli.application import app
 from tacit.cli.parsing import split_algorithms
 from tacit.lab import recipes
 from tacit.lab.cluster import Cluster

@@ -28,7 +28,7 @@ def command(
     E.g. tacit list
     """
     if as_json:
-        typer.echo(json.dumps(_objects(), ensure_ascii=False))
+        typer.echo(json.dumps(_objects()))
         return
     from rich.console import Console
 
