@@ -171,9 +171,12 @@ def test_impossible_values_are_refused(values: dict[str, float]) -> None:
         {"nodes": 1024, "ranks_per_node": 1},
         {"nodes": 1000, "ranks_per_node": 1, "servers": 24},
         {"nodes": 1, "ranks_per_node": 4097},
+        {"nodes": 2, "ranks_per_node": 1, "rate": 999.0},
+        {"nodes": 2, "ranks_per_node": 1, "rates": (1e6, 1.0)},
+        {"nodes": 2, "ranks_per_node": 1, "rate": 1e6, "latency": 241.0},
     ],
 )
-def test_what_one_machine_cannot_emulate_can_be_planned(values: dict[str, int]) -> None:
+def test_what_one_machine_cannot_emulate_can_be_planned(values: dict[str, float]) -> None:
     cluster = Cluster(**values)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="cannot be emulated"):
         cluster.check_emulated()

@@ -21,7 +21,7 @@ from pathlib import Path
 from tacit.environment import NOTES
 from tacit.errors import ConfigError
 
-__all__ = ["Log", "folder", "output", "put", "say", "spared", "sweep"]
+__all__ = ["Log", "folder", "output", "put", "say", "spared", "sweep", "unmake"]
 
 _KINDS = {
     stat.S_ISDIR: "a folder",
@@ -81,6 +81,13 @@ def folder(path: Path, option: str) -> Path:
             f"cannot write to {option} {path}: {_why(error)}. Give a folder, or a name for a new one"
         ) from error
     return path
+
+
+def unmake(*paths: Path) -> None:
+    """Remove files, and folders that are empty then, that were made for what could not begin."""
+    for path in paths:
+        with suppress(OSError):
+            path.rmdir() if path.is_dir() else path.unlink()
 
 
 def put(path: Path, content: str | bytes, *, durable: bool = False) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -18,6 +19,7 @@ from commands import called
 from tacit import cli
 from tacit.cli import application
 from tacit.cli.compare import options
+from tacit.errors import TestbedError
 from tacit.lab import records
 from tacit.lab.recipes import Choices
 from tacit.lab.recipes.data.download import REMOTES, Remote
@@ -108,6 +110,22 @@ def test_curves_without_their_package_are_bad_input(
     words = ["--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "curves")]
     assert "pip install -e '.[tensorboard]'" in refused(capsys, monkeypatch, *words)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", [["compare", "digits"], ["run", "--", __file__]])
+def test_what_cannot_be_built_leaves_nothing(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuses = Mock(side_effect=TestbedError("this kernel lacks the module sch_netem"))
+    monkeypatch.setattr("tacit.lab.testbed.testbed.Testbed.__enter__", refuses)
+    out = ["--out", str(tmp_path / "new" / "out")]
+    monkeypatch.setattr(sys, "argv", ["tacit", words[0], *out, "--cluster", "2x1@1mbit,5ms", *words[1:]])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 1
+    assert capsys.readouterr().err == "tacit: this kernel lacks the module sch_netem\n"
+    assert refuses.called
+    assert not (tmp_path / "new" / "out").exists()
 
 
 def test_every_option_has_a_help_text_with_an_example() -> None:

@@ -194,6 +194,7 @@ def test_text(text: str, topology: object) -> None:
         (lambda: Ring().schedule(5000, 1), r"49990000 messages among 5000 ranks.*HalvingDoubling\(\)"),
         (lambda: Ring(axis="row"), "unknown axis 'row'"),
         (lambda: parse("dense:topology=torus-2"), "unknown topology 'torus-2'"),
+        (lambda: parse(f"dense:topology=torus-2x{'9' * 5000}"), "unknown topology 'torus-2x999"),
         (lambda: parse("dense:topology=ring-2x2"), "unknown topology 'ring-2x2'"),
         (lambda: parse("dense:topology=torus-2x2x2"), r"sides=\(2, 2, 2\) cannot be"),
         (lambda: parse("topk:topology=ring"), "ring"),

@@ -46,7 +46,7 @@ has nodes of eight ranks, racks of four nodes, and two racks: levels, with neigh
 by the links, which are measured when it is attached.
 """
 
-_NUMBERED = r"(torus|blueconnect)-(\d+(?:x\d+)+)"
+_NUMBERED = r"(torus|blueconnect)-(\d{1,9}(?:x\d{1,9})+)"
 _WAYS: dict[str, OnAxis] = {"all-gather": Flat(), "two-phase": TwoPhase(), "auto": Auto()}
 _SHAPES: dict[str, OnAxis] = {
     "all-reduce": Flat(),

@@ -28,7 +28,8 @@ def main() -> None:
 
         sys.exit(application.run())
     finally:
-        signal.signal(signal.SIGINT, before)
+        if signal.getsignal(signal.SIGINT) is _stopped:  # else one came, and those behind it are ignored
+            signal.signal(signal.SIGINT, before)
 
 
 def _stopped(number: int, frame: FrameType | None) -> None:

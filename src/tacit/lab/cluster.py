@@ -40,6 +40,8 @@ _MOST_NODES = 1023
 """As many ports has a bridge of Linux."""
 _MOST_RANKS = 4096
 _MOST_PLANNED = 1 << 20
+_SLOWEST, _LATEST = 1e3, 240.0
+"""What the kernel's shapers can do: bit/s with their least burst, and seconds."""
 _EXAMPLES = (
     "Write for example 2x2@100mbit (2 nodes of 2 ranks, 100 Mbit/s links), 4x1@1gbit,20ms (with latency), "
     "2x2 (links at full speed) or local:4 (4 plain local processes)."
@@ -144,7 +146,7 @@ class Cluster:
         """Check that it is small enough for one machine to emulate it.
 
         Raises:
-            ConfigError: it has too many nodes or ranks.
+            ConfigError: it has too many nodes or ranks, or a link that the kernel cannot shape.
         """
         if self.places > _MOST_NODES:
             raise ConfigError(
@@ -155,6 +157,18 @@ class Cluster:
             raise ConfigError(
                 f"{self.world_size:,} ranks cannot be emulated: each is a process with a PyTorch of its "
                 f"own, some 200 MB, and {_MOST_RANKS:,} are the most. {_EXAMPLES}"
+            )
+        slowest = min([*self.rates, *([] if self.rate is None else [self.rate])], default=_SLOWEST)
+        if slowest < _SLOWEST:
+            raise ConfigError(
+                f"a link of {_written(slowest, _RATES)} cannot be emulated, as the kernel counts how long a "
+                f"packet takes in 32 bits: write {_written(_SLOWEST, _RATES)} or more. {_EXAMPLES}"
+            )
+        latest = max([*self.latencies, self.latency])
+        if latest > _LATEST:
+            raise ConfigError(
+                f"a latency of {_written(latest, _TIMES)} cannot be emulated, as the kernel counts it in 32 "
+                f"bits: write up to {_written(_LATEST, _TIMES)}. {_EXAMPLES}"
             )
 
     @property

@@ -9,6 +9,7 @@ from tacit.cli.compare.options import CompareOptions
 from tacit.cli.compare.recorder import ComparisonRecorder
 from tacit.cli.interrupts import Interrupted
 from tacit.errors import TestbedError
+from tacit.files import unmake
 from tacit.lab.recipes.progress import Progress, record_in
 from tacit.lab.records import COMPUTE_ONLY, EndRecord, Status
 from tacit.lab.testbed import Failure, Result, Serving, Testbed
@@ -27,9 +28,15 @@ def train_all(options: CompareOptions, display: Display, recorder: ComparisonRec
         TestbedError: The cluster cannot be emulated, or a rank failed; the message names rank and reason.
         Interrupted: A signal came.
     """
-    with Testbed(options.cluster) as bed:
-        for strategy in (*options.strategies, None):
-            _Training(options, display, recorder, strategy).run(bed)
+    built = False
+    try:
+        with Testbed(options.cluster) as bed:
+            built = True
+            for strategy in (*options.strategies, None):
+                _Training(options, display, recorder, strategy).run(bed)
+    finally:
+        if not built:
+            unmake(options.records, options.records.parent)
 
 
 class _Training:

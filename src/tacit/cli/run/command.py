@@ -10,7 +10,7 @@ import typer
 
 from tacit.cli.interrupts import interruptible
 from tacit.environment import ALGORITHM, FOOTPRINT, PROFILE, TENSORBOARD, WORKER, WORKERS
-from tacit.files import put, spared
+from tacit.files import put, spared, unmake
 
 if TYPE_CHECKING:
     from tacit.cli.run.options import RunOptions
@@ -179,8 +179,10 @@ def _run(options: RunOptions) -> RunResult:
     if options.profile:
         variables[PROFILE] = str(options.footprint)
     _write(options, results.unfinished(options))
+    built = False
     try:
         with Testbed(options.cluster) as bed:
+            built = True
             ended = bed.run(
                 [str(_RANK_COUNTER), str(options.footprint), *profiler, *options.script],
                 env=variables,
@@ -190,7 +192,10 @@ def _run(options: RunOptions) -> RunResult:
                 hold_errors=True,
             )
     except BaseException as error:
-        _write(options, results.cut_off(options, error))
+        if built:
+            _write(options, results.cut_off(options, error))
+        else:
+            unmake(options.record, options.footprint, options.folder)
         raise
     profiled = profile.read(options.footprint) if options.profile else []
     result = results.summarize(options, ended, profiled)
