@@ -180,9 +180,9 @@ def a_run_that_is_resumed_is_the_run_that_never_stopped() -> None:
     for name in ("dense", "topk", "powersgd", "lag"):
         for before, warmup_steps in ((1, 0), (3, 4), (5, 0)):
             strategy = late(COMPRESSORS[name], warmup_steps)
-            never, stopped = resumed(strategy, before, 4, folder, "torch")
+            never, stopped = resumed(strategy, before, 4, folder)
             assert torch.equal(never, stopped), f"{strategy}, saved after {before} steps"
-    never, stopped = resumed("pipesgd:compressor=int8", 4, 4, folder, "dcp")
+    never, stopped = resumed("pipesgd:compressor=int8", 4, 4, folder)
     assert torch.equal(never, stopped)
 
 

@@ -49,7 +49,8 @@ def world(algorithm: str) -> int:
 @pytest.fixture(scope="module")
 def launches(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, str], Future[list[Ended]]]]:
     """Those of the tests that were chosen."""
-    chosen = [item.callspec.params for item in request.session.items if item.path == request.path]  # type: ignore[attr-defined]
+    here = [item for item in request.session.items if item.path == request.path]
+    chosen = [item.callspec.params for item in here if hasattr(item, "callspec")]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield {
             (fault, algorithm): pool.submit(
