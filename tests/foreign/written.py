@@ -89,7 +89,7 @@ def data_assigned(script: Script) -> nn.Module:
 
 @TABLE.add(learns=False)
 def rolled_back(script: Script) -> nn.Module:
-    """Weights and the optimizer's state go back to those of step 4, which rank 0 has sent to all."""
+    """Weights and the optimizer's state go back to those of step 4."""
     model = script.wrapped()
     optimizer = script.optimizer(model)
     with script.attached(model, optimizer) as session:
