@@ -23,8 +23,6 @@ from rows import TABLE
 Ran = Callable[[str, str], dict[str, Any]]
 PENDING = {
     ("clipped weights", "mp2"): "what was not sent is put on top of what the script has clipped",
-    ("rank 0 alone asks for the sessions state", "onebit-adam"): "the error comes late, and names no call",
-    ("rank 0 alone asks for the sessions state", "efsign"): "the error comes late, and names no call",
 }
 """Row and family -> why it is wrong still. It only gets shorter."""
 
