@@ -42,6 +42,7 @@ NAMES: dict[str, Any] = {
         ["diagnose", "probe"],
         ["lab", "integrations"],
         ["cli"],
+        ["__main__"],
     ],
     # Everything may use the errors. A check knows what a compressor is. Compressors, topologies and
     # transports combine or check exchanges; what is predicted is sent by compressors.
@@ -55,7 +56,7 @@ NAMES: dict[str, Any] = {
         "prediction": ["compressors", "exchange"],
     },
     # What measures, and what nothing else may import.
-    "lab": ["lab", "cli"],
+    "lab": ["lab", "cli", "__main__"],
     # Where torch.distributed is called: files, or folders with all that is in them.
     "network": ["torch_compat.py", "transports", "parameter_server", "lab"],
     # Where torch's private names stand.

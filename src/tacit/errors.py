@@ -36,6 +36,7 @@ __all__ = [
     "TacitError",
     "TestbedError",
     "UnevenData",
+    "first_line",
     "installing",
     "of_ranks",
     "unknown",
@@ -108,6 +109,12 @@ class ServerLost(RoundError):
 
 class NonFinite(RoundError):
     """A gradient or parameter holds NaN or infinity; the message names the parameter and the rank."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first, without what Gloo guesses; its type where it says nothing."""
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return next(iter(said.splitlines()), type(error).__name__).partition(". This is typically caused")[0]
 
 
 def of_ranks(ranks: Iterable[int]) -> str:

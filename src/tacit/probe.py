@@ -10,6 +10,7 @@ On each machine, as a training is started there::
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -39,6 +40,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     if not 0 < options.seconds <= 60:
         parser.error(f"--seconds {options.seconds} is not possible: write a number above 0, up to 60")
+    if "RANK" not in os.environ:
+        parser.error(
+            "no launcher has said which rank this is, as RANK is not set: write torchrun --nnodes 4 "
+            "--nproc-per-node 1 ... -m tacit.probe on each machine, or tacit probe --cluster 4x1@100mbit"
+        )
     if options.out is not None:
         output(options.out, "--out")
     with joined_world(timedelta(seconds=120)) as (rank, group):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from commands import called
+from tacit import probe
 from tacit.errors import ProbeError
 from tacit.links import Links
 from tacit.transports.probing import _Link
@@ -50,6 +51,16 @@ def test_what_cannot_be_is_refused(words: tuple[str, ...], said: str) -> None:
     done = called("probe", *words)
     assert done.code == 2
     assert said in done.err
+
+
+def test_without_a_launcher_it_says_how_to_start_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit) as exit_:
+        probe.main([])
+    assert exit_.value.code == 2
+    assert "or tacit probe --cluster 4x1@100mbit" in capsys.readouterr().err
 
 
 class _Down:

@@ -21,10 +21,15 @@ def test_an_archive_holds_what_was_put_in(tmp_path: Path, name: str) -> None:
     assert content(as_archive(tmp_path / name, {**HIDDEN, **FILES})) == FILES
 
 
-def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
+def test_a_folder_is_read_in_the_order_of_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sources, "_MANY_FILES", 2)
     folder = as_folder(tmp_path, {**HIDDEN, **dict(reversed(FILES.items()))})
     assert content(folder) == FILES
     assert list(content(folder)) == ["top/a.txt", "top/empty", "top/deep/b.bin"]
+    said = f"{folder} holds more than 2 files, and all are looked at: is it the data?"
+    assert capsys.readouterr().err.count(said) == 1, "and who waits knows why"
 
 
 @pytest.mark.parametrize("name", ARCHIVES)

@@ -13,14 +13,13 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tacit.errors import AttachError, PeerLost
+from tacit.errors import AttachError, PeerLost, first_line
 from tacit.hooks import diagnosing, exit, run_report, status, step_profile, tensorboard
 from tacit.hooks.active import ActiveStrategy
 from tacit.hooks.choosing import Choice
 from tacit.hooks.consensus import Consensus
 from tacit.hooks.ddp import HookDispatcher
 from tacit.hooks.diagnosing import Diagnosing
-from tacit.hooks.failures import first_line
 from tacit.hooks.footprint import footprint
 from tacit.hooks.level import Level
 from tacit.hooks.node_layout import measured_links

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from tacit.contracts import MixingTopology
-from tacit.errors import NonFinite, PeerLost, RoundError, TacitError
+from tacit.errors import NonFinite, PeerLost, RoundError, TacitError, first_line
 from tacit.hooks.bounded_store import is_hosted_here
 from tacit.hooks.close_barrier import StepsReached
 from tacit.hooks.failure_detector import FailureDetector, PostedCount
@@ -245,13 +245,6 @@ def without_it(strategy: Strategy) -> str:
         f". With {strategy.name!r} all ranks of a round wait for each other; to go on without a rank that is "
         "gone, attach 'adpsgd:allow_lost=true'"
     )
-
-
-def first_line(error: BaseException) -> str:
-    """What the error says first, without what Gloo guesses; its type where it says nothing."""
-    return next(iter(str(error).splitlines()), type(error).__name__).partition(". This is typically caused")[
-        0
-    ]
 
 
 def host_store() -> None:

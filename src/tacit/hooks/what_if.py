@@ -10,14 +10,13 @@ import torch
 
 from tacit.algorithms import parse
 from tacit.contracts import WORLD
-from tacit.errors import AttachError, ConfigError, TacitError
+from tacit.errors import AttachError, ConfigError, TacitError, first_line
 from tacit.foresight import networks
 from tacit.foresight.diagnosis import Facts
 from tacit.foresight.prediction import Prediction
 from tacit.foresight.profile import Profile
 from tacit.foresight.rehearsal import rehearse
 from tacit.hooks.candidates import CandidateCheck
-from tacit.hooks.failures import first_line
 from tacit.hooks.fitting import AttachArguments
 from tacit.hooks.foretelling import Foreteller
 from tacit.hooks.node_layout import measured_links

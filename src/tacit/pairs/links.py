@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit.errors import PayloadError, PeerLost
+from tacit.errors import PayloadError, PeerLost, first_line
 from tacit.pairs.transport import PairLink, PairTransport
 from tacit.parameter_server.protocol import Channel, FrameKind, Header, as_body
 
@@ -69,7 +69,7 @@ class _End(PairLink, ABC):
                     self._hear(self._channel.header(self._timeout))
                 self._look()
         except Exception as error:
-            why = _first_line(error)
+            why = first_line(error)
         finally:
             self._channel.close()
         if why and not self._closing:
@@ -208,9 +208,3 @@ class AnsweringLink(_End):
         start, theirs = header.sequence, self._body(header, self._theirs[number])
         moved = self._store.answer(number, theirs, self._moved[number][start : start + CHUNK], start)
         self._channel.send(Header(FrameKind.ANSWER, number, start), [moved.view(torch.uint8)])
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from tacit.contracts import Collective, PairTopology, Posted, PushPull, Transport
-from tacit.errors import PeerLost
+from tacit.errors import PeerLost, first_line
 from tacit.pairs.store import ReplicaStore
 from tacit.parameter_server.client import PendingReply
 from tacit.parameter_server.transport import BesidePeers
@@ -237,8 +237,7 @@ class PairTransport(BesidePeers):
                 gone = sorted(self._lost & set(here))
                 who = f"of these {gone} are" if gone else "one of them is"
                 raise PeerLost(
-                    f"the ranks {here} were to be equal, and {who} gone: "
-                    f"{next(iter(str(error).splitlines()), 'no answer')}"
+                    f"the ranks {here} were to be equal, and {who} gone: {first_line(error)}"
                 ) from error
 
     # ---- how it ends ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import AxisRank, PayloadSpec, Posted, PushPull
-from tacit.errors import AttachError, PayloadError, PeerLost, ServerLost
+from tacit.errors import AttachError, PayloadError, PeerLost, ServerLost, first_line
 from tacit.parameter_server import chunking, encoding
 from tacit.parameter_server.connecting import open_channel
 from tacit.parameter_server.messages import (
@@ -314,7 +314,7 @@ class ServerClient:
             return ServerLost(f"{self.name} has ended the connection: {error}")
         if isinstance(error, TimeoutError) and error.errno is None:
             return ServerLost(f"{self.name} sent nothing for {self._patience:g} s: it is gone or frozen")
-        return ServerLost(f"{self.name} is gone: {_first_line(error)}")
+        return ServerLost(f"{self.name} is gone: {first_line(error)}")
 
     def abort(self, error: BaseException) -> None:
         """End the connection: all pending replies are this error, and all later ones."""
@@ -335,9 +335,3 @@ class ServerClient:
         self._closing = True
         self._channel.drop()
         self._thread.join(_LEAVE_SECONDS)
-
-
-def _first_line(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return next(iter(str(error).splitlines()), type(error).__name__)

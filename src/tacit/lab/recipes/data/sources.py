@@ -18,10 +18,11 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Self, cast
 
 from tacit.errors import ConfigError
+from tacit.files import say
 
 __all__ = ["File", "files", "paths"]
 
-_MOST_FILES = 1_000_000
+_MOST_FILES, _MANY_FILES = 1_000_000, 100_000
 _LONGEST_NAME = 1 << 20
 _FORMS = ".tar, .tar.gz, .tar.xz, .tar.bz2 or .zip"
 _ZIP = b"PK\x03\x04"
@@ -81,7 +82,7 @@ def files(path: Path) -> Iterator[File]:
 
 
 def paths(folder: Path) -> Iterator[Path]:
-    """All regular files in a folder and those below it, in an order that their names decide.
+    """All regular files in a folder and those below it that are not hidden, in an order by their names.
 
     Links are followed, each folder is entered once.
 
@@ -91,11 +92,14 @@ def paths(folder: Path) -> Iterator[Path]:
     entered: set[tuple[int, int]] = set()
     count = 0
     for here, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in sorted(folders) if _is_new(Path(here, name), entered)]
+        seen = [name for name in sorted(folders) if not _hidden(PurePosixPath(name))]
+        folders[:] = [name for name in seen if _is_new(Path(here, name), entered)]
         for file in (Path(here, name) for name in sorted(names)):
             if file.is_file() or file.is_symlink():  # a link that leads nowhere is an error where it is read
                 yield file
                 count += 1
+        if count > _MANY_FILES:
+            say(f"{folder} holds more than {_MANY_FILES:,} files, and all are looked at: is it the data?")
         if count > _MOST_FILES:
             raise ConfigError(
                 f"{folder} holds more than {_MOST_FILES:,} files: give the folder of the data set"
