@@ -56,7 +56,9 @@ def launches(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, str], F
             (fault, algorithm): pool.submit(
                 ranks, "faulty.py", world(algorithm), fault, algorithm, seconds=120, lost=1
             )
-            for fault, algorithm in ((each["fault"], each["algorithm"]) for each in chosen if "fault" in each)
+            for fault, algorithm in (
+                (each["fault"], each["algorithm"]) for each in chosen if "algorithm" in each
+            )
         }
 
 

@@ -22,7 +22,7 @@ class Bed:
     def __init__(self, optimizers: int = 2, given: int | None = None) -> None:
         self.model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(optimizers)))
         self.optimizers = [torch.optim.AdamW(layer.parameters(), lr=0.1) for layer in self.model]
-        self.backwards = SimpleNamespace(begun=0)
+        self.backwards = SimpleNamespace(begun=0, stepped=lambda: None)
         self.steps = self.begun = 0
         self.seen = SeenSteps(
             self.optimizers[:given],
@@ -63,7 +63,9 @@ def test_one_of_them_may_step_less_often(seldom: int) -> None:
     bed = Bed()
     for step in range(10):
         bed.backward()
+        assert not bed.seen.is_half_taken
         bed.optimizers[1 - seldom].step()
+        assert bed.seen.is_half_taken
         if step % 5 == 4:
             bed.optimizers[seldom].step()
     bed.seen.complete()
@@ -75,7 +77,7 @@ def test_a_step_that_only_makes_state_is_none() -> None:
     bed = Bed(1)
     get_optimizer_state_dict(bed.model, bed.optimizers[0])  # steps by a rate of 0
     bed.optimizers[0].step()  # no gradients
-    assert bed.steps == 0
+    assert bed.steps == bed.begun == 0
     bed.backward()
     bed.optimizers[0].param_groups[0]["lr"] = 0.0
     bed.optimizers[0].step()

@@ -128,7 +128,10 @@ class ActiveStrategy:
     def discard(self, wish: bool) -> bool:
         """See `Attached.discard`."""
         refuse_discard(self.options, self.levels)
-        backwards, half = self._hooks.backwards.since, self._hooks.is_half_taken
+        half = self._hooks.is_half_taken
+        if not half:
+            self._hooks.complete()  # a step before, which an optimizer that steps more seldom did not take
+        backwards = self._hooks.backwards.since
         wrong = mistimed(self.options, self.levels, backwards, half)
         if not agreed(self.options, self.levels, wish, wrong):
             return False

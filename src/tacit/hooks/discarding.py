@@ -73,7 +73,7 @@ def mistimed(options: AttachOptions, levels: Sequence[Level], backwards: int, ha
     if half_taken:
         return (
             "some of the optimizers have stepped already, and others have not, so that it is half taken: "
-            "call it before any of them steps, and have all of them step in every step"
+            "call it before any of them steps"
         )
     if levels[0].gradient is None:
         # In a CUDA graph's replay no hook is called, so that passes cannot be counted.

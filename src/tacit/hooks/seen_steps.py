@@ -67,8 +67,10 @@ class SeenSteps:
 
     @property
     def is_half_taken(self) -> bool:
-        """Whether some of the optimizers have taken a step, and others may still."""
-        return bool(self._stepped)
+        """Whether some of the optimizers have stepped behind the last backward, and others may still."""
+        if self._backwards is None:
+            return bool(self._stepped)
+        return any(self._begun[each] == self._backwards.begun for each in self._stepped)
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -77,10 +79,11 @@ class SeenSteps:
 
     # ---- around a step ----------------------------------------------------------------------------------
 
-    def _before(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if id(optimizer) in self._stepped:
             self.complete()
-        if not self._stepped:
+        computed = kwargs.get("closure") is None and len(args) < 2  # else its backward is still to come
+        if not self._stepped and not (computed and self._is_none(optimizer)):
             self._begin()
         self._stepping = optimizer
 
@@ -90,6 +93,7 @@ class SeenSteps:
             return
         if self._backwards is not None:
             self._begun[id(optimizer)] = self._backwards.begun
+            self._backwards.stepped()
         self._stepped.add(id(optimizer))
         if len(self._stepped) == len(self._begun):
             self.complete()

@@ -176,6 +176,9 @@ class StepHooks:
             scaled, unseen = self._scaled is not None, not options.optimizers
             self._accumulating = AccumulationCheck(options.ddp, near.session, options.named, scaled, unseen)
             self._undo.append(self._accumulating.close)
+            stepped = self._accumulating.stepped
+            for each in options.optimizers:  # one of several may step more seldom
+                self._handles.append(each.register_step_post_hook(lambda *_: stepped()))
             answer = self._accumulating.around(answer)
         if self._scaled is not None:
             answer = self._scaled.around(answer)
@@ -246,9 +249,6 @@ class StepHooks:
         if near.session.config.in_stream and near.gradient is not None:
             # Keep what was checked before the step: the device is at work again.
             near.session.pending.verify(())
-        self.backwards.stepped()
-        if self._accumulating is not None:
-            self._accumulating.stepped()
         if self._scaled is not None:
             self._scaled.after_step()
         else:
