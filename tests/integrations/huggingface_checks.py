@@ -155,7 +155,9 @@ def gradients_that_bypass_accelerates_ddp_are_an_error() -> None:
     model, optimizer = with_it.prepare(net, optimizer_of("topk", net))
     session = accelerate.attach(with_it, model, optimizer, "topk")
     with_it.backward(net(*batches(1)[0])["loss"])
-    raises(AttachError, optimizer.step, "DDP did not call its hook, so 'topk' has exchanged no gradients")
+    raises(
+        AttachError, optimizer.step, "gradients that 'topk' has not exchanged, as DDP did not call its hook"
+    )
     session.close()
 
 
@@ -294,7 +296,7 @@ def another_optimizer_than_the_attached_one_is_an_error() -> None:
     trainer = trainer_of("topk", "unused")
     trainer.add_callback(Tacit("topk", trainer))
     trainer.add_callback(Swapping())
-    raises(AttachError, trainer.train, "the optimizer that 'topk' has did not take it, so nothing is")
+    raises(AttachError, trainer.train, "and 'topk' was attached with AdamW, so it would not see the step")
     trainer.remove_callback(Swapping)
     trainer.train()  # Trainer tells callbacks of no error: what is left of the first training is ended here
     assert same_on_all_ranks(flat(trainer.model))
@@ -304,7 +306,7 @@ def another_optimizer_than_the_attached_one_is_an_error() -> None:
 def gradients_that_bypass_the_trainers_ddp_are_an_error() -> None:
     bypass = lambda ddp, *args, **named: ddp.module(*args, **named)  # noqa: E731
     with patch.object(DistributedDataParallel, "forward", bypass):
-        says = "a step was taken, and DDP did not call its hook, so 'topk' has exchanged no gradients"
+        says = "gradients that 'topk' has not exchanged, as DDP did not call its hook"
         raises(AttachError, lambda: train("topk"), says)
 
 

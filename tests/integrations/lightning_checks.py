@@ -195,7 +195,7 @@ class Unsynced(Module):
 @check
 def gradients_that_bypass_the_trainers_ddp_are_an_error() -> None:
     with patch.object(DistributedDataParallel, "forward", lambda ddp, *args: ddp.module(*args)):
-        says = "a step was taken, and DDP did not call its hook, so 'topk' has exchanged no gradients"
+        says = "gradients that 'topk' has not exchanged, as DDP did not call its hook"
         raises(AttachError, lambda: fit("topk", module=Unsynced("topk")), says)
 
 
