@@ -57,7 +57,7 @@ def launches(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, str], F
                 ranks, "faulty.py", world(algorithm), fault, algorithm, seconds=120, lost=1
             )
             for fault, algorithm in (
-                (each["fault"], each["algorithm"]) for each in chosen if "algorithm" in each
+                (each["fault"], each["algorithm"]) for each in chosen if each.keys() >= {"fault", "algorithm"}
             )
         }
 
