@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeAlias
 
 import pytest
 from launching import Ended, ranks
@@ -46,30 +47,42 @@ def world(algorithm: str) -> int:
     return 4 if algorithm.startswith("daso") else 3
 
 
+Launch: TypeAlias = tuple[str, ...]
+"""A script, and its arguments."""
+
+
+def launch(params: dict[str, Any]) -> tuple[Launch, int, dict[str, Any]]:
+    """What a test with these parameters starts, on how many ranks, and how."""
+    match params:
+        case {"how": how, "victim": victim}:
+            return ("faulty.py", how, "topk", str(victim)), 3, {"lost": victim, "hosted": True}
+        case {"where": where, "algorithm": algorithm}:
+            return ("attaching.py", algorithm, where), 3, {"lost": 1}
+        case {"moment": moment}:
+            return ("rebuilding.py", moment), 4, {"lost": 1}
+        case _:
+            fault, algorithm = params["fault"], params["algorithm"]
+            return ("faulty.py", fault, algorithm), world(algorithm), {"lost": 1}
+
+
 @pytest.fixture(scope="module")
-def launches(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, str], Future[list[Ended]]]]:
+def launches(request: pytest.FixtureRequest) -> Iterator[dict[Launch, Future[list[Ended]]]]:
     """Those of the tests that were chosen."""
-    here = [item for item in request.session.items if item.path == request.path]
-    chosen = [item.callspec.params for item in here if hasattr(item, "callspec")]
+    chosen = [item for item in request.session.items if item.path == request.path]
+    each = [launch(item.callspec.params) for item in chosen if hasattr(item, "callspec")]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield {
-            (fault, algorithm): pool.submit(
-                ranks, "faulty.py", world(algorithm), fault, algorithm, seconds=120, lost=1
-            )
-            for fault, algorithm in (
-                (each["fault"], each["algorithm"]) for each in chosen if each.keys() >= {"fault", "algorithm"}
-            )
+            argv: pool.submit(ranks, argv[0], count, *argv[1:], seconds=120, **how)
+            for argv, count, how in each
         }
 
 
 @pytest.mark.parametrize(("fault", "algorithm"), FAULTS)
-def test_the_others_name_it(
-    fault: str, algorithm: str, launches: dict[tuple[str, str], Future[list[Ended]]]
-) -> None:
+def test_the_others_name_it(fault: str, algorithm: str, launches: dict[Launch, Future[list[Ended]]]) -> None:
     late = algorithm.startswith(("odsgd", "daso"))
-    ended = launches[fault, algorithm].result()
+    ended = launches["faulty.py", fault, algorithm].result()
     for rank in set(range(world(algorithm))) - {1}:
-        assert ended[rank].code == 1, ended[rank].text
+        assert (ended[rank].code, len(ended[rank].said)) == (1, 1), ended[rank].text
         (said,) = ended[rank].said
         assert said["kind"] == "PeerLost", said
         # Where answers come late, the round in which the others notice is a matter of luck.
@@ -81,9 +94,11 @@ def test_the_others_name_it(
 
 
 @pytest.mark.parametrize("moment", ["recut", "state_dict"])
-def test_it_is_named_also_where_ranks_put_their_state_together(moment: str) -> None:
+def test_it_is_named_also_where_ranks_put_their_state_together(
+    moment: str, launches: dict[Launch, Future[list[Ended]]]
+) -> None:
     """As DDP's own buckets become the buckets, behind the third round, and in a checkpoint."""
-    ended = ranks("rebuilding.py", 4, moment, lost=1)
+    ended = launches["rebuilding.py", moment].result()
     for rank in (0, 2, 3):
         (said,) = ended[rank].said
         assert said["kind"] == "PeerLost", said
@@ -112,8 +127,10 @@ def test_a_rank_that_puts_its_state_together_alone_is_an_error_that_names_the_ca
         ("ddp", "tacit.hooks.attached.measured_links", ""),
     ],
 )
-def test_it_is_named_also_where_ranks_attach(algorithm: str, where: str, doing: str) -> None:
-    ended = ranks("attaching.py", 3, algorithm, where, lost=1)
+def test_it_is_named_also_where_ranks_attach(
+    algorithm: str, where: str, doing: str, launches: dict[Launch, Future[list[Ended]]]
+) -> None:
+    ended = launches["attaching.py", algorithm, where].result()
     for rank in (0, 2):
         (said,) = ended[rank].said
         assert said["kind"] == "PeerLost", said
@@ -125,16 +142,18 @@ def test_it_is_named_also_where_ranks_attach(algorithm: str, where: str, doing: 
 
 
 @pytest.mark.parametrize(
-    ("fault", "victim", "says"),
+    ("how", "victim", "says"),
     [
         ("killed", 1, SAYS["killed"]),
         ("killed", 0, "rank 0 is gone, which held the store by which ranks find each other"),
         ("raises", 0, "rank 0 has left in round 5: ValueError: a bad batch"),
     ],
 )
-def test_it_is_named_also_where_rank_0_hosts_the_store(fault: str, victim: int, says: str) -> None:
+def test_it_is_named_also_where_rank_0_hosts_the_store(
+    how: str, victim: int, says: str, launches: dict[Launch, Future[list[Ended]]]
+) -> None:
     """Without torchrun's agent: whoever meets an error then ends with its process."""
-    ended = ranks("faulty.py", 3, fault, "topk", str(victim), lost=victim, hosted=True)
+    ended = launches["faulty.py", how, "topk", str(victim)].result()
     for rank in set(range(3)) - {victim}:
         (said,) = ended[rank].said
         assert said["kind"] == "PeerLost", said
