@@ -101,7 +101,7 @@ class AccumulationCheck:
             self._stop_watching()
         discarded, self._discarded = self._discarded, False
         step = self._session.nonfinite.told(self._session.step)
-        if any(_holds(p) for p in self._named.values()):
+        if any(has_gradient(p) for p in self._named.values()):
             if discarded:
                 raise AttachError(
                     f"step {step} was discarded, and its gradients are still there: write "
@@ -133,5 +133,6 @@ class AccumulationCheck:
         self._watching = []
 
 
-def _holds(p: Tensor) -> bool:
+def has_gradient(p: Tensor) -> bool:
+    """Whether its gradient is there, and not zero."""
     return p.grad is not None and bool(p.grad.any())

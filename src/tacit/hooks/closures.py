@@ -13,6 +13,11 @@ from tacit.hooks.surroundings import shielded
 StepPreHook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], Any]
 
 
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The closure that a step is given, by what its hook is given; None: the gradients are there."""
+    return kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+
+
 def with_gradients(act: Callable[[Optimizer], object]) -> StepPreHook:
     """A hook for `register_step_pre_hook` that calls `act` when the step's gradients are there.
 
@@ -23,7 +28,7 @@ def with_gradients(act: Callable[[Optimizer], object]) -> StepPreHook:
     act = shielded(act)
 
     def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        closure = closure_of(args, kwargs)
         if closure is None:
             act(optimizer)
             return None

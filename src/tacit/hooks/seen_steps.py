@@ -12,7 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit.errors import AttachError
+from tacit.hooks.accumulation import has_gradient
 from tacit.hooks.behind_steps import before_steps
+from tacit.hooks.closures import closure_of
 from tacit.hooks.only_here import OnlyHere
 from tacit.hooks.uneven_data import SyncedBackwards
 
@@ -44,7 +46,7 @@ class SeenSteps:
         begin: Callable[[], None],
         count: Callable[[], None],
     ) -> None:
-        self._optimizers, self._named, self._backwards = optimizers, named, backwards
+        self._optimizers, self._backwards = optimizers, backwards
         self._name, self._begin, self._count = name, begin, count
         self._names = {id(p): name for name, p in named.items()}
         self._stepped: set[int] = set()
@@ -82,7 +84,7 @@ class SeenSteps:
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if id(optimizer) in self._stepped:
             self.complete()
-        computed = kwargs.get("closure") is None and len(args) < 2  # else its backward is still to come
+        computed = closure_of(args, kwargs) is None  # else its backward is still to come
         if not self._stepped and not (computed and self._is_none(optimizer)):
             self._begin()
         self._stepping = optimizer
@@ -176,6 +178,4 @@ def _zero(lr: object) -> bool:
 
 def _has_gradients(optimizer: Optimizer) -> bool:
     """Whether a gradient is not zero."""
-    return any(
-        p.grad is not None and bool(p.grad.any()) for group in optimizer.param_groups for p in group["params"]
-    )
+    return any(has_gradient(p) for group in optimizer.param_groups for p in group["params"])
