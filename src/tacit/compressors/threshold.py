@@ -81,8 +81,8 @@ class Threshold(Entries):
 
     def read(self, written: Payload, out: Tensor, weight: float) -> Tensor:
         """Plus or minus `tau` for each entry."""
-        signs = written[0][: _bytes(out.numel())], out.new_full((1,), weight * self.tau), None
-        add_signs_([signs], 1.0, out.zero_(), fresh=False)
+        signs = written[0][: _bytes(out.numel())], out.new_full((1,), self.tau), None
+        add_signs_([signs], weight, out, fresh=True)
         return out
 
 
