@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.nn.utils.parametrize import register_parametrization
 
+ONE = {"had other bits on rank 1 than on rank 0": {"ddp"} | GRADIENTS | TIMED}
+"""What is told of a rank that alone has written its parameters."""
 STILL = 1e-9
 """A learning rate that moves nothing: written weights must stay."""
 
@@ -231,3 +233,29 @@ def module_in_another_type(script: Script) -> nn.Module:
             script.taken += 1
     model.float()
     return model
+
+
+def on_one_rank(script: Script, syncs: bool) -> None:
+    """Rank 0 alone loads weights before step 7: behind close all have the mean of both."""
+    model = script.wrapped()
+    optimizer, wanted, before = script.optimizer(model, lr=STILL), other(script), model.module.state_dict()
+    mean = {name: (w + before[name]) / 2 for name, w in wanted.items()}
+    with script.attached(model, optimizer) as session:
+        script.train(model, optimizer, 0, 7)
+        if script.rank == 0:
+            model.module.load_state_dict(wanted)
+        if syncs:
+            session.sync()
+        script.train(model, optimizer, 7, STEPS)
+    far = off(model, mean)
+    assert far < 1e-4, f"the parameters are {far:.2g} of their norm away from the mean of both"
+
+
+@TABLE.add(says=ONE | CHANGED)
+def weights_loaded_on_one_rank(script: Script) -> None:
+    on_one_rank(script, syncs=False)
+
+
+@TABLE.add(says=ONE)
+def weights_loaded_on_one_rank_and_synchronised(script: Script) -> None:
+    on_one_rank(script, syncs=True)

@@ -106,11 +106,19 @@ def test_it_is_named_also_where_ranks_put_their_state_together(
         assert float(str(said["seconds"])) < 25
 
 
-def test_a_rank_that_puts_its_state_together_alone_is_an_error_that_names_the_call() -> None:
-    for each in ranks("rebuilding.py", 2, "alone"):
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        (["alone"], "state_dict"),
+        (["sync", "topk"], "sync"),
+        (["sync", "localsgd:sync_every=8"], "sync"),
+    ],
+)
+def test_a_rank_that_is_alone_in_a_call_is_an_error_that_names_it(words: list[str], call: str) -> None:
+    for each in ranks("rebuilding.py", 2, *words):
         (said,) = each.said
         assert said["kind"] == "PeerLost", said
-        says = "rank 0 waits in session.state_dict() after 5 steps, and rank 1 has gone on without it: "
+        says = f"rank 0 waits in session.{call}() after 5 steps, and rank 1 has gone on without it: "
         assert str(said["says"]).startswith(says), said
         assert float(str(said["seconds"])) < 5, "the time-out is 6 s"
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from replicas import Checks, flat
+from replicas import Checks, flat, same_on_all_ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.lr_scheduler import StepLR
@@ -205,6 +205,11 @@ def unchanged(name: str) -> None:
     with torch.random.fork_rng(devices=[]):
         check_copies(training, session)
     found.append(training.step(session))
+    if not session.options.periodic:
+        session.flush()
+        assert same_on_all_ranks(flat(training.model)), (
+            "which sync() would take for a write of one rank alone"
+        )
     with torch.inference_mode():
         session.sync()
         session.load_state_dict(session.state_dict())

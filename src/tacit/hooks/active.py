@@ -119,6 +119,10 @@ class ActiveStrategy:
     def sync(self) -> None:
         """See `Attached.sync`."""
         self.flush()
+        self.failures.come_to("session.sync()")
+        self._sync()
+
+    def _sync(self) -> None:
         if self.options.sharded is not None:
             self.options.sharded.reshard()
         self._frozen.check_objects()
@@ -201,7 +205,7 @@ class ActiveStrategy:
         self.flush()  # what is under way is training's
         for level in self.levels:
             level.session.stats.begin_closing()
-        self.sync()
+        self._sync()
         self.levels[-1].consolidate()
         for level in self.levels if self.options.group.rank() == 0 else ():
             if note := level.strategy.compressor.ended(level.session.step):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ EVERY = 64
 """Rounds from one comparison to the next."""
 _CHUNK = 1 << 16
 """Entries that are added up at once."""
-_BITS = {4: torch.int32, 8: torch.int64}
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class AnchorComparison:
@@ -52,7 +52,8 @@ class AnchorComparison:
         due = self._compares and self._rounds % EVERY == 0 and (self._again or self._rounds == 0)
         self._rounds += 1
         if due:
-            self._session.ask(partial(self._talk, self._session.step, self._sums()), "anchors")
+            sums = Checksums(self._parameters())
+            self._session.ask(partial(self._talk, self._session.step, sums), "anchors")
 
     def of_replicas(self, replica: Replica, written: bool = False) -> tuple[bool, bool]:
         """Whether any replica was `written` from outside, and whether all have the same bits.
@@ -73,37 +74,76 @@ class AnchorComparison:
         every = torch.stack(session.ask(partial(gather, mine, session.strategy.topology.scope), "replicas"))
         return bool(every[:, 0].any()), bool((every[:, 1] == bits).all())
 
-    def _sums(self) -> dict[str, int]:
-        """Of each parameter, a number that follows from its bits and their places."""
-        chunks = {name: _weighed(x) for name, x in self._parameters()}
-        parts = [sum_ for each in chunks.values() for sum_ in each]
-        found = iter(torch.stack(parts).tolist() if parts else ())
-        return {name: zlib.crc32(repr([next(found) for _ in each]).encode()) for name, each in chunks.items()}
-
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
         for bucket, anchor in zip(self._session.buckets, self._anchors, strict=True):
             for param in bucket.slices:
                 yield param.name, anchor[param.start : param.stop]
 
-    def _talk(self, step: int, sums: dict[str, int]) -> Generator[Request, Any, None]:
-        scope = self._session.strategy.topology.scope
-        whole = torch.tensor([zlib.crc32(repr([*sums.values()]).encode())])
-        every = torch.stack((yield from gather(whole, scope)))
-        if bool((every == every[0]).all()):
+    def _talk(self, step: int, sums: Checksums) -> Generator[Request, Any, None]:
+        context = self._session.context
+        if alike((yield from gather(sums.whole(), context.topology.scope))):
             return
-        each = torch.stack((yield from gather(torch.tensor([*sums.values()]), scope)))
-        apart = (each != each[0]).nonzero().tolist()
-        known_as = self._session.context.global_ranks
-        ranks = {known_as[place] for place, _ in apart}
-        names = [name for i, name in enumerate(sums) if i in {column for _, column in apart}]
-        more = f" and {len(names) - 1} other parameters" if len(names) > 1 else ""
+        apart = sums.apart((yield from gather(sums.each(), context.topology.scope)))
         step = self._session.nonfinite.told(step)
         raise RoundError(
-            f"in step {step} the common point of {names[0]}{more} has other bits on "
-            f"{of_ranks(sorted(ranks))} than on rank {known_as[0]}, and no rank has sent "
+            f"in step {step} the common point of {apart.named} has other bits on "
+            f"{apart.on(context.global_ranks)}, and no rank has sent "
             "anything of this step: load checkpoints of one moment on all ranks, and give all of them the "
             "same versions of tacit and torch"
         )
+
+
+class Apart(NamedTuple):
+    """Of which tensors some peers have other bits than the first one.
+
+    Attributes:
+        names: of these tensors, at least one.
+        places: of these peers.
+    """
+
+    names: Sequence[str]
+    places: Sequence[int]
+
+    @property
+    def named(self) -> str:
+        """As a sentence names the tensors."""
+        more = len(self.names) - 1
+        return f"{self.names[0]} and {more} other parameters" if more else self.names[0]
+
+    def on(self, ranks: Sequence[int]) -> str:
+        """As a sentence names the peers, which have these numbers: "rank 1 than on rank 0"."""
+        return f"{of_ranks(ranks[place] for place in self.places)} than on rank {ranks[0]}"
+
+
+class Checksums(dict[str, int]):
+    """Of each flat tensor, by its name, a number that follows from its bits and their places."""
+
+    def __init__(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        chunks = {name: _weighed(x) for name, x in tensors}
+        parts = [sum_ for each in chunks.values() for sum_ in each]
+        found = iter(torch.stack(parts).tolist() if parts else ())
+        super().__init__(
+            (name, zlib.crc32(repr([next(found) for _ in each]).encode())) for name, each in chunks.items()
+        )
+
+    def whole(self) -> Tensor:
+        """One number of 8 bytes, which ranks compare first."""
+        return torch.tensor([zlib.crc32(repr([*self.values()]).encode())])
+
+    def each(self) -> Tensor:
+        """All of them, to be compared where those differ."""
+        return torch.tensor([*self.values()])
+
+    def apart(self, every: Sequence[Tensor]) -> Apart:
+        """What differs, by what `each` is on every peer."""
+        others = torch.stack([*every]) != every[0]
+        names = [name for name, differs in zip(self, others.any(0).tolist(), strict=True) if differs]
+        return Apart(names, others.any(1).nonzero().flatten().tolist())
+
+
+def alike(every: Sequence[Tensor]) -> bool:
+    """Whether all peers have the same."""
+    return all(torch.equal(each, every[0]) for each in every)
 
 
 def _weighed(x: Tensor) -> list[Tensor]:

@@ -179,15 +179,16 @@ class Attached:
         self._active.check_called()
 
     def sync(self) -> None:
-        """Make all replicas equal now, where the strategy lets them differ. A collective call.
+        """Make all replicas equal now. A collective call, behind the same step on every rank.
 
         They become their mean, or what the strategy has in its place, such as the centre of `easgd`; what has
-        moved travels uncompressed. Weights that the script has written become their mean, and all begin anew
-        from there. Behind it all ranks compare a checksum of their parameters.
+        moved travels uncompressed. Weights that the script has written become their mean, and all begin anew.
+        All compare a checksum of what is trained. Where gradients are averaged, it differs only if a rank
+        alone was written to, and a warning says which.
 
         Raises:
             AttachError: a Parameter of the model has been replaced by another.
-            RoundError: the round failed.
+            RoundError: it failed; `PeerLost`: a rank is gone, or has gone on without this call.
         """
         self._active.sync()
 

@@ -150,6 +150,14 @@ class CloseBarrier:
         return store.check([f"all {what}"])
 
 
+_WHY = {
+    "session.state_dict()": "here ranks share their state out, and put it together in this call. Call it on "
+    "every rank, behind the same step, and have one of them save what it gives",
+    "session.sync()": "in this call all replicas become equal. Call it on every rank, behind the same step",
+}
+"""Calls that all ranks make -> why, and what to write."""
+
+
 class CallBarrier:
     """One rank's part where all ranks come to a call, while they train; one call after another.
 
@@ -183,8 +191,7 @@ class CallBarrier:
             return None
         return (
             f"rank {rank} waits in {call} after {steps} steps, and rank {self._rank} has gone on without it: "
-            "here ranks share their state out, and put it together in this call. Call it on every rank, "
-            "behind the same step, and have one of them save what it gives"
+            f"{_WHY[call]}"
         )
 
 

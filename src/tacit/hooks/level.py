@@ -15,6 +15,7 @@ from tacit.hooks import buffers
 from tacit.hooks.buffers import ReplicaBuffers
 from tacit.hooks.ddp import GradientHook
 from tacit.hooks.device_placement import Placement, placed, transport_for
+from tacit.hooks.equal_parameters import EqualParameters
 from tacit.hooks.layerwise import LayerwiseHook
 from tacit.hooks.optimizer import OptimizerHook
 from tacit.hooks.optimizer_state import OptimizerState
@@ -60,6 +61,7 @@ class Level:
     stepped: ServerStepHook | None = None
     moments: OptimizerState | None = None
     buffers: ReplicaBuffers | None = None
+    _equal: EqualParameters | None = None
 
     def __init__(
         self,
@@ -153,12 +155,14 @@ class Level:
                 bucket_lr=None if groups is None else groups.rate,
                 replicated_in_node=named if replicated_in_node else (),
             )
+        if not strategy.independent:
+            self._equal = EqualParameters(self.session, named, model.process_group if quiet else None)
         if isinstance(self.transport, PairTransport):
             self.transport.report_to(self.session.failure.fail, lambda: self.session.step)
         if quiet:
             return
         together = strategy.subject == "delta" and not strategy.independent
-        self.session.connect(ReplicaBuffers.stages(self.session) if together else {})
+        self.session.connect(ReplicaBuffers.stages(self.session) if together else EqualParameters.STAGES)
         if strategy.server is not None and groups is not None and beside is not None:
             self.stepped = ServerStepHook(self.session, tensors, strategy.server.back, groups, beside)
             self.fetch()
@@ -239,10 +243,12 @@ class Level:
             self.progress.observations.take_back()
 
     def sync(self) -> None:
-        """Make replicas equal by a round now, where they may differ."""
+        """Make replicas equal by a round now, where they may differ, and see by their bits that they are."""
         hook = self.progress or self.stepped
         if hook is not None:
             hook.sync()
+        if self.progress is None and self._equal is not None:
+            self._equal.sync()
 
     def consolidate(self) -> None:
         """Average what has stayed local beside the parameters."""
