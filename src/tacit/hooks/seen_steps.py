@@ -51,6 +51,7 @@ class SeenSteps:
         self._names = {id(p): name for name, p in named.items()}
         self._stepped: set[int] = set()
         self._begun = {id(each): 0 for each in optimizers}
+        self._none: dict[int, bool] = {}
         self._stepping: Optimizer | None = None
         self._others: WeakSet[Optimizer] = WeakSet()
         self._alone = False
@@ -85,13 +86,15 @@ class SeenSteps:
         if id(optimizer) in self._stepped:
             self.complete()
         computed = closure_of(args, kwargs) is None  # else its backward is still to come
-        if not self._stepped and not (computed and self._is_none(optimizer)):
+        none = self._none[id(optimizer)] = computed and self._is_none(optimizer)
+        if not self._stepped and not none:
             self._begin()
         self._stepping = optimizer
 
-    def _behind(self, optimizer: Optimizer, *_: Any) -> None:
+    def _behind(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._stepping = None
-        if self._is_none(optimizer):
+        none = self._none.pop(id(optimizer), False)
+        if none or (closure_of(args, kwargs) is not None and self._is_none(optimizer)):
             return
         if self._backwards is not None:
             self._begun[id(optimizer)] = self._backwards.begun
