@@ -1,6 +1,7 @@
 """Ranks that do not mean the same, at attach or later, and what each of them was told."""
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -55,6 +56,30 @@ def changed(algorithm: str, after: int, back: bool = False) -> None:
             steps(model, optimizer, 1)
 
 
+def written(algorithm: str) -> None:
+    """Rank 1 alone loads weights in mid training; all are told, and what it came to is in `warned`."""
+    model = wrapped()
+    optimizer = sgd(model)
+    warned: list[str] = []
+    ear = logging.Handler(logging.WARNING)
+    ear.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tacit").addHandler(ear)
+    with tacit.attach(model, optimizer, algorithm):
+        steps(model, optimizer, 10)
+        if rank == 1:
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.copy_(torch.randn(p.shape) * p.std())
+        for _ in range(40):
+            time.sleep(0.05)
+            steps(model, optimizer, 1)
+    logging.getLogger("tacit").removeHandler(ear)
+    every: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(every, warned)
+    assert same_on_all_ranks(flat(model))
+    raise Warning(" | ".join(each for texts in every for each in texts))
+
+
 def scheduled() -> None:
     """All change it alike, at a rate that each computes."""
     model = wrapped()
@@ -76,6 +101,7 @@ SCENARIOS: dict[str, Callable[[], object]] = {
     "dense, rates": lambda: attached("dense", "dense", lr=0.01),
     "localsgd, rates": lambda: attached("localsgd:sync_every=4", "localsgd:sync_every=4", lr=0.01),
     "the same": scheduled,
+    "written, topk": lambda: written("topk:ratio=0.1"),
     "for a while": lambda: changed("dense", 10, back=True),
     "later, powersgd": lambda: changed("powersgd:rank=1", 10),
     "later, localsgd": lambda: changed("localsgd:sync_every=4", 10),

@@ -60,3 +60,22 @@ def test_a_rate_that_differed_for_some_steps_is_told_at_the_end(ended: list[Ende
 
 def test_one_schedule_on_all_ranks_is_fine(ended: list[Ended]) -> None:
     assert told("the same", ended) == ("NoneType", "None")
+
+
+def test_parameters_that_one_rank_writes_alone_are_told_while_they_train_and_as_they_close(
+    ended: list[Ended],
+) -> None:
+    kind, says = told("written, topk", ended)
+    assert kind == "Warning"
+    texts = says.split(" | ")
+    (closing,) = [each for each in texts if "had other bits on" in each]
+    found = [each for each in texts if each != closing]
+    assert found, "nobody said it while they trained"
+    for each in found:
+        named = re.match(r"after step (\d+) ranks (\d) and (\d) have other parameters", each)
+        assert named is not None, each
+        assert "1" in named.group(2, 3)
+        assert 10 < int(named[1]) < 50
+        assert "dist.broadcast(p.data, src=0)" in each
+    assert re.match("after step 50 of 'topk:ratio=0.1' the parameters of ", closing), closing
+    assert "on rank 1 than on rank 0 (nobody had compared before)" in closing

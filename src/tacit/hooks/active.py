@@ -22,6 +22,7 @@ from tacit.hooks.learning_rates import RateHistory, Rates
 from tacit.hooks.level import Level
 from tacit.hooks.memory import too_large
 from tacit.hooks.options import AttachOptions
+from tacit.hooks.outside_writes import ParameterSample
 from tacit.hooks.own_replica import OwnReplica
 from tacit.hooks.saved_values import sealed
 from tacit.hooks.step_hooks import StepHooks
@@ -61,7 +62,9 @@ class ActiveStrategy:
         rates = Rates(optimizers, options.named)
         # A replica that moves on its own may pass over steps of its own with a scaler.
         own_steps = options.scaler is not None and options.periodic
-        self._notes = RateHistory(rates) if optimizers and not own_steps and not in_join(model) else None
+        mark = tuple if options.periodic else ParameterSample(options.named).mark
+        compared = optimizers and not own_steps and not in_join(model)
+        self._notes = RateHistory(rates, mark) if compared else None
         self._frozen, backwards = FrozenCheck(model), SyncedBackwards(model)
         self._hooks = StepHooks(options, self.levels, backwards, self._frozen, self._notes)
         self.failures = Failures(options, self.levels, backwards, self._notes)

@@ -1,15 +1,22 @@
-"""The learning rates, as the optimizers' groups have them now, and whether all ranks have the same."""
+"""The learning rates, as the optimizers' groups have them now, and whether all ranks have the same.
+
+Of the parameters too, where they should have.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tacit.hooks.equal_parameters import WRITE
 from tacit.hooks.store_comparison import StepHistory, StepNote
+
+_log = logging.getLogger("tacit")
 
 
 class Rates:
@@ -74,18 +81,23 @@ def _elsewhere(lr: object) -> bool:
 
 _ROUNDING = 1e-9
 """By how much, relatively, two machines may differ in a rate of the same schedule."""
+_APART = 0.01
+"""By how much of their norm two ranks' parameters may differ before it is said: kinds of processors round
+otherwise, and what adds something to parameters and takes it away again does not hit the same bits."""
 
 
 class _Rated(NamedTuple):
-    """The rates of a step, and the sum of all rates up to it."""
+    """The rates of a step, the sum of all rates up to it, and a mark of the parameters, if it was taken."""
 
     step: int
     now: list[float]
     sum: float
     loads: int
+    mark: Sequence[float] = ()
 
     def noted(self) -> StepNote:
-        return StepNote(self.step, f"{', '.join(map(repr, self.now))}; {self.sum!r}", self.loads)
+        each = self.now, [self.sum], self.mark
+        return StepNote(self.step, ";".join(",".join(map(repr, part)) for part in each), self.loads)
 
 
 class RateHistory(StepHistory):
@@ -98,11 +110,14 @@ class RateHistory(StepHistory):
 
     Args:
         rates: reads them.
+        mark: reads what tells the parameters' present values, where they are to be the same on all ranks: two
+            numbers, of which the first is their norm; called in the few steps that are offered.
     """
 
-    def __init__(self, rates: Rates) -> None:
-        self._rates = rates
+    def __init__(self, rates: Rates, mark: Callable[[], Sequence[float]] = tuple) -> None:
+        self._rates, self._mark = rates, mark
         self._loads = 0
+        self._told = False
         self._begin()
 
     def loaded(self) -> None:
@@ -122,7 +137,7 @@ class RateHistory(StepHistory):
         self._last = _Rated(step, now, self._sum, self._loads)
         offered = self._offered
         if offered is None or _power(step) >= _power(offered.step):
-            self._offered = self._last
+            self._offered = self._last._replace(mark=self._mark())
 
     @property
     def last(self) -> StepNote | None:
@@ -132,24 +147,28 @@ class RateHistory(StepHistory):
         offered, self._offered = self._offered, None
         return None if offered is None else offered.noted()
 
-    def alike(self, ones: StepNote, others: StepNote) -> bool:
-        """Whether all rates, and their sums, are the same but for rounding."""
-        if ones.text == others.text:
-            return True
-        one, other = (_numbers(each.text) for each in (ones, others))
-        return len(one) == len(other) and all(
-            math.isclose(a, b, rel_tol=_ROUNDING) for a, b in zip(one, other, strict=True)
-        )
+    def differ(self, one: int, ones: StepNote, other: int, others: StepNote) -> str | None:
+        """What to say of two ranks, unless all rates and their sums are the same but for rounding.
 
-    def differ(self, one: int, ones: StepNote, other: int, others: StepNote) -> str:
-        """What to say of two ranks whose notes differ."""
+        Where their parameters are others, which DDP would not find either, it logs that, once.
+        """
         if one > other:
             one, ones, other, others = other, others, one, ones
-        ours, theirs = (each.text.partition(";")[0] for each in (ones, others))
+        (our_rates, our_sum, ours), (their_rates, their_sum, theirs) = map(_parts, (ones, others))
+        if ours and theirs and not self._told and not _near(ours, theirs):
+            self._told = True
+            _log.warning(
+                "after step %d ranks %d and %d have other parameters, which all ranks should have the same: "
+                "one of them was written alone. %s. session.sync() on every rank makes them their mean",
+                *(ones.step, one, other, WRITE),
+            )
+        if _same([*our_rates, *our_sum], [*their_rates, *their_sum]):
+            return None
         found = (
-            f"rank {one} has taken step {ones.step} with the learning rate {ours}, rank {other} with {theirs}"
+            f"rank {one} has taken step {ones.step} with the learning rate {_listed(our_rates)}, "
+            f"rank {other} with {_listed(their_rates)}"
         )
-        if ours == theirs:
+        if our_rates == their_rates:
             found = f"ranks {one} and {other} had different learning rates in a step before {ones.step}"
         return (
             f"{found}, so their replicas drift apart: have all ranks change it alike, by the same schedule, "
@@ -157,8 +176,27 @@ class RateHistory(StepHistory):
         )
 
 
-def _numbers(text: str) -> list[float]:
-    return [float(each) for each in text.replace(";", ",").split(",") if each.strip()]
+def _parts(note: StepNote) -> list[list[float]]:
+    return [[float(each) for each in part.split(",") if each] for part in note.text.split(";")]
+
+
+def _same(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    """Whether they are, but for rounding; NaN is."""
+    return repr(ours) == repr(theirs) or (
+        len(ours) == len(theirs)
+        and all(math.isclose(a, b, rel_tol=_ROUNDING) for a, b in zip(ours, theirs, strict=True))
+    )
+
+
+def _near(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    """Whether two marks are of about the same parameters."""
+    return repr(ours) == repr(theirs) or all(
+        abs(a - b) <= _APART * max(ours[0], theirs[0]) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _listed(rates: Sequence[float]) -> str:
+    return ", ".join(map(repr, rates))
 
 
 def _power(step: int) -> int:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from operator import is_
 
 import torch
 from torch import Tensor, nn
 
 from tacit.contracts import UnsentMerge
 from tacit.errors import AttachError
+from tacit.hooks.replica import LiveTensors
 from tacit.hooks.trained_model import local
 from tacit.strategy import Strategy
 
 _log = logging.getLogger("tacit")
 
 SAMPLE = 16
-"""Entries of each parameter that are looked at."""
+"""Entries of each parameter that are looked at: the first and the last ones in memory."""
+_TURN = 2.4
+"""The angle from one entry's weight to the next one's, whose cosine it is, in a sum that tells them apart."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -64,8 +68,8 @@ class OutsideWrites:
         Raises:
             AttachError: they were written before the last step, and not before this one.
         """
-        changed, self._carried = self._carried or self.seen, False
         started, self._started = self._started, True
+        changed, self._carried = self._carried or self._sample.changed(waits=not started), False
         loaded, self._loaded = self._loaded, False
         if loaded:
             self._written = None
@@ -105,55 +109,68 @@ def lost_at_servers(name: str) -> AttachError:
 class ParameterSample:
     """Some entries of every parameter, as they were when `note` was called last.
 
-    On the CPU any write is seen that changes one of these. On a GPU only one that torch counts, as looking
-    waits for the device: not one by way of `p.data`.
+    Any write is seen that changes one of these. Where a look must not wait for a GPU, it sees there only what
+    torch counts: no write by way of `p.data`.
 
     Args:
         named: the parameters, looked up anew each time; buffers among them are left out.
     """
 
     def __init__(self, named: Mapping[str, Tensor]) -> None:
-        self._named = named
-        self._found: list[tuple[Tensor, Tensor]] = []
+        self._named = named.fixed if isinstance(named, LiveTensors) else named
+        self._now: list[Tensor] = []
+        self._found: list[Tensor] = []
         self._where: list[int] = []
-        self._views: list[list[Tensor]] = []
+        self._views: list[tuple[torch.dtype, list[Tensor]]] = []
         self._noted: list[Tensor] = []
         self._version = 0
 
     def note(self) -> None:
         """Remember the parameters as they are."""
         self._version = self._look()
-        self._noted = [torch.cat(each) for each in self._views]
+        self._noted = [torch.cat(each) for _, each in self._views]
 
-    def changed(self) -> bool:
-        """Whether an entry is another one than when they were noted; False where they never were."""
-        counted = self._look() != self._version
+    def changed(self, waits: bool = True) -> bool:
+        """Whether an entry is another one than when they were noted; False where they never were.
+
+        `waits`: also for a GPU on which torch has counted no write.
+        """
+        looks = self._look() != self._version or waits
         return any(
-            (counted or not noted.is_cuda) and not torch.equal(torch.cat(each), noted)
-            for each, noted in zip(self._views, self._noted, strict=False)
+            (looks or not noted.is_cuda) and not torch.equal(torch.cat(each), noted)
+            for (_, each), noted in zip(self._views, self._noted, strict=False)
         )
+
+    def mark(self) -> list[float]:
+        """The norm of these entries, and a weighted sum, as they are; not on a GPU, which it waits for."""
+        self._look()
+        if any(each[0].is_cuda for _, each in self._views):
+            return []
+        each = [torch.cat(views).view(dtype).double() for dtype, views in self._views]
+        x = torch.cat(each) if each else torch.zeros(0, dtype=torch.float64)
+        return [float(x.norm()), float(x @ torch.arange(len(x), dtype=torch.float64).mul_(_TURN).cos_())]
 
     def _look(self) -> int:
         """Where the parameters lie, and a number that every counted write and every move changes."""
-        now = [p for p in self._named.values() if isinstance(p, nn.Parameter)]
-        if [id(p) for p in now] != [id(p) for p, _ in self._found]:
-            self._found = [(p, local(p)) for p in now]
-        where = [mine.data_ptr() for _, mine in self._found]
+        now = [*self._named.values()]
+        if len(now) != len(self._now) or not all(map(is_, now, self._now)):
+            self._now, self._found = now, [local(p) for p in now if isinstance(p, nn.Parameter)]
+        where = [mine.data_ptr() for mine in self._found]
         if where != self._where:
-            self._where, self._views = where, _samples([mine for _, mine in self._found])
-        return sum(mine._version for _, mine in self._found) + sum(where)
+            self._where, self._views = where, _samples(self._found)
+        return sum([mine._version for mine in self._found]) + sum(where)
 
 
-def _samples(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Views of some entries of each, as bits, together where they can be joined."""
+def _samples(tensors: Sequence[Tensor]) -> list[tuple[torch.dtype, list[Tensor]]]:
+    """Views of some entries of each, as bits, those of a type and device together."""
     alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for x in tensors:
         room = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
         entries = min(x.numel(), room)  # where expanded, it has fewer than it shows
-        if entries:
-            some = x.detach().as_strided(
-                (min(SAMPLE, entries),), (max(1, entries // SAMPLE),), x.storage_offset()
-            )
-            bits = _BITS[x.element_size()]
-            alike.setdefault((bits, x.device), []).append(some.view(bits))
-    return [*alike.values()]
+        few, first = min(SAMPLE // 2, entries), x.storage_offset()
+        for start in (
+            sorted({first, first + entries - few}) if few else ()
+        ):  # stretches: torch joins others far slower
+            some = x.detach().as_strided((few,), (1,), start)
+            alike.setdefault((x.dtype, x.device), []).append(some.view(_BITS[x.element_size()]))
+    return [(dtype, views) for (dtype, _), views in alike.items()]

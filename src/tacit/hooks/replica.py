@@ -26,12 +26,16 @@ class LiveTensors(Mapping[str, Tensor]):
         module: in which they are.
         names: of all.
         fixed: those that stay the same objects, wherever a module keeps them: pruning gives them other names.
+
+    Attributes:
+        fixed: the same; where none are given, all, looked up anew.
     """
 
     def __init__(
         self, module: nn.Module, names: Iterable[str], fixed: Mapping[str, Tensor] | None = None
     ) -> None:
         self._fixed = fixed or {}
+        self.fixed: Mapping[str, Tensor] = fixed or self
         self._homes = {
             name: (module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names
         }

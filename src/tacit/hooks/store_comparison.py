@@ -34,11 +34,8 @@ class StepHistory(Protocol):
     def take(self) -> StepNote | None:
         """What to compare now, of what was noted since the last time; called in another thread."""
 
-    def alike(self, ones: StepNote, others: StepNote) -> bool:
-        """Whether two notes of the same step say the same."""
-
-    def differ(self, one: int, ones: StepNote, other: int, others: StepNote) -> str:
-        """What to say of two ranks whose notes differ."""
+    def differ(self, one: int, ones: StepNote, other: int, others: StepNote) -> str | None:
+        """What to say of two ranks and their notes of the same step; None where these say the same."""
 
 
 class StepComparison:
@@ -69,7 +66,5 @@ class StepComparison:
         key = f"noted/{mine.loads}/{mine.step}"
         said = self._store.compare_set(key, "", f"{self._rank} {mine.text}").decode()
         rank, _, text = said.partition(" ")
-        first = mine._replace(text=text)
-        if self._notes.alike(first, mine):
-            return None
-        return DIFFERENT + self._notes.differ(int(rank), first, self._rank, mine)
+        wrong = self._notes.differ(int(rank), mine._replace(text=text), self._rank, mine)
+        return None if wrong is None else DIFFERENT + wrong
