@@ -60,6 +60,8 @@ def launch(params: dict[str, Any]) -> tuple[Launch, int, dict[str, Any]]:
             return ("attaching.py", algorithm, where), 3, {"lost": 1}
         case {"moment": moment}:
             return ("rebuilding.py", moment), 4, {"lost": 1}
+        case {"words": words}:
+            return ("rebuilding.py", *words), 2, {}
         case _:
             fault, algorithm = params["fault"], params["algorithm"]
             return ("faulty.py", fault, algorithm), world(algorithm), {"lost": 1}
@@ -108,14 +110,12 @@ def test_it_is_named_also_where_ranks_put_their_state_together(
 
 @pytest.mark.parametrize(
     ("words", "call"),
-    [
-        (["alone"], "state_dict"),
-        (["sync", "topk"], "sync"),
-        (["sync", "localsgd:sync_every=8"], "sync"),
-    ],
+    [(("alone",), "state_dict"), (("sync", "topk"), "sync"), (("sync", "localsgd:sync_every=8"), "sync")],
 )
-def test_a_rank_that_is_alone_in_a_call_is_an_error_that_names_it(words: list[str], call: str) -> None:
-    for each in ranks("rebuilding.py", 2, *words):
+def test_a_rank_that_is_alone_in_a_call_is_an_error_that_names_it(
+    words: tuple[str, ...], call: str, launches: dict[Launch, Future[list[Ended]]]
+) -> None:
+    for each in launches["rebuilding.py", *words].result():
         (said,) = each.said
         assert said["kind"] == "PeerLost", said
         says = f"rank 0 waits in session.{call}() after 5 steps, and rank 1 has gone on without it: "
