@@ -173,7 +173,9 @@ def test_impossible_values_are_refused(values: dict[str, float]) -> None:
         {"nodes": 1, "ranks_per_node": 4097},
         {"nodes": 2, "ranks_per_node": 1, "rate": 999.0},
         {"nodes": 2, "ranks_per_node": 1, "rates": (1e6, 1.0)},
+        {"nodes": 2, "ranks_per_node": 1, "rates": (1e6, 35e9)},
         {"nodes": 2, "ranks_per_node": 1, "rate": 1e6, "latency": 241.0},
+        {"nodes": 2, "ranks_per_node": 1, "rate": 1e6, "latencies": (0.1, 4e-7)},
     ],
 )
 def test_what_one_machine_cannot_emulate_can_be_planned(values: dict[str, float]) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from tacit.cli.parsing import split_algorithms
+from tacit.cli.parsing import shortened, split_algorithms
 from tacit.errors import ConfigError
 
 
@@ -28,3 +28,10 @@ def test_a_missing_name_is_refused(text: str) -> None:
 def test_a_parameter_without_an_algorithm_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"'ratio=0\.1' belongs to no algorithm: write topk:ratio=0\.1"):
         split_algorithms(text)
+
+
+def test_of_a_long_line_what_was_given_is_cut_and_what_is_wrong_with_it_stays() -> None:
+    line = f"tacit: topology={'9' * 5000} is unknown in dense:topology={'9' * 5000}: write ring"
+    words = " is unknown in ", ": write ring"
+    assert all(each in shortened(line) for each in words)
+    assert len(shortened(f"{line}\n{line} {'long ' * 1000}")) < 1300

@@ -170,12 +170,6 @@ def test_latency_is_emulated_or_refused() -> None:
         assert testbed.shaped
 
 
-@pytest.mark.usefixtures("namespaces")
-def test_a_rate_beyond_the_shaper_is_refused() -> None:
-    with pytest.raises(TestbedError, match="34 gbit"), Testbed(Cluster.parse("2x1@100gbit")):
-        pass
-
-
 def test_an_exception_in_on_line_ends_the_testbed(programs: Path) -> None:
     def refuse(node: int, line: str) -> None:
         raise KeyError(line)

@@ -26,7 +26,9 @@ __all__ = [
 
 N = TypeVar("N", int, float)
 _LONGEST_LINE = 600
-"""Characters of a line of a message. The middle of a longer line is left out."""
+"""Characters of a line of a message. The middle of a longer line is left out, of its long words first."""
+_LONGEST_WORD = 120
+"""Of a longer line: a word is what was given, and what is wrong with it stands around it."""
 _LONGEST = 10**9
 """About thirty years."""
 _MOST = 10**9
@@ -36,15 +38,19 @@ _SEEDS = 2**63
 
 
 def shortened(text: str) -> str:
-    """The text, with the middle of every very long line left out."""
+    """The text, with the middle of every very long line left out; of its long words, if that will do."""
     return "\n".join(_shortened(line) for line in text.split("\n"))
 
 
 def _shortened(line: str) -> str:
-    if len(line) <= _LONGEST_LINE:
-        return line
-    half = (_LONGEST_LINE - 5) // 2
-    return f"{line[:half]} ... {line[-half:]}"
+    if len(line) > _LONGEST_LINE:
+        line = " ".join(_cut(word, _LONGEST_WORD) for word in line.split(" "))
+    return _cut(line, _LONGEST_LINE)
+
+
+def _cut(text: str, longest: int) -> str:
+    half = (longest - 5) // 2
+    return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"
 
 
 def cluster(text: str, servers: int, *, planned: bool = False) -> Cluster:

@@ -40,7 +40,8 @@ _MOST_NODES = 1023
 """As many ports has a bridge of Linux."""
 _MOST_RANKS = 4096
 _MOST_PLANNED = 1 << 20
-_SLOWEST, _LATEST = 1e3, 240.0
+_SLOWEST, _FASTEST = 1e3, 34e9
+_EARLIEST, _LATEST = 1e-6, 240.0
 """What the kernel's shapers can do: bit/s with their least burst, and seconds."""
 _EXAMPLES = (
     "Write for example 2x2@100mbit (2 nodes of 2 ranks, 100 Mbit/s links), 4x1@1gbit,20ms (with latency), "
@@ -158,18 +159,20 @@ class Cluster:
                 f"{self.world_size:,} ranks cannot be emulated: each is a process with a PyTorch of its "
                 f"own, some 200 MB, and {_MOST_RANKS:,} are the most. {_EXAMPLES}"
             )
-        slowest = min([*self.rates, *([] if self.rate is None else [self.rate])], default=_SLOWEST)
-        if slowest < _SLOWEST:
-            raise ConfigError(
-                f"a link of {_written(slowest, _RATES)} cannot be emulated, as the kernel counts how long a "
-                f"packet takes in 32 bits: write {_written(_SLOWEST, _RATES)} or more. {_EXAMPLES}"
-            )
-        latest = max([*self.latencies, self.latency])
-        if latest > _LATEST:
-            raise ConfigError(
-                f"a latency of {_written(latest, _TIMES)} cannot be emulated, as the kernel counts it in 32 "
-                f"bits: write up to {_written(_LATEST, _TIMES)}. {_EXAMPLES}"
-            )
+        for rate in (*self.rates, *([] if self.rate is None else [self.rate])):
+            if not _SLOWEST <= rate <= _FASTEST:
+                raise ConfigError(
+                    f"a link of {_written(rate, _RATES)} cannot be emulated, as the kernel counts bytes a "
+                    f"second, and how long a packet takes, in 32 bits: write {_written(_SLOWEST, _RATES)} to "
+                    f"{_written(_FASTEST, _RATES)}, or no rate for links at full speed. {_EXAMPLES}"
+                )
+        for latency in (*self.latencies, self.latency):
+            if latency and not _EARLIEST <= latency <= _LATEST:
+                raise ConfigError(
+                    f"a latency of {_written(latency, _TIMES)} cannot be emulated, as the kernel counts "
+                    f"microseconds in 32 bits: write {_written(_EARLIEST, _TIMES)} to "
+                    f"{_written(_LATEST, _TIMES)}, or none. {_EXAMPLES}"
+                )
 
     @property
     def places(self) -> int:

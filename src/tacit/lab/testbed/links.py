@@ -22,7 +22,6 @@ _BURST_SECONDS = 0.004  # what the slowest kernel clock (HZ=250) lets through be
 _LEAST_BURST = 16 << 10
 _QUEUE_SECONDS = 0.05
 _LEAST_QUEUE = 256 << 10
-_FASTEST = 8 * (2**32 - 1)  # tbf takes bytes per second in 32 bits
 _CONGESTION_CONTROLS = ("cubic", "reno")
 _HANDLE_NETEM, _HANDLE_TBF = "1:", "2:"
 
@@ -36,11 +35,6 @@ def build(cluster: Cluster) -> list[int]:
             f"the testbed builds its network with pyroute2, which cannot be imported ({error}). "
             f"Install it: {installing('testbed')}."
         ) from error
-    fastest = max([cluster.rate or 0.0, *cluster.rates])
-    if fastest > _FASTEST:
-        raise TestbedError(
-            f"links of {fastest:g} bit/s cannot be emulated: the shaper ends at 34 gbit. Leave the rate out."
-        )
     switch = os.open(_OWN_NETWORK, os.O_RDONLY)
     with ExitStack() as stack:
         hub = stack.enter_context(IPRoute())
