@@ -12,10 +12,14 @@ import torch
 import torch.distributed as dist
 from checks import network, sgd, steps, wrapped
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import tacit
 
+SHARDED = "FSDP2, "
 fault, algorithm = sys.argv[1:3]
+known = {"steps_per_epoch": 1000, "epochs": 1}
 victim = int(sys.argv[3]) if len(sys.argv) > 3 else 1
 torch.set_num_threads(1)
 dist.init_process_group("gloo", timeout=timedelta(seconds=6))
@@ -45,11 +49,15 @@ def go_wrong() -> None:
 start = time.monotonic()
 try:
     # A rank that leaves could end the broadcast of a buffer that others are at, in their next forward.
-    model = wrapped(nn.Sequential(network(), nn.BatchNorm1d(5)) if fault == "nan" else None)
+    if algorithm.startswith(SHARDED):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("far", "near"))
+        model, known["mesh"] = fully_shard(network(), mesh=mesh["near"]), mesh
+    else:
+        model = wrapped(nn.Sequential(network(), nn.BatchNorm1d(5)) if fault == "nan" else None)
     if rank == 2 and fault == "nan":
         model.register_forward_hook(lambda *_: time.sleep(1))
     optimizer = sgd(model)
-    session = tacit.attach(model, optimizer, algorithm, steps_per_epoch=1000, epochs=1)
+    session = tacit.attach(model, optimizer, algorithm.removeprefix(SHARDED), **known)
     with nullcontext() if fault == "nan" else session:
         steps(model, optimizer, 5)
         if fault == "overflows":  # in what is owed, and nowhere else: the parameters stay

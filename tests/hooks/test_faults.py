@@ -18,6 +18,8 @@ SAYS = {
 }
 FAULTS = [
     ("killed", "topk"),
+    ("killed", "FSDP2, topk"),
+    ("raises", "FSDP2, localsgd:sync_every=1"),
     ("frozen", "topk"),
     ("raises", "topk"),
     ("overflows", "topk"),
@@ -43,8 +45,8 @@ AT_ONCE = 2
 
 
 def world(algorithm: str) -> int:
-    """Nodes of two, for what goes by node."""
-    return 4 if algorithm.startswith("daso") else 3
+    """Nodes of two, for what goes by node; two replicas of two shards."""
+    return 4 if algorithm.startswith(("daso", "FSDP2")) else 3
 
 
 Launch: TypeAlias = tuple[str, ...]

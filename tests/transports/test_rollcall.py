@@ -133,7 +133,8 @@ def test_one_who_closes_while_others_wait_for_it_elsewhere_is_named(three: Ranks
     close_barrier.join(10)
 
 
-def test_one_who_is_silent_is_named(three: Ranks) -> None:
+def test_one_who_is_silent_is_named(three: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure_detector, "GRACE_SECONDS", 60.0)  # nobody waits for its answer once more
     three.reached = [StepsReached(5)] * 3
     three.calls[1].close()  # its thread ends, as if its process were gone
     errors = [each.result(timeout=15) for each in [three.pool.submit(three.close, rank) for rank in (0, 2)]]

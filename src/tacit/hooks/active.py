@@ -13,9 +13,10 @@ from tacit.errors import AttachError
 from tacit.hooks import checkpoint, epochs, exit, momentum, sharded_state
 from tacit.hooks.agreement import agree
 from tacit.hooks.assembly import levels_of, links_for
+from tacit.hooks.bounded_store import host_store, store_host
 from tacit.hooks.ddp import HookDispatcher, no_exchange
 from tacit.hooks.discarding import agreed, mistimed, refuse_discard
-from tacit.hooks.failures import Failures, host_store, store_host
+from tacit.hooks.failures import Failures
 from tacit.hooks.frozen_check import FrozenCheck
 from tacit.hooks.grad_scaler import ScaledSteps
 from tacit.hooks.learning_rates import RateHistory, Rates

@@ -10,9 +10,23 @@ from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 
-__all__ = ["BoundedStore", "KeyValueStore", "Unreachable", "is_hosted_here"]
+from tacit.errors import PeerLost
+from tacit.torch_compat import default_store
+from tacit.transports.process_groups import rank_in
+
+__all__ = [
+    "BoundedStore",
+    "KeyValueStore",
+    "Unreachable",
+    "host_store",
+    "is_hosted_here",
+    "store_gone",
+    "store_host",
+]
 
 T = TypeVar("T")
+
+_HOST = "tacit/host"
 
 
 class Unreachable(dist.DistNetworkError):
@@ -24,6 +38,30 @@ def is_hosted_here(store: object) -> bool:
     while (inner := getattr(store, "underlying_store", None)) is not None:
         store = inner
     return "server=TCPServer" in repr(store)
+
+
+def host_store() -> None:
+    """Tell the other ranks if the process of this one serves the store; to be called before they compare."""
+    if is_hosted_here(default_store()):
+        default_store().set(_HOST, str(rank_in()))
+
+
+def store_host() -> int | None:
+    """The rank whose process serves the store; None where the launcher's does."""
+    store = default_store()
+    return int(store.get(_HOST)) if store.check([_HOST]) else None
+
+
+def store_gone(error: dist.DistError, host: int | None, after: str = "") -> PeerLost:
+    """The error where the store has failed; `host`: see `store_host`; `after`: what else went wrong."""
+    if isinstance(error, Unreachable):
+        return PeerLost(f"{error}: this rank is cut off from the node that holds it, or that node is{after}")
+    who = (
+        "the launcher's store is gone, and with it the node that held it"
+        if host is None
+        else f"rank {host} is gone, which held the store by which ranks find each other"
+    )
+    return PeerLost(f"{who}: {error}{after}")
 
 
 class KeyValueStore(Protocol):

@@ -139,6 +139,7 @@ class CloseBarrier:
             if self._heard.setdefault(rank, (beat, now))[0] != beat:
                 self._heard[rank] = (beat, now)
             if now - self._heard[rank][1] > self._silent:
+                self._store.set(f"silent/{rank}", "")  # nobody need wait for its answer
                 return f"nothing was heard of rank {rank} for {self._silent:g} s while sessions were closed"
         return None
 

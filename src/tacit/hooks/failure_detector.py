@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from tacit.errors import PeerLost, RatesDiffer, UnevenData, of_ranks
-from tacit.hooks.bounded_store import BoundedStore, Unreachable
+from tacit.hooks.bounded_store import BoundedStore, store_gone
 from tacit.hooks.close_barrier import UNEVEN, CallBarrier, CloseBarrier, StepsReached
 from tacit.hooks.store_comparison import DIFFERENT, StepComparison, StepHistory
 from tacit.torch_compat import PrefixStore, Store
@@ -274,11 +274,14 @@ class FailureDetector:
         self._store.set(f"here/{self._rank}", self._status().to_text())
         deadline = time.monotonic() + GRACE_SECONDS
         answers: dict[int, str] = {}
-        while len(answers) < len(self._ranks) and time.monotonic() < deadline:
-            for rank in self._ranks:
+        asked = {*self._ranks}
+        while asked and time.monotonic() < deadline:
+            for rank in sorted(asked):
                 for key in (f"left/{rank}", f"here/{rank}"):
                     if rank not in answers and self._store.check([key]):
                         answers[rank] = key[0] + self._store.get(key).decode()
+                if rank in answers or self._store.check([f"silent/{rank}"]):
+                    asked.discard(rank)
             time.sleep(0.05)
         self._absent = {*self._ranks} - answers.keys()
         blamed = _blamed(self._ranks, answers, alarm, self._timeout, self._instead)
@@ -305,17 +308,7 @@ class FailureDetector:
             time.sleep(0.02)
 
     def _gone(self, error: dist.DistError, reason: str = "") -> PeerLost:
-        after = f" ({reason})" if reason else ""
-        if isinstance(error, Unreachable):
-            return PeerLost(
-                f"{error}: this rank is cut off from the node that holds it, or that node is{after}"
-            )
-        if self._host is not None:
-            return PeerLost(
-                f"rank {self._host} is gone, which held the store by which ranks find each other: "
-                f"{error}{after}"
-            )
-        return PeerLost(f"the launcher's store is gone, and with it the node that held it: {error}{after}")
+        return store_gone(error, self._host, f" ({reason})" if reason else "")
 
     def _try(self, call: Callable[[], object]) -> None:
         with contextlib.suppress(dist.DistError):  # the store is gone: the watch says so

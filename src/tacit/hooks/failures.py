@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from tacit.contracts import MixingTopology
 from tacit.errors import NonFinite, PeerLost, RoundError, TacitError, first_line
-from tacit.hooks.bounded_store import is_hosted_here
 from tacit.hooks.close_barrier import StepsReached
 from tacit.hooks.failure_detector import FailureDetector, PostedCount
 from tacit.hooks.learning_rates import RateHistory
@@ -19,14 +18,12 @@ from tacit.hooks.options import AttachOptions
 from tacit.hooks.uneven_data import SyncedBackwards, untouched
 from tacit.strategy import Strategy
 from tacit.torch_compat import default_store
-from tacit.transports.process_groups import abort, rank_in, ranks_of
+from tacit.transports.process_groups import abort, rank_in
 
 _log = logging.getLogger("tacit")
 
 _SESSIONS: dict[str, int] = {}
 """How many sessions these ranks have begun: each has keys of its own in the store."""
-
-_HOST = "tacit/host"
 
 
 class Failures:
@@ -59,10 +56,9 @@ class Failures:
         To be called when all ranks are known to attach, as sessions are counted on all of them alike.
         `host`: see `store_host`.
         """
-        group, farthest = self._options.group, self._options.strategy.levels[-1]
-        if group.size() == 1:
+        ranks, farthest = self._options.ranks, self._options.strategy.levels[-1]
+        if len(ranks) == 1:
             return
-        ranks = ranks_of(group)
         name = "-".join(map(str, ranks))
         _SESSIONS[name] = _SESSIONS.get(name, 0) + 1
         self._detector = FailureDetector(
@@ -92,7 +88,7 @@ class Failures:
             self._detector = None
             return
         for level in self._levels:
-            tell = self._tell if len(level.session.ranks) < self._options.group.size() else None
+            tell = self._tell if len(level.session.ranks) < len(self._options.ranks) else None
             meet = self._meet if level.session.strategy.late else None
             level.session.failure.report_to(self._explain, tell, self._detector.raised, meet)
         if self._noted is not None:
@@ -245,15 +241,3 @@ def without_it(strategy: Strategy) -> str:
         f". With {strategy.name!r} all ranks of a round wait for each other; to go on without a rank that is "
         "gone, attach 'adpsgd:allow_lost=true'"
     )
-
-
-def host_store() -> None:
-    """Tell the other ranks if the process of this one serves the store; to be called before they compare."""
-    if is_hosted_here(default_store()):
-        default_store().set(_HOST, str(rank_in()))
-
-
-def store_host() -> int | None:
-    """The rank whose process serves the store; None where the launcher's does."""
-    store = default_store()
-    return int(store.get(_HOST)) if store.check([_HOST]) else None

@@ -21,6 +21,7 @@ from tacit.parameter_server.placement import Addresses
 from tacit.session.buckets import Policy
 from tacit.strategy import AnyStrategy
 from tacit.torch_compat import timeout_of
+from tacit.transports.process_groups import ranks_of
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -67,6 +68,11 @@ class AttachOptions:
     def group(self) -> dist.ProcessGroup:
         """The process group whose ranks are the replicas, or have the same shard of each."""
         return self.model.process_group
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks that train the model: those that have other shards than this one, too."""
+        return ranks_of(self.group) if self.sharded is None else self.sharded.ranks
 
     @property
     def time_limit(self) -> timedelta:

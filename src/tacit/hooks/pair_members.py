@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tacit.contracts import PairTopology
 from tacit.errors import PeerLost, UnevenData, of_ranks
-from tacit.hooks.bounded_store import BoundedStore, KeyValueStore
+from tacit.hooks.bounded_store import BoundedStore, KeyValueStore, store_gone, store_host
 from tacit.hooks.close_barrier import silence_for
 from tacit.pairs import Membership, PairTransport, join
 from tacit.torch_compat import PrefixStore, default_store
@@ -21,6 +21,8 @@ from tacit.transports.process_groups import ranks_of
 from tacit.transports.torch import TorchTransport
 
 POLL_SECONDS = 1.0
+GRACE_SECONDS = 5.0
+"""How long those that have met in vain wait for each other."""
 _log = logging.getLogger("tacit")
 
 
@@ -36,6 +38,7 @@ class PairMembers(Membership):
         allow_lost: whether the others go on where one is gone.
         timeout: after which a store that does not answer is an error.
         known_as: what errors call each of them; as they are counted here, where not said.
+        host: the rank whose process serves the store, if one's does.
     """
 
     def __init__(
@@ -46,13 +49,15 @@ class PairMembers(Membership):
         allow_lost: bool,
         timeout: float = 60.0,
         known_as: Sequence[int] = (),
+        host: int | None = None,
     ) -> None:
         self._store = BoundedStore(store, timeout)
         self._silence = silence_for(timeout)
         self._rank, self._peers, self._allow_lost = rank, peers, allow_lost
-        self._known_as = known_as or range(peers)
+        self._known_as, self._host = known_as or range(peers), host
         self._lost: set[int] = set()
         self._meetings = 0
+        self._come: list[int] = []
         self._met = False
         self._heard: dict[int, tuple[str, float]] = {}
         self._report: Callable[[int, str], None] = lambda rank, why: None
@@ -121,13 +126,22 @@ class PairMembers(Membership):
             members = [*map(int, given.split())]
             come = {rank: self._store.get(f"{meeting}/here/{rank}").decode() for rank in members}
         except dist.DistError as error:
-            raise PeerLost(
-                f"the launcher's store is gone, and with it the node that held it: {error}"
-            ) from error
+            raise store_gone(error, self._host) from error
+        self._come = members if self._rank in members else []
         self._check(members)
         self._check_same(come, what)
         self._met = True
         return members
+
+    def part(self) -> None:
+        with contextlib.suppress(dist.DistError):
+            self._store.set(f"{self._meetings}/over/{self._rank}", "")
+            deadline = time.monotonic() + GRACE_SECONDS
+            for rank in self._come:
+                while not (rank in self._lost or self._store.check([f"{self._meetings}/over/{rank}"])):
+                    if time.monotonic() > deadline:
+                        return
+                    time.sleep(0.02)
 
     def _check_same(self, come: Mapping[int, str], what: str) -> None:
         """Refuse to average all at the end of some, and in a round of others."""
@@ -210,7 +224,9 @@ def joined_pairs(
     prefixed = PrefixStore(f"tacit/pairs/{name}/{_SESSIONS[name]}", clone)
     here, seconds = peers.place(), timeout.total_seconds()
     known_as = ranks_of(peers.parent)
-    members = PairMembers(prefixed, here.rank, here.peers, topology.allow_lost, seconds, known_as)
+    members = PairMembers(
+        prefixed, here.rank, here.peers, topology.allow_lost, seconds, known_as, store_host()
+    )
     try:
         transport = join(peers, topology, members, seed, seconds)
     except BaseException:

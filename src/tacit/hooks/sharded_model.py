@@ -44,6 +44,7 @@ class ShardedModel:
         process_group: the ranks of the far axis, which have the same shard of other replicas.
         near: the ranks among which the replica is sharded; None where they are on several axes.
         mesh: of the ranks that share this replica.
+        ranks: all that train the model, in order; those of the far axis alone, where no more are known.
         shards: how many they are; this rank has number `shard`.
     """
 
@@ -51,6 +52,7 @@ class ShardedModel:
     process_group: dist.ProcessGroup = field(compare=False)
     near: dist.ProcessGroup | None = field(compare=False)
     mesh: DeviceMesh = field(compare=False)
+    ranks: list[int] = field(compare=False)
 
     @property
     def shards(self) -> int:
@@ -120,7 +122,8 @@ def sharded_of(module: nn.Module, mesh: DeviceMesh | None, group: dist.ProcessGr
             )
     far = group if group is not None else _far_group(mesh, own)
     _check_far(far, _ranks(own))
-    return ShardedModel(module, far, own.get_group() if own.ndim == 1 else None, own)
+    near = own.get_group() if own.ndim == 1 else None
+    return ShardedModel(module, far, near, own, _everyone(mesh if group is None else None, far, own))
 
 
 def _check_placed(name: str, p: Any) -> None:
@@ -175,6 +178,13 @@ def _check_far(far: dist.ProcessGroup, own: list[int]) -> None:
             f"the group of ranks {ranks} is not this rank, {me}, and others with the same shards: the model "
             f"is sharded among ranks {sorted(own)}, which have other shards. Write {_LINES}"
         )
+
+
+def _everyone(mesh: DeviceMesh | None, far: dist.ProcessGroup, own: DeviceMesh) -> list[int]:
+    if mesh is not None:
+        return sorted(_ranks(mesh))
+    world = ranks_of()
+    return world if far.size() * own.size() == len(world) else ranks_of(far)
 
 
 def _ranks(mesh: DeviceMesh) -> list[int]:

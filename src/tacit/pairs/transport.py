@@ -51,6 +51,12 @@ class Membership(Protocol):
             UnevenData: another one has come somewhere else.
         """
 
+    def part(self) -> None:
+        """Wait until all that came to the last meeting, in vain, know it; some seconds at most.
+
+        Else those that do not yet would take the end of this rank's process for the reason.
+        """
+
     def close(self) -> None:
         """Leave."""
 
@@ -217,6 +223,8 @@ class PairTransport(BesidePeers):
         try:
             self._make_equal(what)
         except BaseException as error:
+            self._failure = self._failure or error  # which stands, whoever is gone from here on
+            self._members.part()
             self.fail(error)
             return
         self._settled = True

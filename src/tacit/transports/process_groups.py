@@ -75,9 +75,9 @@ def rank_in(group: dist.ProcessGroup | None = None) -> int:
     return dist.get_rank(group)
 
 
-def ranks_of(group: dist.ProcessGroup) -> list[int]:
-    """The group's ranks, in its order, by their numbers in the world."""
-    return dist.get_process_group_ranks(group)
+def ranks_of(group: dist.ProcessGroup | None = None) -> list[int]:
+    """The group's ranks, in its order, by their numbers in the world; all of these where none is given."""
+    return dist.get_process_group_ranks(group or dist.group.WORLD)
 
 
 def backend_of(group: dist.ProcessGroup) -> str:
