@@ -269,10 +269,9 @@ class Notes:
     def take(self) -> StepNote | None:
         return self.last
 
-    def alike(self, ones: StepNote, others: StepNote) -> bool:
-        return ones.text == others.text
-
-    def differ(self, one: int, ones: StepNote, other: int, others: StepNote) -> str:
+    def differ(self, one: int, ones: StepNote, other: int, others: StepNote) -> str | None:
+        if ones.text == others.text:
+            return None
         return f"{sorted([(one, ones.text), (other, others.text)])} by step {ones.step}"
 
 
@@ -298,10 +297,10 @@ def test_notes_that_differ_are_told_to_all(three: Ranks, when: str) -> None:
         assert re.fullmatch(r"\[\([01], '0.1'\), \(2, '0.2'\)\] by step 8", str(error)), str(error)
 
 
-def test_notes_that_are_alike_are_no_news(three: Ranks) -> None:
+def test_notes_that_are_alike_are_no_news_nor_are_those_of_another_shard(three: Ranks) -> None:
     three.reached = [StepsReached(8, 8)] * 3
-    for call in three.calls:
-        call._comparison = StepComparison(call._store, call._rank, Notes("0.1"))
+    for call, shard in zip(three.calls, (0, 1, 0), strict=True):
+        call._comparison = StepComparison(call._store, call._rank, Notes(f"0.{shard}"), shard)
     time.sleep(0.5)
     assert three.all_close([0.0, 0.1, 0.2]) == [None] * 3
     assert not three.alarms

@@ -68,6 +68,7 @@ class FailureDetector:
         overdue: asked at each look, in this thread: why this rank must take a round for failed that has not
             ended, which nobody else would notice; "" as long as that is not so.
         host: the rank whose process serves the store, if one's does: it ends as the last, and is named.
+        shard: which one of the model this rank has: notes of the same are compared.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class FailureDetector:
         instead: str = "",
         overdue: Callable[[], str] = lambda: "",
         host: int | None = None,
+        shard: int = 0,
     ) -> None:
         # A store client serves one call at a time: a copy never waits for the program's own calls.
         clone = getattr(store, "clone", lambda: store)  # an older torch has none
@@ -97,7 +99,7 @@ class FailureDetector:
         self._barrier = CloseBarrier(self._store, rank, ranks, timeout)
         self._calls = CallBarrier(self._store, rank, len(ranks))
         self._closes = False
-        self._comparison = None if notes is None else StepComparison(self._store, rank, notes)
+        self._comparison = None if notes is None else StepComparison(self._store, rank, notes, shard)
         self._timeout, self._instead = timeout, instead
         self._posted, self._overdue = posted or self._begun, overdue
         self._last = PostedCount(-1, time.monotonic())

@@ -75,6 +75,7 @@ class Failures:
             without_it(farthest),
             self._overdue,
             host,
+            0 if self._options.sharded is None else self._options.sharded.shard,
         )
         self._doing = "while ranks attached: "
 

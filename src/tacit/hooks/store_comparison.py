@@ -47,10 +47,11 @@ class StepComparison:
         store: seen by these ranks alone.
         rank: this rank.
         notes: what it has noted.
+        shard: which one of the model it has: ranks of the same compare.
     """
 
-    def __init__(self, store: BoundedStore, rank: int, notes: StepHistory) -> None:
-        self._store, self._rank, self._notes = store, rank, notes
+    def __init__(self, store: BoundedStore, rank: int, notes: StepHistory, shard: int = 0) -> None:
+        self._store, self._rank, self._notes, self._shard = store, rank, notes, shard
 
     def look(self) -> str | None:
         """To be called every few seconds; returns what differs, or None."""
@@ -63,7 +64,7 @@ class StepComparison:
         return None if mine is None else self._with_the_first(mine)
 
     def _with_the_first(self, mine: StepNote) -> str | None:
-        key = f"noted/{mine.loads}/{mine.step}"
+        key = f"noted/{self._shard}/{mine.loads}/{mine.step}"
         said = self._store.compare_set(key, "", f"{self._rank} {mine.text}").decode()
         rank, _, text = said.partition(" ")
         wrong = self._notes.differ(int(rank), mine._replace(text=text), self._rank, mine)
