@@ -263,6 +263,24 @@ def an_evaluation_keeps_no_old_parameters() -> None:
 
 
 @check
+def shards_that_are_written_are_told_apart_from_training() -> None:
+    def written(syncs: bool) -> None:
+        net = sharded()
+        optimizer = sgd(net)
+        with tacit.attach(net, optimizer, "diloco:sync_every=50", mesh=mesh()) as session:
+            train(net, optimizer, range(2))
+            with torch.no_grad():
+                for p in net.parameters():
+                    p.mul_(2.0)
+            if syncs:
+                session.sync()
+            train(net, optimizer, range(2, 5))
+
+    written(syncs=True)
+    raises(AttachError, lambda: written(syncs=False), "call session.sync() right behind that")
+
+
+@check
 def statistics_are_averaged_along_the_far_axis() -> None:
     net = sharded(norm=True)
     optimizer = sgd(net)

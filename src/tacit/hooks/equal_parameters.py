@@ -62,7 +62,7 @@ class EqualParameters:
         before = "nobody had compared before" if since is None else f"they were equal after step {since}"
         if session.transport.place(WORLD).rank == 0:
             _log.warning(
-                "after step %d of %r the parameters of %s had other bits on %s (%s), and are their mean now, "
+                "after step %d of %r %s had other bits on %s (%s). They are their mean now, "
                 "from which those of rank %d were up to %.2g of their norm away. %s",
                 *(step, session.strategy.name, apart.named, apart.on(known_as), before, known_as[0], away),
                 WRITE,

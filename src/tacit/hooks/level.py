@@ -179,7 +179,7 @@ class Level:
                 self.buffers = ReplicaBuffers(self.session, present, share)
             self.progress = OptimizerHook(
                 self.session,
-                LiveTensors(model.module, tensors, named if near is None else None),
+                LiveTensors(model.module, tensors, named),
                 share,
                 rates,
                 self.buffers if strategy.buffers == "averaged" else None,

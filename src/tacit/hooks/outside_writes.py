@@ -120,6 +120,7 @@ class ParameterSample:
         self._named = named.fixed if isinstance(named, LiveTensors) else named
         self._now: list[Tensor] = []
         self._found: list[Tensor] = []
+        self._whole = True
         self._where: list[int] = []
         self._views: list[tuple[torch.dtype, list[Tensor]]] = []
         self._noted: list[Tensor] = []
@@ -154,11 +155,13 @@ class ParameterSample:
         """Where the parameters lie, and a number that every counted write and every move changes."""
         now = [*self._named.values()]
         if len(now) != len(self._now) or not all(map(is_, now, self._now)):
-            self._now, self._found = now, [local(p) for p in now if isinstance(p, nn.Parameter)]
-        where = [mine.data_ptr() for mine in self._found]
+            self._now, self._found = now, [p for p in now if isinstance(p, nn.Parameter)]
+            self._whole = all(type(p) is nn.Parameter for p in self._found)
+        mine = self._found if self._whole else [*map(local, self._found)]
+        where = [x.data_ptr() for x in mine]
         if where != self._where:
-            self._where, self._views = where, _samples(self._found)
-        return sum([mine._version for mine in self._found]) + sum(where)
+            self._where, self._views = where, _samples(mine)
+        return sum([x._version for x in mine]) + sum(where)
 
 
 def _samples(tensors: Sequence[Tensor]) -> list[tuple[torch.dtype, list[Tensor]]]:
