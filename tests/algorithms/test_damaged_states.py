@@ -83,6 +83,15 @@ def legitimate(key: str, path: tuple[Any, ...], was: Any, bad: Any) -> bool:
 def damages(state: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The state with each of its fields damaged in each way."""
     told = json.loads(state[LAST_EQUAL])
+    for key in (
+        "else",
+        "rank0/0/a/else",
+        "rank2/0/a/own",
+        "shared/1/a/anchor",
+        "own of rank2",
+        "node0/0/a/mean",
+    ):
+        yield f"{key} is there", {**state, key: torch.zeros(300) if "/" in key else "{}"}
     bare = {**state, LAST_EQUAL: json.dumps({key: each for key, each in told.items() if key != CHECKSUMS})}
     for key, value in bare.items():
         if isinstance(value, Tensor):
@@ -172,6 +181,9 @@ def test_a_state_with_the_keys_of_another_strategy_is_refused() -> None:
             strategy,
             levels,
         )
+    says = r"has 'shared/0/./inner.q', which no session of its strategy saves"
+    with pytest.raises(CheckpointError, match=says):
+        checkpoint.load({**keys, **state}, strategy, levels)
 
 
 def test_joined_states_have_the_checksums_of_all() -> None:

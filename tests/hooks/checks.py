@@ -1,9 +1,11 @@
 """What is checked on real Gloo processes: every function here runs on all ranks of one launch."""
 
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
@@ -11,6 +13,7 @@ from unittest.mock import patch
 import pytorch_optimizer
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from dcp_runs import REPLICATED, goes_on
 from replicas import (
     Checks,
@@ -1205,6 +1208,25 @@ def a_checkpoint_that_does_not_fit_changes_nothing() -> None:
         }
         says = "'own of rank9' and lacks"
         raises(tacit.CheckpointError, lambda: session.load_state_dict(of_another), says)
+
+
+@check
+def each_rank_finds_damage_in_its_own_part_of_a_distributed_checkpoint() -> None:
+    """One rank's text of all that have one name is kept; of what is a rank's own, each rank's."""
+    model, path = DDP(nn.Sequential(nn.Linear(20, 5), nn.BatchNorm1d(5))), [""]
+    path[0] = tempfile.mkdtemp() if dist.get_rank() == 0 else ""
+    dist.broadcast_object_list(path)
+    for algorithm, field in (("localsgd:sync_every=4", "own"), ("topk:ratio=0.1", "residual")):
+        with tacit.attach(model, sgd(model), algorithm) as session:
+            steps(model, session.optimizers[0], 2)
+            dcp.save({"tacit": session}, checkpoint_id=f"{path[0]}/{field}")
+            state = session.state_dict()
+            dcp.load({"tacit": state}, checkpoint_id=f"{path[0]}/{field}")
+            session.load_state_dict(state)
+            key = f"rank{dist.get_rank()}/0/0.weight/{field}"
+            state[key].view(torch.uint8)[-1] ^= 4
+            says = f"{key!r} is not what was saved"
+            raises(tacit.CheckpointError, partial(session.load_state_dict, state), says)
 
 
 def poisoned(model: DDP, name: str) -> None:

@@ -28,7 +28,7 @@ from tacit.hooks.candidates import CandidateCheck, Candidates
 from tacit.hooks.choosing import Choice, Decider, decided
 from tacit.hooks.fitting import AttachArguments, fitted
 from tacit.hooks.options import AttachOptions
-from tacit.hooks.saved_values import refusing, renewed_state
+from tacit.hooks.saved_values import CHOICE, refusing, renewed_state
 from tacit.hooks.sharded_model import ShardedModel
 from tacit.session import in_turn
 from tacit.strategy import AutoStrategy
@@ -37,7 +37,6 @@ from tacit.transports.process_groups import gathered, rank_in, ranks_of
 
 _log = logging.getLogger("tacit")
 
-KEY = "auto"
 """Of a checkpoint: what was chosen, as JSON."""
 BLOCKS = 5
 """The time of a step is the median over at least so many periods of the strategy."""
@@ -119,7 +118,7 @@ class AutoSession(Attached):
         rows = (
             gathered(mine, options.group)
             if options.leaves_ddp_alone
-            else far.ask(lambda: gather(mine, WORLD), KEY)
+            else far.ask(lambda: gather(mine, WORLD), CHOICE)
         )
         everyone = torch.stack(rows)
         if options.sharded is None or options.sharded.near is None:
@@ -183,7 +182,7 @@ class AutoSession(Attached):
         choice = None if self._choice is None else self._choice.to_json()
         due = None if math.isinf(self._due) else self._due
         told = json.dumps({"begun": self._begun, "due": due, "choice": choice})
-        return {**super().state_dict(), KEY: told}
+        return {**super().state_dict(), CHOICE: told}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on with the strategy that the checkpoint was taken with. A collective call.
@@ -193,14 +192,14 @@ class AutoSession(Attached):
         Raises:
             CheckpointError: it does not fit, or is of no session of `auto`.
         """
-        if KEY not in state_dict:
+        if CHOICE not in state_dict:
             raise CheckpointError(
                 f"the checkpoint is of no session of 'auto', and attached is {self.strategy.name!r}: attach "
                 "the strategy that it was taken with, or start without the session's state"
             )
         with refusing():
-            told = described.read(state_dict[KEY], Annotated[_Told, JSON], KEY)
-        state = {key: value for key, value in state_dict.items() if key != KEY}
+            told = described.read(state_dict[CHOICE], Annotated[_Told, JSON], CHOICE)
+        state = {key: value for key, value in state_dict.items() if key != CHOICE}
         saved_values.read(renewed_state(state))  # before another strategy is attached
         choice: Choice | None = told["choice"]
         self._check.observed = True  # or the strategy's first round says that nobody has called `observe`

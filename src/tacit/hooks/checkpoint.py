@@ -146,7 +146,7 @@ def load(
     peers, nodes = transport.place(WORLD).peers, [list(node) for node in transport.nodes]
     resized = values.ranks != peers or values.nodes != nodes
     with refusing():
-        shares = SavedShares(state, values.ranks, len(values.nodes))
+        shares = SavedShares(state, values)
         found = [_found(i, level, state, values, shares, resized) for i, level in enumerate(levels)]
         for i, level in enumerate(levels):
             saved_values.check_level(values, i, level.session)
@@ -156,6 +156,7 @@ def load(
             if (layout := values.layouts[i]) is not None:
                 saved_values.check_buckets(layout, named)
         mine = {} if own is None else own.found(state, values.ranks)
+        shares.refuse_others(len(levels) - 1)
     for i, level in enumerate(levels):
         if level.progress is None and level.taken is not None:
             level.taken.expect(shares.names(i, DECAY))
@@ -319,6 +320,8 @@ def _found(
         for name in decayed & session.context.tensors.keys()
     }
     widths |= {key: (kept.shared, kept.width) for key, kept in _of_hook(level).items()}
+    losses = [("", "losses")] if level.progress is not None else []
+    shares.expect(i, [*widths, *losses], session.context.tensors)
     for (name, field), (shared, width) in widths.items():
         like = here[name, field].tensor if (name, field) in here else None
         if is_topologys(field) and elsewhere and (name, field) not in found:

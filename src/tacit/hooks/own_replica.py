@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from tacit.hooks.level import Level
 from tacit.hooks.only_here import OnlyHere
 from tacit.hooks.options import AttachOptions
 from tacit.hooks.replica import LiveTensors
+from tacit.hooks.saved_values import OWN_OF, OwnText, own_text
 from tacit.hooks.trained_model import local
 from tacit.torch_compat import is_normalising
 
@@ -32,9 +33,6 @@ OWN = "own"
 
 Key = tuple[str, str]
 """A parameter or a buffer, and a field."""
-_LIST = "own of rank"
-"""The key of a text that lists all keys of a rank, with the numbers."""
-_LISTED = Annotated[list[tuple[str, str, float | None]], described.JSON]
 
 
 class OwnReplica:
@@ -71,7 +69,8 @@ class OwnReplica:
             if isinstance(value, Tensor):
                 state[self._key(name, field)] = value.detach().reshape(-1).to("cpu", copy=True)
         own = self._levels[-1].session.transport.place(WORLD).rank
-        return state | {f"{_LIST}{own}": json.dumps(listed)} if listed else {}
+        text = OwnText(listed=listed, checksums={})
+        return state | {f"{OWN_OF}rank{own}": json.dumps(text)} if listed else {}
 
     def not_by_entry(self) -> set[tuple[int, str, str]]:
         """The fields that have no entry for each of a parameter's."""
@@ -135,17 +134,16 @@ class OwnReplica:
 
     def _listed(self, state: Mapping[str, Any], rank: int) -> list[tuple[str, str, float | None]]:
         """What the rank had of its own; nothing in older checkpoints."""
-        key = f"{_LIST}{rank}"
+        key = f"{OWN_OF}rank{rank}"
         if key not in state:
-            others = [each for each in state if each.startswith(_LIST)]
+            others = [each for each in state if each.startswith(OWN_OF)]
             if others:
                 raise CheckpointError(
                     f"the checkpoint has {others[0]!r} and lacks {key!r}, so it is another rank's: load on "
                     "every rank what it has saved itself, or all states joined by join_states"
                 )
             return []
-        listed: list[tuple[str, str, float | None]] = described.read(state[key], _LISTED, key)
-        return listed
+        return own_text(state, key)["listed"]
 
     def take(self, found: dict[Key, Tensor | float]) -> None:
         """Put in place what was found, now and behind what the user loads until the next step.

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -21,10 +22,13 @@ from torch import Tensor
 
 from tacit import described
 from tacit.errors import CheckpointError
+from tacit.hooks.saved_values import CHOICE, OWN_OF, SavedValues, own_text
 from tacit.session import Session
 from tacit.session.state import is_topologys
 
 KEY = re.compile(r"(?P<owner>[^/]+)/(?P<level>[0-9]{1,9})/(?P<name>.*)/(?P<field>[^/]+)")
+
+_OWNER = re.compile(r"shared(?: by [0-9-]+)?|(?:rank|node)(?P<number>[0-9]{1,9})")
 
 
 class SavedShares:
@@ -32,14 +36,15 @@ class SavedShares:
 
     Args:
         state: what all ranks have saved, joined.
-        ranks: how many have saved it, on how many nodes.
+        values: its plain values.
 
     Raises:
         ValueError: what stands under the key of a tensor is none.
     """
 
-    def __init__(self, state: Mapping[str, Any], ranks: int, nodes: int) -> None:
-        self._ranks, self._nodes = ranks, nodes
+    def __init__(self, state: Mapping[str, Any], values: SavedValues) -> None:
+        self._ranks, self._nodes = values.ranks, len(values.nodes)
+        self._state, self._known = state, {each.name for each in fields(SavedValues)} | {CHOICE}
         self._owners: defaultdict[tuple[int, str, str], dict[str, Tensor]] = defaultdict(dict)
         for key, value in state.items():
             if match := KEY.fullmatch(key):
@@ -64,6 +69,38 @@ class SavedShares:
         if shared:
             return found[owners[0]]
         return torch.stack([found[owner] for owner in owners]).mean(0)
+
+    def expect(self, level: int, keys: Iterable[tuple[str, str]], topologys: Collection[str]) -> None:
+        """These (parameter, field) of a level may be there; and a topology's own."""
+        wanted = {*keys}
+        for (of, name, field), found in self._owners.items():
+            if of == level and ((name, field) in wanted or (is_topologys(field) and name in topologys)):
+                self._known |= {f"{owner}/{level}/{name}/{field}" for owner in found if self._saved(owner)}
+
+    def refuse_others(self, last: int) -> None:
+        """Refuse what no rank of this strategy has saved.
+
+        Args:
+            last: the farthest level, to which belongs what ranks list in texts of their own.
+
+        Raises:
+            CheckpointError: names the first such key.
+        """
+        for key in self._state:
+            if key.startswith(OWN_OF) and self._saved(owner := key.removeprefix(OWN_OF)):
+                listed = own_text(self._state, key)["listed"]
+                self._known |= {key, *(f"{owner}/{last}/{name}/{field}" for name, field, _ in listed)}
+        for key in (each for each in self._state if each not in self._known):
+            raise CheckpointError(
+                f"the checkpoint has {key!r:.200}, which no session of its strategy saves: it was changed, "
+                "or put together of several; load what state_dict gave"
+            )
+
+    def _saved(self, owner: str) -> bool:
+        """Whether there was such a rank or node; or it is what ranks had in common."""
+        match = _OWNER.fullmatch(owner)
+        most = self._nodes if owner.startswith("node") else self._ranks
+        return match is not None and (match["number"] is None or int(match["number"]) < most)
 
     def names(self, level: int, field: str) -> set[str]:
         """The parameters of which this field was saved."""

@@ -1,8 +1,10 @@
 """What a session's state holds beside its keys of tensors: the description, and the checksums of the tensors.
 
 The checksums stand in the text of `last_equal`, as torch.distributed.checkpoint refuses an older checkpoint
-where a key is new. What it saves is one rank's text: of the shared tensors, and of that rank's own. Files
-that ranks save by torch.save, and what `join_states` makes of them, have the checksums of all tensors.
+where a key is new. What it saves is one rank's text. Where each rank has a text of its own (see
+`own_replica`), the checksums of what is not shared stand there, so that those of all ranks are saved. Files
+that ranks save by torch.save, and what `join_states` makes of them, have the checksums of all tensors. A
+sharded model's state has none: a rank has shards, which another layout cuts anew.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Annotated, Any, TypeAlias, TypedDict
 
 from torch import Tensor
@@ -26,6 +29,10 @@ from tacit.session.buckets import parameter_of, stretch_of
 VERSION = 4
 LAST_EQUAL = "last_equal"
 CHECKSUMS = "checksums"
+CHOICE = "auto"
+"""The key of the text in which `auto` tells its choice; other sessions pass over it."""
+OWN_OF = "own of "
+"""Before the name of a rank: the key of the text of what it has of its own."""
 _MOST_RANKS = 1 << 20
 
 Buckets: TypeAlias = list[list[str]]
@@ -42,6 +49,18 @@ class KeptSince(TypedDict):
     """What `KeptVariance.kept` gives."""
 
     since: dict[str, Whole]
+
+
+class OwnText(TypedDict):
+    """The text of a rank.
+
+    Attributes:
+        listed: each parameter or buffer and field that it has of its own; its number, if it is no tensor.
+        checksums: by the keys of the tensors; of those that are not shared.
+    """
+
+    listed: list[tuple[str, str, float | None]]
+    checksums: dict[str, Whole]
 
 
 @dataclass(frozen=True)
@@ -109,8 +128,9 @@ def read(state: Mapping[str, Any]) -> SavedValues:
             raise ValueError(f"it has {values.ranks} ranks, and nodes of {sum(map(len, values.nodes))}")
         if any(isinstance(each, int) == (key == CHECKSUMS) for key, each in values.last_equal.items()):
             raise ValueError(f"{LAST_EQUAL} is {state[LAST_EQUAL]:.60}")
-        for key, told in sums_of(state).items():
-            if described.checksum(described.tensor(state[key], key, finite=False)) != told:
+        owned = [own_text(state, key)["checksums"] for key in state if key.startswith(OWN_OF)]
+        for key, told in chain(sums_of(state).items(), *(each.items() for each in owned)):
+            if key in state and described.checksum(described.tensor(state[key], key, finite=False)) != told:
                 raise ValueError(f"{key!r} is not what was saved")
     return values
 
@@ -157,7 +177,21 @@ def renewed_state(state: object) -> dict[str, Any]:
 def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state with the checksums of its tensors."""
     sums = {key: described.checksum(x) for key, x in state.items() if isinstance(x, Tensor)}
-    return with_sums(state, sums)
+    found = dict(state)
+    for key in (key for key in state if key.startswith(OWN_OF)):
+        mine = {each: sums.pop(each) for each in [*sums] if not each.startswith("shared/")}
+        found[key] = json.dumps({**own_text(state, key), CHECKSUMS: mine})
+    return with_sums(found, sums)
+
+
+def own_text(state: Mapping[str, Any], key: str) -> OwnText:
+    """What a rank has of its own.
+
+    Raises:
+        ValueError: the text is damaged.
+    """
+    found: OwnText = described.read(state[key], Annotated[OwnText, JSON], key)
+    return found
 
 
 def with_sums(state: Mapping[str, Any], sums: Mapping[str, int]) -> dict[str, Any]:
