@@ -38,6 +38,7 @@ from tacit.merges import (
 )
 from tacit.strategy import Strategy
 from tacit.testing import check_compressor, check_merge, check_rounds, check_topology
+from tacit.testing.ranks import RanksInProcess
 from tacit.topologies import Auto, Flat, Hierarchical, Star, TwoPhase
 
 FEW: dict[str, Any] = {"worlds": (1, 3), "dtypes": (torch.float32,)}
@@ -132,6 +133,30 @@ class Fails(Half):
         return (torch.cat([] if x.is_meta else [x]),)
 
 
+@dataclass(frozen=True)
+class Bare(Half):
+    """Forgets that a payload is a tuple."""
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        return x.to(torch.float16)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Looks(Half):
+    """Asks for a value."""
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        return (x.div(max(1.0, float(x.abs().max()))).to(torch.float16),)
+
+
+@dataclass(frozen=True)
+class Varies(Half):
+    """As long as there are positive entries."""
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        return ((x if x.is_meta else x[x > 0]).to(torch.float16),)
+
+
 def test_what_is_right_passes_everywhere() -> None:
     checked = check_compressor(ErrorFeedback(Half()))
     assert len(checked.accepted) == 5
@@ -147,13 +172,23 @@ def test_what_is_right_passes_everywhere() -> None:
         (ErrorFeedback(Forgets()), "is neither arrived nor in a residual"),
         (Blind(), "was not seen: hides_nonfinite must be True"),
         (AddsUp(), r"decode_\(\) does not overwrite"),
-        (Fails(), r"Fails\(\), Flat\(.*it has raised a ValueError"),
+        (Fails(), r"Fails\(\), .*it has raised a ValueError"),
+        (Bare(), r"encode of Bare\(\) has returned a Tensor, where a tuple of tensors belongs"),
+        (Looks(), r"Looks\(\) cannot be tried on meta tensors, .* Where x.is_meta, look at no value"),
+        (ErrorFeedback(Varies()), r"a payload of Varies\(\) for .* entries is .* fill what varies up"),
     ],
-    ids=["by rank", "spoils", "forgets", "blind", "adds up", "fails"],
+    ids=["by rank", "spoils", "forgets", "blind", "adds up", "fails", "bare", "looks", "varies"],
 )
 def test_what_is_wrong_is_found_and_named(compressor: Any, found: str) -> None:
     with pytest.raises(AssertionError, match=found):
         check_compressor(compressor, topologies=[Flat()], **FEW)
+
+
+def test_a_session_refuses_a_codec_that_cannot_be_tried_on_meta_tensors() -> None:
+    for codec, says in ((Bare(), "has returned a Tensor"), (Looks(), "Where x.is_meta, look at no value")):
+        for topology in (Flat(), Star()):
+            with pytest.raises(ConfigError, match=says):
+                RanksInProcess(Strategy(compressor=codec, topology=topology), 2, torch.float32, {"w": (9, 5)})
 
 
 def test_a_codec_that_is_not_sliceable_is_refused_where_it_would_be_sliced() -> None:

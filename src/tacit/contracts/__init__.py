@@ -97,6 +97,7 @@ from tacit.contracts.transmitted import (
     lasting,
 )
 from tacit.contracts.transport import Posted, Transport
+from tacit.contracts.trials import NoMemory, formed, on_meta, payload_like
 
 __all__ = [
     "NET",
@@ -133,6 +134,7 @@ __all__ = [
     "MixingMerge",
     "MixingTopology",
     "Momentum",
+    "NoMemory",
     "NodeTopology",
     "OneShot",
     "OneShotUse",
@@ -175,8 +177,11 @@ __all__ = [
     "add_rescaled",
     "consolidate_",
     "cut_factors",
+    "formed",
     "lasting",
     "made_for",
+    "on_meta",
+    "payload_like",
     "stage_of",
     "staged_on",
     "state_dtype",

@@ -17,6 +17,7 @@ from tacit.contracts.collectives import ReduceEncoded
 from tacit.contracts.common import Payload, ScheduleState, Spans, State
 from tacit.contracts.context import Context, Exchange, Outcome
 from tacit.contracts.transmitted import Transmitted
+from tacit.contracts.trials import check_like
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +274,12 @@ class OneShot(Compressor):
     def check(self, payload: Payload, out: Tensor) -> None:
         """Check in O(1) that the payload's parts have the sizes and types of a payload for `out`.
 
+        Where a codec has no check of its own: those that it makes of a meta tensor.
+
         Raises:
             PayloadError: they do not; names what was received and what was expected.
         """
+        check_like(self, payload, out)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
         """Overwrite `out` with the mean of the decoded payloads, added in rank order."""

@@ -16,6 +16,7 @@ from tacit.contracts import (
     Transmitted,
     add_rescaled,
     cut_factors,
+    formed,
     lasting,
 )
 from tacit.exchange.health import check_payload
@@ -31,12 +32,13 @@ def encoded(request: ReduceEncoded, start: int = 0, stop: int | None = None, par
         part: names the buffers, so that several parts can be encoded before any is sent.
 
     Raises:
+        PayloadError: the payload has other parts than peers expect.
         Overflow: finite entries became infinite in the sum or in the payload.
     """
     ctx = request.ctx.inside(part) if part else request.ctx
     x, codec = request.x[start:stop], request.codec
     if request.residual is None or request.new_residual is None:
-        return check_payload(codec, codec.encode(x, ctx), x, ctx)
+        return check_payload(codec, formed(codec, codec.encode(x, ctx), x), x, ctx)
     residual, new_residual = request.residual[start:stop], request.new_residual[start:stop]
     factors = request.ctx.rescale and cut_factors(request.ctx.rescale, start, start + x.numel())
     payload = None
@@ -51,11 +53,11 @@ def encoded(request: ReduceEncoded, start: int = 0, stop: int | None = None, par
 def _encode_sum(codec: OneShot, total: Tensor, x: Tensor, ctx: Context) -> Payload:
     """Encode `total` in the type of `x`, and leave in it what the payload leaves out."""
     if total.dtype == x.dtype:
-        payload = codec.encode(total, ctx)
+        payload = formed(codec, codec.encode(total, ctx), x)
         codec.sent(payload, total).subtract_from_(total)
         return payload
     given = ctx.scratch("given", x, x.shape, x.dtype).copy_(total)
-    payload = codec.encode(given, ctx)
+    payload = formed(codec, codec.encode(given, ctx), x)
     codec.decode_(payload, given)
     total.sub_(given)
     return payload

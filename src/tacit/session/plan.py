@@ -21,6 +21,7 @@ from tacit.contracts import (
     Topology,
     Transport,
     Workspace,
+    on_meta,
     state_dtype,
 )
 from tacit.exchange.health import finite
@@ -235,7 +236,8 @@ class Plan:
         state, x = self.first_state(i, coordinate), bucket.like()
         out = bucket.like() if self.session_context.apart else x
         ctx = replace(self.context(i, coordinate, out, dry_run, self.nonfinite_flags(i, "meta")), step=step)
-        outcome, cost = run_dry(self.session_context.topology.conduct(x, compressor, state, ctx), place)
+        with on_meta(", ".join(dict.fromkeys(map(str, bucket.chosen)))):
+            outcome, cost = run_dry(self.session_context.topology.conduct(x, compressor, state, ctx), place)
         finite(outcome.mean)  # so that what looks at means is compiled now
         before, after = ({k: v.shape for k, v in each.items()} for each in (state, outcome.state))
         assert before == after, f"{compressor} changes the shape of its state"

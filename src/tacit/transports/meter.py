@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -18,28 +17,25 @@ from tacit.contracts import (
     AllToAll,
     AxisRank,
     Collective,
-    Context,
+    NoMemory,
     Payload,
     PayloadSpec,
     Permute,
     PushPull,
     ReduceScatter,
     Request,
+    payload_like,
 )
 from tacit.transports.wire import given_bytes, ring_bytes
 
 T = TypeVar("T")
 
 
-class DryRun:
+class DryRun(NoMemory):
     """A workspace that makes meta tensors and remembers what it was asked for."""
 
     def __init__(self) -> None:
         self.scratched: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-
-    def spare(self, field: str, like: Tensor) -> Tensor:
-        """A meta tensor like the state field."""
-        return torch.empty_like(like, device="meta")
 
     def ask_again(self, scratched: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
         """Note what another dry run of the same exchange was asked for."""
@@ -48,7 +44,7 @@ class DryRun:
     def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A meta tensor; the request is noted."""
         self.scratched[key] = (tuple(shape), dtype)
-        return torch.empty(tuple(shape), dtype=dtype, device="meta")
+        return super().scratch(key, like, shape, dtype)
 
 
 class SentMessage(NamedTuple):
@@ -140,8 +136,8 @@ def as_if(request: Collective, here: AxisRank) -> Any:
             return None if request.comes_from(here.rank) is None else request.arriving
 
 
-@cache
 def like(piece: PayloadSpec) -> Payload:
     """A payload that the piece reads, on meta tensors."""
-    x = torch.empty(piece.numel, dtype=piece.dtype, device="meta")
-    return (x,) if piece.codec is None else piece.codec.encode(x, Context(out=x, work=DryRun(), peers=1))
+    if piece.codec is None:
+        return (torch.empty(piece.numel, dtype=piece.dtype, device="meta"),)
+    return payload_like(piece.codec, piece.numel, piece.dtype)

@@ -1,0 +1,95 @@
+"""Trials on meta tensors, which have shapes and no values: by them tacit finds out what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tacit.contracts.common import Payload
+from tacit.contracts.context import Context, Workspace
+from tacit.errors import ConfigError, PayloadError, first_line
+
+if TYPE_CHECKING:
+    from tacit.contracts.compressor import OneShot
+
+
+class NoMemory(Workspace):
+    """Meta tensors, whatever is asked for."""
+
+    def spare(self, field: str, like: Tensor) -> Tensor:
+        """One like the state field."""
+        return torch.empty_like(like, device="meta")
+
+    def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """One of that shape and type."""
+        return torch.empty(tuple(shape), dtype=dtype, device="meta")
+
+
+@contextmanager
+def on_meta(compressor: object) -> Iterator[None]:
+    """Say of a compressor that fails in the block, where all tensors are on "meta", what it must do there.
+
+    Raises:
+        ConfigError: names it.
+    """
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:  # what torch raises where a value is asked for
+        raise ConfigError(
+            f"{compressor} cannot be tried on meta tensors, which have shapes and no values, and by which "
+            f"tacit finds out what is sent: {first_line(error)}. Where x.is_meta, look at no value, and "
+            "return a payload of the shapes that you always return"
+        ) from error
+
+
+def formed(codec: OneShot, payload: Payload, x: Tensor) -> Payload:
+    """What `encode` has returned of `x`; with other parts than peers expect, a collective ends the process.
+
+    Raises:
+        ConfigError: it is no tuple of tensors.
+        PayloadError: its parts have other sizes or types.
+    """
+    if not (isinstance(payload, tuple) and all(isinstance(part, Tensor) for part in payload)):
+        raise ConfigError(
+            f"encode of {codec} has returned a {type(payload).__name__}, where a tuple of tensors belongs: "
+            "of a single one write `return (codes,)`"
+        )
+    if not x.is_meta:
+        codec.check(payload, x)
+    return payload
+
+
+@lru_cache(1 << 10)
+def payload_like(codec: OneShot, numel: int, dtype: torch.dtype) -> Payload:
+    """A payload for so many entries, on meta tensors.
+
+    Raises:
+        ConfigError: the codec cannot be tried on them.
+    """
+    x = torch.empty(numel, dtype=dtype, device="meta")
+    with on_meta(codec):
+        return formed(codec, codec.encode(x, Context(out=x, work=NoMemory(), peers=1)), x)
+
+
+def check_like(codec: OneShot, payload: Payload, out: Tensor) -> None:
+    """Check that a payload's parts are as those that the codec makes of a meta tensor like `out`.
+
+    Raises:
+        PayloadError: they are not.
+    """
+    wanted = payload_like(codec, out.numel(), out.dtype)
+    if _form(payload) != _form(wanted):
+        raise PayloadError(
+            f"a payload of {codec} for {out.numel()} entries is {_form(payload)}, and {_form(wanted)} where "
+            "x is a meta tensor: its shapes must follow from the shape of x alone, on every rank and in "
+            "every step; fill what varies up to a fixed length"
+        )
+
+
+def _form(payload: Payload) -> list[str]:
+    return [f"{str(part.dtype).removeprefix('torch.')} {list(part.shape)}" for part in payload]
