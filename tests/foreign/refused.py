@@ -114,3 +114,20 @@ def rank_0_alone_asks_for_the_sessions_state(script: Script) -> nn.Module:
             session.state_dict()
         script.train(model, optimizer, 6, STEPS)
     return model
+
+
+@TABLE.add(
+    says={"rank 0 waits in session.discard() after 6 steps": {*OURS, *TIMED}}, without={"ddp"}, plain=False
+)
+def rank_0_alone_discards_a_step(script: Script) -> nn.Module:
+    model = script.wrapped()
+    optimizer = script.optimizer(model)
+    with script.attached(model, optimizer) as session:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            script.loss(model, step).backward()
+            if script.rank == 0 and step == 6:
+                session.discard()
+            optimizer.step()
+            script.taken += 1
+    return model

@@ -154,9 +154,13 @@ class CloseBarrier:
 _WHY = {
     "session.state_dict()": "here ranks share their state out, and put it together in this call. Call it on "
     "every rank, behind the same step, and have one of them save what it gives",
+    "session.discard()": "in this call ranks agree whether they take a step back. Call it on every rank, in "
+    "each step in which one may wish it, with wish=False on the others",
     "session.sync()": "in this call all replicas become equal. Call it on every rank, behind the same step",
 }
 """Calls that all ranks make -> why, and what to write."""
+_COUNT = 20
+"""Bits of the number of ranks."""
 
 
 class CallBarrier:
@@ -170,17 +174,27 @@ class CallBarrier:
     def __init__(self, store: BoundedStore, rank: int, peers: int) -> None:
         self._store, self._rank, self._peers = store, rank, peers
         self._come = 0
+        self._before = [0, 0]
+        """The two numbers in the store, in turn one for each call, as they were behind the call before."""
 
-    def arrive(self, here: StepsReached, call: str) -> None:
-        """Come to a call, such as "session.state_dict()"."""
+    def arrive(self, told: int) -> None:
+        """Come to a call, and tell the others a number."""
         self._come += 1
-        self._store.compare_set(f"call/{self._come}", "", f"{self._rank} {here.steps} {here.begun} {call}")
-        if self._store.add(f"come/{self._come}", 1) == self._peers:
-            self._store.set(f"all come/{self._come}", "")
+        self._store.add(f"come/{self._come % 2}", 1 + (told << _COUNT))
 
-    def complete(self) -> bool:
-        """Whether all ranks have come."""
-        return self._store.check([f"all come/{self._come}"])
+    def complete(self) -> int | None:
+        """The sum of what all ranks have told; None: not all have come."""
+        turn = self._come % 2
+        now = self._store.add(f"come/{turn}", 0)
+        found = now - self._before[turn]
+        if found % (1 << _COUNT) < self._peers:
+            return None
+        self._before[turn] = now
+        return found >> _COUNT
+
+    def announce(self, here: StepsReached, call: str) -> None:
+        """Say that this rank waits in a call, such as "session.state_dict()"."""
+        self._store.compare_set(f"call/{self._come}", "", f"{self._rank} {here.steps} {here.begun} {call}")
 
     def look(self, here: StepsReached, closes: bool) -> str | None:
         """What is wrong, or None: another rank waits in a call, and this one has gone on, or `closes`."""

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 
 import torch
 
-from tacit.contracts import WORLD, LayerwiseOverlap
+from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
-from tacit.exchange.combinators import average_
 from tacit.hooks.accumulation import linear
+from tacit.hooks.failures import Failures
 from tacit.hooks.level import Level
 from tacit.hooks.options import AttachOptions
 from tacit.torch_compat import in_join
 from tacit.transports.process_groups import control, sum_
 
 WRITE = "call it once, behind a step's last backward and before optimizer.step"
+_COUNT = 20
+"""Bits of a number of ranks."""
 
 
 def refuse_discard(options: AttachOptions, levels: Sequence[Level]) -> None:
@@ -90,20 +92,18 @@ def mistimed(options: AttachOptions, levels: Sequence[Level], backwards: int, ha
     return None
 
 
-def agreed(options: AttachOptions, levels: Sequence[Level], wish: bool, wrong: str | None) -> bool:
-    """Whether any rank wishes it. A collective call: one all-reduce of two numbers.
+def agreed(options: AttachOptions, failures: Failures, step: int, wish: bool, wrong: str | None) -> bool:
+    """Whether any rank wishes it. A collective call; no message leaves before all ranks have come to it.
 
     Raises:
         AttachError: something is wrong on a rank; on all ranks.
+        PeerLost: a rank is gone, or has gone on without it.
     """
-    flags = torch.tensor([float(wish), float(wrong is not None)])
+    told = failures.come_to("session.discard()", int(wish) + (int(wrong is not None) << _COUNT))
+    flags = torch.tensor([told % (1 << _COUNT), told >> _COUNT])
     if options.sharded is not None and options.sharded.near is not None:
         sum_(flags, control(options.sharded.near)).wait()
-    if options.leaves_ddp_alone:
-        sum_(flags, control(options.group)).wait()
-    else:  # by our own exchange, as that ends with an error where a peer is lost
-        levels[-1].session.ask(lambda: average_(flags, WORLD), "discard")
     if flags[1] > 0:
         why = wrong or f"another rank has called it at a wrong time: {WRITE}"
-        raise AttachError(f"session.discard() of step {levels[-1].session.step}: {why}")
+        raise AttachError(f"session.discard() of step {step}: {why}")
     return bool(flags[0] > 0)

@@ -149,23 +149,28 @@ class FailureDetector:
         self._try(lambda: self._soon.set(f"found/{self._rank}", ""))
         self._try(lambda: self._wait_for({*self._ranks}, "found"))
 
-    def come_to(self, call: str) -> None:
-        """Wait until all ranks have come to a call that all of them must make.
+    def come_to(self, call: str, told: int = 0) -> int:
+        """Wait until all ranks have come to a call that all of them must make; the sum of what they tell.
 
         Raises:
             PeerLost: a rank is gone or frozen, or has gone on.
         """
+        total, since, announced = None, time.monotonic(), False
         try:
-            self._calls.arrive(self._reached(), call)
-            self._store.set("news", "")
-            deadline = time.monotonic() + self._timeout
-            while not (self._told.wait(0.002) or self._calls.complete()):
-                if time.monotonic() > deadline:
+            self._calls.arrive(told)
+            while (total := self._calls.complete()) is None and not self._told.wait(0.001):
+                waited = time.monotonic() - since
+                if waited > POLL_SECONDS and not announced:
+                    self._calls.announce(self._reached(), call)
+                    self._store.set("news", "")
+                    announced = True
+                if waited > self._timeout:
                     raise self.alarm(f"it waited in {call} for the others")
         except dist.DistError as error:
             self._found = self._found or self._gone(error)
         if self._found is not None:
             raise self._found
+        return total or 0
 
     def enter_barrier(self) -> None:
         """Wait until all ranks have come here, after the same number of steps.

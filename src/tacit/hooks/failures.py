@@ -101,14 +101,16 @@ class Failures:
         errors = (level.session.failure.error for level in self._levels)
         return next((error for error in errors if error is not None), self._noted)
 
-    def come_to(self, call: str) -> None:
-        """Wait until all ranks have come to a collective call while they train.
+    def come_to(self, call: str, told: int = 0) -> int:
+        """Wait until all ranks have come to a collective call while they train; the sum of what they tell.
 
         Raises:
             PeerLost: a rank is gone or frozen, or has gone on without it.
         """
-        if self._detector is not None and self.first is None:
-            self._detector.come_to(call)
+        first = self.first
+        if isinstance(first, TacitError):
+            raise first
+        return told if self._detector is None else self._detector.come_to(call, told)
 
     def enter_barrier(self) -> None:
         """Wait until all ranks close their sessions, after the same steps; unless something has failed.
