@@ -165,7 +165,7 @@ class Doubled(nn.Module):
 
 @TABLE.add(
     says={
-        "has not exchanged": GRADIENTS | TIMED,
+        "as a parametrization puts it elsewhere": GRADIENTS | TIMED,
         "parameters that were not used in producing loss": REPLICAS | {"ddp"},
     },
     torch=True,

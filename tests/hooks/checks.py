@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytorch_optimizer
@@ -29,6 +30,7 @@ from replicas import (
     wrapped,
 )
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -1211,22 +1213,38 @@ def a_checkpoint_that_does_not_fit_changes_nothing() -> None:
 
 
 @check
-def each_rank_finds_damage_in_its_own_part_of_a_distributed_checkpoint() -> None:
+def a_training_rolls_back_and_each_rank_finds_damage_in_a_distributed_checkpoint() -> None:
     """One rank's text of all that have one name is kept; of what is a rank's own, each rank's."""
-    model, path = DDP(nn.Sequential(nn.Linear(20, 5), nn.BatchNorm1d(5))), [""]
-    path[0] = tempfile.mkdtemp() if dist.get_rank() == 0 else ""
+    path = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(path)
     for algorithm, field in (("localsgd:sync_every=4", "own"), ("topk:ratio=0.1", "residual")):
-        with tacit.attach(model, sgd(model), algorithm) as session:
-            steps(model, session.optimizers[0], 2)
-            dcp.save({"tacit": session}, checkpoint_id=f"{path[0]}/{field}")
-            state = session.state_dict()
-            dcp.load({"tacit": state}, checkpoint_id=f"{path[0]}/{field}")
-            session.load_state_dict(state)
+        model, at = DDP(nn.Sequential(nn.Linear(20, 5), nn.BatchNorm1d(5))), f"{path[0]}/{field}"
+        optimizer = sgd(model)
+
+        def parts(session: tacit.Attached, model: DDP = model, optimizer: Any = optimizer) -> dict[str, Any]:
+            of_model, of_optimizer = get_state_dict(model, optimizer)
+            return {"model": of_model, "optimizer": of_optimizer, "tacit": session}
+
+        with (
+            patch("tacit.hooks.step_hooks._log.warning") as warning,
+            tacit.attach(model, optimizer, algorithm) as session,
+        ):
+            steps(model, optimizer, 2)
+            dcp.save(parts(session), checkpoint_id=at)
+            steps(model, optimizer, 3, seed=1)
+            never = flat(model)
+            dcp.load(whole := parts(session), checkpoint_id=at)
+            set_state_dict(
+                *(model, optimizer), model_state_dict=whole["model"], optim_state_dict=whole["optimizer"]
+            )
+            steps(model, optimizer, 3, seed=1)
+            assert torch.equal(flat(model), never), algorithm
+            dcp.load({"tacit": (state := session.state_dict())}, checkpoint_id=at)
             key = f"rank{dist.get_rank()}/0/0.weight/{field}"
             state[key].view(torch.uint8)[-1] ^= 4
             says = f"{key!r} is not what was saved"
             raises(tacit.CheckpointError, partial(session.load_state_dict, state), says)
+        warning.assert_not_called()
 
 
 def poisoned(model: DDP, name: str) -> None:

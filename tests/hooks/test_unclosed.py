@@ -103,9 +103,11 @@ def test_a_rank_that_is_killed_is_named_and_the_others_end() -> None:
 
 def test_who_saves_between_rounds_is_told_once() -> None:
     ended = run("saves", "localsgd:sync_every=8")
-    assert said(ended, "saves its own replica") == [0]
+    assert said(ended, "has saved its own replica") == [0]
     assert (
-        ended[0].text.count("saves its own replica: the replicas of 'localsgd:sync_every=8', which differ")
+        ended[0].text.count(
+            "has saved its own replica: the replicas of 'localsgd:sync_every=8', which differ"
+        )
         == 1
     )
-    assert said(run("saves", "localsgd:sync_every=4"), "saves its own replica") == []
+    assert said(run("saves", "localsgd:sync_every=4"), "has saved its own replica") == []

@@ -118,7 +118,8 @@ class AccumulationCheck:
             self._told = True
             _log.warning(
                 "the gradients of step %d were exchanged and cleared without optimizer.step: the residuals "
-                "of %r hold a part of them, which will be sent all the same. To leave a batch out, call "
+                "of %r hold a part of them, which will be sent all the same. Where a step takes two passes, "
+                "as SAM's does, compute the first inside `with model.no_sync():`. To leave a batch out, call "
                 "session.discard() on every rank before you clear them",
                 *(step, self._session.strategy.name),
             )

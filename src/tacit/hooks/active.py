@@ -166,6 +166,7 @@ class ActiveStrategy:
     @shielded
     def state_dict(self) -> dict[str, Any]:
         """See `Attached.state_dict`."""
+        self._hooks.saved_whole()
         self.flush()
         if any(level.session.store.shares_out for level in self.levels):
             self.failures.come_to("session.state_dict()")

@@ -112,7 +112,7 @@ class FrozenCheck:
         Raises:
             AttachError: names the first.
         """
-        gone = [(name, p) for name, p, home, key in self._homes if home.get(key) is not p]
+        gone = self._gone()
         if not gone:
             return
         held = {id(p) for p in self._model.module.parameters()}  # it may have moved to another module
@@ -124,6 +124,20 @@ class FrozenCheck:
                     "not trained. Load the state again and leave assign=True out, or "
                     f"{self._anew}, with a new optimizer"
                 )
+
+    def _gone(self) -> list[tuple[str, Tensor]]:
+        """The parameters that are not where they were."""
+        return [(name, p) for name, p, home, key in self._homes if home.get(key) is not p]
+
+    def moved(self) -> str:
+        """What DDP may not follow, and what to do; "" where all are where they were."""
+        gone = self._gone()
+        if not gone:
+            return ""
+        return (
+            f"{gone[0][0]} is not where it was when the session began, as a parametrization puts it elsewhere"
+            f", and DDP may not follow: {self._anew}"
+        )
 
 
 def _home(module: nn.Module, name: str) -> tuple[Mapping[str, Tensor | None], str]:

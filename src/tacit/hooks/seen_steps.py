@@ -55,6 +55,7 @@ class SeenSteps:
         self._stepping: Optimizer | None = None
         self._others: WeakSet[Optimizer] = WeakSet()
         self._alone = False
+        self._moved: Callable[[], str] = lambda: ""
         self._handles: list[Any] = [before_steps(self._refuse_others)]
         for each in optimizers:
             self._handles += [
@@ -133,8 +134,12 @@ class SeenSteps:
 
     # ---- gradients that were not exchanged --------------------------------------------------------------
 
-    def watch_forward(self, model: DistributedDataParallel) -> None:
-        """Note forward passes under `no_sync`, whose gradients stay on this rank."""
+    def watch_forward(self, model: DistributedDataParallel, moved: Callable[[], str]) -> None:
+        """Note forward passes under `no_sync`, whose gradients stay on this rank.
+
+        `moved`: asked where gradients were not exchanged: what DDP does not follow, and what to do.
+        """
+        self._moved = moved
 
         def before(*_: Any) -> None:
             if not model.require_backward_grad_sync and torch.is_grad_enabled():
@@ -155,11 +160,13 @@ class SeenSteps:
         assert self._backwards is not None
         never = self._backwards.begun == self._begun[id(optimizer)]
         if (never or self._alone) and _has_gradients(optimizer):
+            why = self._moved() or (
+                "compute the loss by calling the DistributedDataParallel, and not model.module, and leave "
+                "model.no_sync() out of the last backward of a step, which then exchanges those before it too"
+            )
             raise AttachError(
                 f"a step is about to be taken by gradients that {self._name!r} has not exchanged, as DDP did "
-                "not call its hook in the last backward, and replicas would drift apart: compute the loss by "
-                "calling the DistributedDataParallel, and not model.module, and leave model.no_sync() out of "
-                "the last backward of a step, which then exchanges those before it too"
+                f"not call its hook in the last backward, and replicas would drift apart: {why}"
             )
 
     def unseen(self) -> bool:

@@ -75,7 +75,8 @@ class StepHooks:
         self._forward: ForwardSteps | None = None
         self._seen: SeenSteps | None = None
         self._planner: MessagePlanner | None = None
-        self._warned = self.called = False
+        self._warned = self.called = self._whole = False
+        self._saved: str | None = None
 
     def register(
         self, dispatcher: HookDispatcher | None, taken: Taken | None, scaled: ScaledSteps | None
@@ -107,7 +108,7 @@ class StepHooks:
             self._before_steps(broken)
         if far.progress is not None:
             module: Any = self._options.model.module
-            self._handles.append(module.register_state_dict_pre_hook(OnlyHere(self._warn_of_own_replica)))
+            self._handles.append(module.register_state_dict_pre_hook(OnlyHere(self._note_saved)))
         counted = 0 if scaled is None else 1  # an attempt with a scaler ends with its backward
         variance = None if far.moments is None else far.moments.variance
         if isinstance(variance, KeptVariance):
@@ -121,7 +122,7 @@ class StepHooks:
         if isinstance(near.gradient, LayerwiseHook):
             self._plan_messages(near.gradient)
         if self._seen is not None and near.gradient is not None and self._options.ddp is not None:
-            self._seen.watch_forward(self._options.ddp)
+            self._seen.watch_forward(self._options.ddp, self._frozen.moved)
             self._before_steps(self._seen.refuse_own_gradients)
         if not optimizers and isinstance(near.gradient, GradientHook) and scaled is None:
             near.gradient.count_steps()
@@ -154,6 +155,7 @@ class StepHooks:
 
     def remove(self) -> None:
         """Take them away, and give back what was taken over."""
+        self._warn_of_own_replica()
         for handle in self._handles:
             handle.remove()
         for undo in self._undo:
@@ -244,6 +246,7 @@ class StepHooks:
     @shielded
     def _after_step(self) -> None:
         near, self.called = self._levels[0], True
+        self._warn_of_own_replica()
         if self._options.leaves_ddp_alone:
             near.session.failure.raise_first()  # DDP does not know of it
         if near.session.config.in_stream and near.gradient is not None:
@@ -263,15 +266,24 @@ class StepHooks:
         if self._planner is not None:
             self._planner.stepped()
 
-    def _warn_of_own_replica(self, *_: object) -> None:
+    def _note_saved(self, *_: object) -> None:
         """The model's `state_dict` is called: between two rounds it is this rank's replica alone."""
-        since = differ_since(self._levels)
-        if since is not None and not self._warned:
+        self._saved = self._saved or differ_since(self._levels)
+
+    def saved_whole(self) -> None:
+        """To be called where the session's state is saved too, in the same step: it holds that replica."""
+        self._whole = True
+
+    def _warn_of_own_replica(self) -> None:
+        """Behind the step that follows, or where the session ends."""
+        since, whole = self._saved, self._whole
+        self._saved, self._whole = None, False
+        if since is not None and not whole and not self._warned:
             self._warned = True
             _log.warning(
-                "rank %d saves its own replica: the replicas of %r, %s, agree again after the next round. "
-                "Call session.sync() on every rank before, or save behind session.close(). A checkpoint of "
-                "every rank, with session.state_dict(), is fine as it is",
+                "rank %d has saved its own replica: the replicas of %r, %s, agree again after the next "
+                "round. Call session.sync() on every rank before, or save behind session.close(). A "
+                "checkpoint of every rank, with session.state_dict(), is fine as it is",
                 *(rank_in(), self._options.strategy.name, since),
             )
 
