@@ -141,7 +141,7 @@ class ActiveStrategy:
             self._hooks.complete()  # a step before, which an optimizer that steps more seldom did not take
         backwards = self._hooks.backwards.since
         wrong = mistimed(self.options, self.levels, backwards, half)
-        if not agreed(self.options, self.failures, self.levels[-1].session.step, wish, wrong):
+        if not agreed(self.failures, self.levels[-1].session.step, wish, wrong):
             return False
         for level in self.levels:
             level.discard()

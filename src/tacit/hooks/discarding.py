@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.hooks.accumulation import linear
@@ -13,7 +11,6 @@ from tacit.hooks.failures import Failures
 from tacit.hooks.level import Level
 from tacit.hooks.options import AttachOptions
 from tacit.torch_compat import in_join
-from tacit.transports.process_groups import control, sum_
 
 WRITE = "call it once, behind a step's last backward and before optimizer.step"
 _COUNT = 20
@@ -92,7 +89,7 @@ def mistimed(options: AttachOptions, levels: Sequence[Level], backwards: int, ha
     return None
 
 
-def agreed(options: AttachOptions, failures: Failures, step: int, wish: bool, wrong: str | None) -> bool:
+def agreed(failures: Failures, step: int, wish: bool, wrong: str | None) -> bool:
     """Whether any rank wishes it. A collective call; no message leaves before all ranks have come to it.
 
     Raises:
@@ -100,10 +97,7 @@ def agreed(options: AttachOptions, failures: Failures, step: int, wish: bool, wr
         PeerLost: a rank is gone, or has gone on without it.
     """
     told = failures.come_to("session.discard()", int(wish) + (int(wrong is not None) << _COUNT))
-    flags = torch.tensor([told % (1 << _COUNT), told >> _COUNT])
-    if options.sharded is not None and options.sharded.near is not None:
-        sum_(flags, control(options.sharded.near)).wait()
-    if flags[1] > 0:
+    if told >> _COUNT:
         why = wrong or f"another rank has called it at a wrong time: {WRITE}"
         raise AttachError(f"session.discard() of step {step}: {why}")
-    return bool(flags[0] > 0)
+    return told > 0
