@@ -153,6 +153,14 @@ def test_one_who_leaves_with_an_error_is_named(three: Ranks) -> None:
         assert "rank 1 has left in round 0: ValueError: a bad batch" in str(each.result(timeout=10))
 
 
+def test_one_who_has_left_is_named_before_one_who_does_not_answer(three: Ranks) -> None:
+    three.calls[2].close()  # as if its thread were slow
+    waiting = three.pool.submit(three.close, 0)
+    three.calls[1].leave("ValueError: a bad batch")
+    said = str(waiting.result(timeout=10))
+    assert said.startswith("rank 1 has left in round 0: ValueError: a bad batch; rank 2 did not answer"), said
+
+
 def test_an_error_of_a_ranks_own_is_told_to_all_as_it_is(three: Ranks) -> None:
     found = three.calls[1].alarm("a payload of 5 bytes, where 4 belong", own=True)
     assert str(found) == "round 0 failed on rank 1: a payload of 5 bytes, where 4 belong"

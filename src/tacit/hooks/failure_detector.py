@@ -348,10 +348,11 @@ def _blamed(
     left = {rank: text[1:] for rank, text in answers.items() if text[0] == "l"}
     here = _present(answers)
     now = max((each.round for each in here.values()), default=0)
-    if absent:
-        return f"{of_ranks(absent)} did not answer in round {now}: gone or frozen ({alarm}){instead}"
-    if left:
-        return "; ".join(f"rank {rank} has left in round {now}: {why}" for rank, why in left.items())
+    gone = [f"rank {rank} has left in round {now}: {why}" for rank, why in left.items()]
+    if absent:  # named last: it may only be slow to answer
+        gone += [f"{of_ranks(absent)} did not answer in round {now}: gone or frozen ({alarm}){instead}"]
+    if gone:
+        return "; ".join(gone)
     most = max(each.posted for each in here.values())
     longest = max(each.age for each in here.values())
     waited = max(each.age for each in here.values() if each.posted == most)
