@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import tacit
 from tacit.algorithms import parse
 from tacit.contracts import Compressor
+from tacit.errors import AttachError
 from tacit.topologies import Flat
 
 torch.set_num_threads(1)
@@ -186,6 +187,20 @@ BESIDE = [
 BESIDE += ["ps-ssp:bound=0,optimizer=server"]
 
 
+def written(model: DDP, optimizer: torch.optim.Optimizer) -> list[str]:
+    """What a step says to parameters that the servers do not know, which are put back."""
+    kept, said = [p.detach().clone() for p in model.parameters()], ""
+    with torch.no_grad():
+        torch._foreach_mul_([*model.parameters()], 2.0)
+    try:
+        optimizer.step()
+    except AttachError as error:
+        said = str(error)
+    with torch.no_grad():
+        torch._foreach_copy_([*model.parameters()], kept)
+    return [] if "load weights before you attach" in said else [f"a write: {said}"]
+
+
 def beside(groups: list[list[str]]) -> None:
     """Where a server steps, buffers are averaged at a sync, and as a session closes."""
     for algorithm, servers in zip(BESIDE, groups, strict=True):
@@ -208,6 +223,7 @@ def beside(groups: list[list[str]]) -> None:
                     now = torch.cat([norm.running_mean, norm.running_var])
                     wrong += [] if torch.allclose(now, mean, atol=1e-6) else ["sync"]
                     norm.running_mean = norm.running_mean.clone()  # as some modules do with what they update
+            wrong += written(model, optimizer)
         wrong += [] if same_everywhere(flat(model)) else ["parameters"]
         now = torch.cat([norm.running_mean, norm.running_var])
         if "backup" not in algorithm:

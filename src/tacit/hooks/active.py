@@ -186,6 +186,8 @@ class ActiveStrategy:
         checkpoint.load(state_dict, self.options.strategy, self.levels, self._own)
         for level in self.levels:
             level.fetch()
+            if level.stepped is not None:
+                level.stepped.resume()
         if self._notes is not None:
             self._notes.loaded()
 

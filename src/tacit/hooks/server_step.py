@@ -11,6 +11,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from tacit.contracts import PayloadSpec
 from tacit.errors import AttachError, ConfigError
+from tacit.hooks.outside_writes import ParameterSample, lost_at_servers
 from tacit.hooks.replica import wide_like
 from tacit.hooks.server_buffers import ServerBuffers
 from tacit.session import Session
@@ -119,13 +120,26 @@ class ServerStepHook:
         self._have = [wide_like(bucket) for bucket in session.buckets]  # as the server has it, to the bit
         self._whole = all(back(flat).codec is None for flat in self._flat)
         self._taken: dict[str, Tensor] = {}
+        self._sample, self._resumes = ParameterSample(named), False
+        self._sample.note()
         for i, have in enumerate(self._have):
             for param in session.buckets[i].slices:
                 have[param.start : param.stop] = named[param.name].detach().view(-1)
 
+    def resume(self) -> None:
+        """What servers have counts, whatever the parameters are: of a checkpoint that was loaded, say."""
+        self._resumes = True
+
     def before_step(self, *_: Any) -> None:
-        """To be called before `optimizer.step`, which finds no gradients."""
+        """To be called before `optimizer.step`, which finds no gradients.
+
+        Raises:
+            AttachError: somebody else has written the parameters, which the servers do not know of.
+        """
         self._session.failure.raise_first()
+        resumes, self._resumes = self._resumes, False
+        if not resumes and self._sample.changed(waits=False):
+            raise lost_at_servers(self._session.strategy.name)
         self._groups.check()
         for name, p in self._named.items():
             if p.grad is not None:
@@ -153,6 +167,7 @@ class ServerStepHook:
         finally:
             for name, gradient in taken.items():
                 self._named[name].grad = gradient
+        self._sample.note()
         session.advance()
 
     def sync(self) -> None:
@@ -161,12 +176,14 @@ class ServerStepHook:
         if self._session.agree(self._flat):
             for i, flat in enumerate(self._flat):
                 self._write(i, flat, whole=True)
+            self._sample.note()
         self._beside.average()  # now that all have come so far, none of them waits for a push of another
 
     def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:
         """Take a server's parameters. `bring` offers it this rank's values of a bucket; returns its own."""
         for i, bucket in enumerate(self._session.buckets):
             self._write(i, bring(bucket.name, self._flat[i].copy_(self._have[i])), whole=True)
+        self._sample.note()
         self._beside.enter()
 
     def _write(self, i: int, answer: Tensor, whole: bool) -> None:
