@@ -79,7 +79,7 @@ def one_of(name: str, given: object, known: Sequence[str]) -> None:
 
 
 def compressor(name: str, given: object) -> None:
-    """Check that `given` is a compressor, and not its class or name.
+    """Check that `given` is a compressor, and not its class or name, and can be a key.
 
     Raises:
         ConfigError: names the parameter and what was given.
@@ -89,6 +89,13 @@ def compressor(name: str, given: object) -> None:
         raise ConfigError(
             f"{name}={shown} is no compressor: write a value such as TopK(ratio=0.01), with its brackets"
         )
+    try:
+        hash(given)
+    except TypeError as error:
+        raise ConfigError(
+            f"{name}={given} has a field that can change ({error}): write a frozen dataclass, with a tuple "
+            "in place of a list"
+        ) from error
 
 
 def matrices(given: object) -> None:

@@ -191,6 +191,17 @@ def test_a_session_refuses_a_codec_that_cannot_be_tried_on_meta_tensors() -> Non
                 RanksInProcess(Strategy(compressor=codec, topology=topology), 2, torch.float32, {"w": (9, 5)})
 
 
+def test_a_codec_with_a_list_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Listed(Half):
+        sizes: Any = ()
+
+    assert check_compressor(Listed((1,)), topologies=[Flat()], **FEW).accepted
+    for make in (ErrorFeedback, lambda codec: Strategy(compressor=codec)):
+        with pytest.raises(ConfigError, match=r"unhashable type: 'list'.*a tuple in place of a list"):
+            make(Listed([1]))
+
+
 def test_a_codec_that_is_not_sliceable_is_refused_where_it_would_be_sliced() -> None:
     checked = check_compressor(ErrorFeedback(Whole()), topologies=[Flat(), TwoPhase(), Auto(), Star()], **FEW)
     assert len(checked.accepted) == 3

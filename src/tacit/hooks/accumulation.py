@@ -111,7 +111,7 @@ class AccumulationCheck:
                 f"a second backward in step {step}, with no {self._missing} since the first: "
                 f"its gradients would be added to means, and {self._session.strategy.name!r} would take the "
                 "sum for a gradient. Write `with model.no_sync():` around all backward passes of a step but "
-                "the last"
+                f"the last{self._or_else}"
             )
         self._exchanged = False
         if not self._told and not discarded:
@@ -127,6 +127,10 @@ class AccumulationCheck:
     @property
     def _missing(self) -> str:
         return "optimizer.zero_grad" if self._unseen else "optimizer.step"
+
+    @property
+    def _or_else(self) -> str:
+        return "; or give attach the optimizers, where one steps more seldom" if self._unseen else ""
 
     def _stop_watching(self) -> None:
         for handle in self._watching:
