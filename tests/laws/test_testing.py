@@ -25,7 +25,7 @@ from tacit.contracts import (
     Sync,
     Transmitted,
 )
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, PayloadError
 from tacit.merges import (
     Average,
     CommonPoint,
@@ -157,6 +157,42 @@ class Varies(Half):
         return ((x if x.is_meta else x[x > 0]).to(torch.float16),)
 
 
+@dataclass(frozen=True)
+class AsItIs(Half):
+    """Sends what it is given: no copy, where that is of this type already."""
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        return torch.ones_like(x, dtype=torch.int8), x.to(torch.float32)[1:]
+
+    def decode_(self, payload: Payload, out: Tensor) -> None:
+        out[0] = 0
+        out[1:] = payload[1]
+
+
+@dataclass(frozen=True)
+class AsItIsInTraining(AsItIs):
+    """As above, and not where it is tried."""
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        return super().encode(x.clone() if x.is_meta else x, ctx)
+
+
+@dataclass(frozen=True)
+class Nothing(Half):
+    """Returns no payload."""
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        return None  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Shorter(Half):
+    """Other shapes than on meta tensors."""
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        return ((x if x.is_meta else x[:-1]).to(torch.float16),)
+
+
 def test_what_is_right_passes_everywhere() -> None:
     checked = check_compressor(ErrorFeedback(Half()))
     assert len(checked.accepted) == 5
@@ -189,6 +225,24 @@ def test_a_session_refuses_a_codec_that_cannot_be_tried_on_meta_tensors() -> Non
         for topology in (Flat(), Star()):
             with pytest.raises(ConfigError, match=says):
                 RanksInProcess(Strategy(compressor=codec, topology=topology), 2, torch.float32, {"w": (9, 5)})
+
+
+def in_process(codec: OneShot) -> RanksInProcess:
+    return RanksInProcess(Strategy(compressor=ErrorFeedback(codec)), 2, torch.float32, {"w": (9, 5)})
+
+
+def test_a_session_refuses_payloads_that_error_feedback_would_overwrite_or_that_are_none() -> None:
+    for codec, says in (
+        (AsItIs(), r"part 1 of what encode of AsItIs\(\) .* x.to\(dtype, copy=True\)"),
+        (Nothing(), r"encode of Nothing\(\) has returned a NoneType, where a tuple"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            in_process(codec)
+    with pytest.raises(PayloadError, match=r"a payload of Shorter\(\) .* where x is a meta tensor"):
+        in_process(Shorter())
+    trained = in_process(AsItIsInTraining())
+    with pytest.raises(ConfigError, match="shares memory with the x that it was given"):
+        trained.exchange(trained.tensors(0))
 
 
 def test_a_codec_with_a_list_is_refused() -> None:

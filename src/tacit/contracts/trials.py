@@ -47,11 +47,14 @@ def on_meta(compressor: object) -> Iterator[None]:
         ) from error
 
 
-def formed(codec: OneShot, payload: Payload, x: Tensor) -> Payload:
+def formed(codec: OneShot, payload: Payload, x: Tensor, apart_from: Tensor | None = None) -> Payload:
     """What `encode` has returned of `x`; with other parts than peers expect, a collective ends the process.
 
+    Args:
+        apart_from: what was encoded, where it is overwritten before the payload has left.
+
     Raises:
-        ConfigError: it is no tuple of tensors.
+        ConfigError: it is no tuple of tensors, or one of them lies in `apart_from`.
         PayloadError: its parts have other sizes or types.
     """
     if not (isinstance(payload, tuple) and all(isinstance(part, Tensor) for part in payload)):
@@ -59,9 +62,24 @@ def formed(codec: OneShot, payload: Payload, x: Tensor) -> Payload:
             f"encode of {codec} has returned a {type(payload).__name__}, where a tuple of tensors belongs: "
             "of a single one write `return (codes,)`"
         )
+    if apart_from is not None:
+        for i, part in enumerate(payload):
+            if _lies_in(part, apart_from):
+                raise ConfigError(
+                    f"part {i} of what encode of {codec} has returned shares memory with the x that it was "
+                    "given, from which error feedback subtracts what is sent, before it is sent: return a "
+                    "copy, such as x.to(dtype, copy=True), or write into ctx.scratch(...)"
+                )
     if not x.is_meta:
         codec.check(payload, x)
     return payload
+
+
+def _lies_in(part: Tensor, x: Tensor) -> bool:
+    if part.is_meta:  # where all addresses are 0
+        return part.untyped_storage() is x.untyped_storage()
+    start = x.data_ptr()
+    return start <= part.data_ptr() < start + x.numel() * x.element_size()
 
 
 @lru_cache(1 << 10)

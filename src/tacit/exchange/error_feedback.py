@@ -53,11 +53,11 @@ def encoded(request: ReduceEncoded, start: int = 0, stop: int | None = None, par
 def _encode_sum(codec: OneShot, total: Tensor, x: Tensor, ctx: Context) -> Payload:
     """Encode `total` in the type of `x`, and leave in it what the payload leaves out."""
     if total.dtype == x.dtype:
-        payload = formed(codec, codec.encode(total, ctx), x)
+        payload = formed(codec, codec.encode(total, ctx), x, apart_from=total)
         codec.sent(payload, total).subtract_from_(total)
         return payload
     given = ctx.scratch("given", x, x.shape, x.dtype).copy_(total)
-    payload = formed(codec, codec.encode(given, ctx), x)
+    payload = formed(codec, codec.encode(given, ctx), x, apart_from=given)
     codec.decode_(payload, given)
     total.sub_(given)
     return payload

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, OneShotUse
+from tacit.contracts import Context, OneShotUse, formed
 
 ENTRIES = 1 << 15
 
@@ -34,13 +34,17 @@ def price(side: OneShotUse) -> float:
     unbiased codec adds noise of E times the mean's square, and training takes 1 + E times as long where noise
     decides. Under feedback of means alone a byte counts as one: what waits is at work in the replicas, which
     keep what they have not sent.
+
+    Raises:
+        ConfigError: the codec's payload is no tuple of tensors.
+        PayloadError: its shapes are others than on a meta tensor.
     """
     if side.has_mean_feedback:
         return 1.0
     x = torch.randn(ENTRIES, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     ctx = Context(out=torch.empty_like(x), work=_Room(), peers=2, name="price")
     decoded = torch.empty_like(x)
-    side.codec.decode_(side.codec.encode(x.clone(), ctx), decoded)
+    side.codec.decode_(formed(side.codec, side.codec.encode(x.clone(), ctx), x), decoded)
     error = float((decoded - x).square().sum() / x.square().sum())
     if side.codec.unbiased and not side.has_feedback:
         return 1 + error
