@@ -103,11 +103,10 @@ def test_a_rank_that_is_killed_is_named_and_the_others_end() -> None:
 
 def test_who_saves_between_rounds_is_told_once() -> None:
     ended = run("saves", "localsgd:sync_every=8")
-    assert said(ended, "has saved its own replica") == [0]
-    assert (
-        ended[0].text.count(
-            "has saved its own replica: the replicas of 'localsgd:sync_every=8', which differ"
-        )
-        == 1
-    )
-    assert said(run("saves", "localsgd:sync_every=4"), "has saved its own replica") == []
+    read = "has read the state_dict of its own replica"
+    assert said(ended, read) == [0]
+    says = f"{read}: the replicas of 'localsgd:sync_every=8', which differ after 4 steps of their own, "
+    assert ended[0].text.count(says + "agree again after the next round") == 1
+    never = "'mp2', which differ after 1 step of their own, agree again in session.sync() and close() alone"
+    assert never in ended[0].text
+    assert said(run("saves", "localsgd:sync_every=4"), read) == []

@@ -55,6 +55,12 @@ try:
     if how == "saves" and rank == 0:
         model.state_dict()
         model.module.state_dict()
+    if how == "saves" and algorithm == "localsgd:sync_every=8":
+        session.close()
+        session = tacit.attach(model, optimizer, "mp2")  # no round of which makes replicas equal
+        steps(model, optimizer, 1)
+        if rank == 0:
+            model.state_dict()
     if how in ("is destroyed", "exits"):
         before = torch.stack(everywhere(flat(model))).mean(0)
     if how == "says exit":

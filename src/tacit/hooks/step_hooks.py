@@ -37,6 +37,7 @@ from tacit.hooks.sharded_gradients import ShardedGradients
 from tacit.hooks.surroundings import shielded
 from tacit.hooks.taken import Taken
 from tacit.hooks.uneven_data import SyncedBackwards
+from tacit.session import Session
 from tacit.torch_compat import GradBucket
 from tacit.transports.process_groups import rank_in
 
@@ -76,7 +77,7 @@ class StepHooks:
         self._seen: SeenSteps | None = None
         self._planner: MessagePlanner | None = None
         self._warned = self.called = self._whole = False
-        self._saved: str | None = None
+        self._saved: tuple[str, str] | None = None
 
     def register(
         self, dispatcher: HookDispatcher | None, taken: Taken | None, scaled: ScaledSteps | None
@@ -268,7 +269,10 @@ class StepHooks:
 
     def _note_saved(self, *_: object) -> None:
         """The model's `state_dict` is called: between two rounds it is this rank's replica alone."""
-        self._saved = self._saved or differ_since(self._levels)
+        since = differ_since(self._levels)
+        if self._saved is None and since is not None:
+            meets = _next_round_meets(self._levels[-1].session)
+            self._saved = since, "after the next round" if meets else "in session.sync() and close() alone"
 
     def saved_whole(self) -> None:
         """To be called where the session's state is saved too, in the same step: it holds that replica."""
@@ -281,15 +285,22 @@ class StepHooks:
         if since is not None and not whole and not self._warned:
             self._warned = True
             _log.warning(
-                "rank %d has saved its own replica: the replicas of %r, %s, agree again after the next "
-                "round. Call session.sync() on every rank before, or save behind session.close(). A "
-                "checkpoint of every rank, with session.state_dict(), is fine as it is",
-                *(rank_in(), self._options.strategy.name, since),
+                "rank %d has read the state_dict of its own replica: the replicas of %r, %s, agree again %s. "
+                "Call session.sync() on every rank before, or read it behind session.close(). A checkpoint "
+                "of every rank, with session.state_dict(), is fine as it is",
+                *(rank_in(), self._options.strategy.name, *since),
             )
+
+
+def _next_round_meets(session: Session) -> bool:
+    whole, step = session.strategy.parts == 1, session.step
+    return whole and session.strategy.merge.meets and session.schedule.sync_at(step).apply_at <= step
 
 
 def differ_since(levels: Sequence[Level]) -> str | None:
     """Since when the replicas differ, in words; None: they do not."""
     progress = levels[-1].progress
     since = None if progress is None else progress.independent
-    return None if since is None else f"which differ after {since} steps of their own"
+    return (
+        None if since is None else f"which differ after {since} step{'s' if since > 1 else ''} of their own"
+    )
