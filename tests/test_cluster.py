@@ -135,6 +135,12 @@ def test_bad_text_is_refused_with_an_example(text: str) -> None:
         Cluster.parse(text)
 
 
+@for_each("text", ["local:2@100mbit", "local:2+load=5mbit"])
+def test_local_processes_have_no_links(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"plain local processes have no links.* Write for example 2x2@"):
+        Cluster.parse(text)
+
+
 @for_each(
     "values",
     [

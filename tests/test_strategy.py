@@ -75,6 +75,22 @@ def test_a_script_registers_an_algorithm_of_its_own(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match=r"unknown family 'odd'.*Known: .*lazy"):
         algorithm(family="odd", paper="none", compresses=False, changes="nothing")  # type: ignore[arg-type]
 
+    def untyped(first, second: int = 3) -> Strategy: ...  # type: ignore[no-untyped-def,empty-body]
+
+    def listed(names: list[str]) -> Strategy: ...  # type: ignore[empty-body]
+
+    def number() -> Strategy:
+        return 3  # type: ignore[return-value]
+
+    for made, says in (
+        (untyped, "'first' of .*untyped is of no type, .*: write int, float, bool, str or a Literal"),
+        (listed, "'names' of .*listed is a list, by which"),
+        (number, r"number has returned 3 as the algorithm 'number', .*: return a tacit.Strategy\(...\)"),
+    ):
+        algorithm(family="lazy", paper="none", compresses=False, changes="nothing")(made)
+        with pytest.raises(ConfigError, match=says):
+            parse(made.__name__)
+
 
 OWING = ErrorFeedback(TopK(ratio=0.001))
 

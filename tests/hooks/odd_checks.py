@@ -233,6 +233,9 @@ def a_step_is_discarded_in_its_time_or_an_error_says_so() -> None:
         with tacit.attach(model, optimizer, algorithm) as session:
             raises(AttachError, session.discard, early)
             passed(model)
+            no_wish = "another rank has called it at a wrong time, or with no wish"
+            says = "wish='no' is neither True nor False" if rank == 1 else no_wish
+            raises(AttachError, partial(session.discard, "no" if rank == 1 else False), says)
             assert not session.discard(wish=False)
             optimizer.step()
             optimizer.zero_grad()

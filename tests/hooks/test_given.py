@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 
 import tacit
 from tacit.hooks.arguments import ddp_of, optimizers_of
+from tacit.hooks.discarding import no_wish
 from tacit.hooks.learning_rates import Rates
 from tacit.hooks.momentum import planned
 from tacit.hooks.validate import check_optimizers
@@ -153,6 +156,37 @@ def test_what_is_no_strategy_is_named(given: object, says: str) -> None:
     for attach in (tacit.attach, lambda model, _, strategy: tacit.CommState(model, strategy)):
         with pytest.raises(tacit.ConfigError, match=says):
             attach(nn.Linear(2, 2), sgd(), given)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"timeout": 30}, r"timeout=30 is no .*write timeout=datetime.timedelta\(seconds=30\)"),
+        ({"timeout": 30.5}, r"timedelta\(seconds=30.5\)"),
+        ({"timeout": -1}, r"timeout=-1 is no datetime.timedelta above 0: .*seconds=60"),
+        ({"timeout": timedelta()}, "is no datetime.timedelta above 0"),
+        ({"timeout": "x"}, "timeout='x' is no datetime.timedelta"),
+        ({"policy": "x"}, "policy='x' is no function: write policy=lambda name, parameter: "),
+        ({"policy": tacit.Dense()}, r"policy=Dense\(\) is no function"),
+        ({"policy": tacit.Dense}, "policy=Dense is no function"),
+        ({"mesh": "x"}, "mesh='x' is no DeviceMesh: write mesh=.*init_device_mesh"),
+    ],
+    ids=str,
+)
+def test_arguments_of_other_types_are_named(given: dict[str, Any], says: str) -> None:
+    for attach in (tacit.attach, lambda model, _, *rest, **more: tacit.CommState(model, *rest, **more)):
+        with pytest.raises(tacit.AttachError, match=says):
+            attach(nn.Linear(2, 2), sgd(), "topk", **given)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("given", [False, True, 0, 1, 1.0, torch.tensor(True), torch.ones(1) > 2])
+def test_what_is_a_wish_to_discard(given: object) -> None:
+    assert no_wish(given) is None
+
+
+@pytest.mark.parametrize("given", ["no", None, 2, -1, float("nan"), [], torch.ones(2)], ids=str)
+def test_what_is_no_wish_is_named(given: object) -> None:
+    assert "is neither True nor False: write session.discard(norm > 50)" in str(no_wish(given))
 
 
 def test_a_misspelled_argument_is_named() -> None:

@@ -129,7 +129,13 @@ def parse(text: str) -> AnyStrategy:
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, known())
     build = ALGORITHMS[name]
-    return replace(build(**typed(name, build, pairs)), name=text.strip())
+    made: object = build(**typed(name, build, pairs))
+    if not isinstance(made, AnyStrategy):
+        raise ConfigError(
+            f"{build.__module__}.{build.__name__} has returned {made!r} as the algorithm {name!r}, and that "
+            "is no strategy: return a tacit.Strategy(...)"
+        )
+    return replace(made, name=text.strip())
 
 
 def strategy_of(given: object) -> AnyStrategy:

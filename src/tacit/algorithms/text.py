@@ -37,9 +37,21 @@ def split_text(text: str) -> tuple[str, dict[str, str]]:
 
 
 def parameters(build: Callable[..., AnyStrategy]) -> dict[str, tuple[Any, Any]]:
-    """The parameters of an algorithm: name -> (type, default; `Parameter.empty` where it must be given)."""
+    """The parameters of an algorithm: name -> (type, default; `Parameter.empty` where it must be given).
+
+    Raises:
+        ConfigError: one has no type, or one that no text can be read as.
+    """
     hints = typing.get_type_hints(build)
-    return {name: (hints[name], p.default) for name, p in signature(build).parameters.items()}
+    found = {name: (hints.get(name), p.default) for name, p in signature(build).parameters.items()}
+    for name, (kind, _) in found.items():
+        if not all(each in _READ or typing.get_origin(each) is Literal for each in alternatives(kind)):
+            declared = "of no type" if kind is None else f"a {getattr(kind, '__name__', kind)}"
+            raise ConfigError(
+                f"the parameter {name!r} of {build.__module__}.{build.__name__} is {declared}, by which its "
+                "text could be read: write int, float, bool, str or a Literal behind it, or one | None"
+            )
+    return found
 
 
 def typed(name: str, build: Callable[..., AnyStrategy], pairs: Mapping[str, str]) -> dict[str, Any]:
@@ -84,6 +96,7 @@ def _value(where: str, kind: Any, text: str) -> Any:
         raise ConfigError(f"{where}={text} is not of type {plain[0].__name__}: {hint}") from None
 
 
+_READ = (int, float, bool, str, type(None))
 _BOOLS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
 _EXAMPLES = {
     int: "write a whole number, such as 8",

@@ -15,7 +15,7 @@ from tacit.hooks.agreement import agree
 from tacit.hooks.assembly import levels_of, links_for
 from tacit.hooks.bounded_store import host_store, store_host
 from tacit.hooks.ddp import HookDispatcher, no_exchange
-from tacit.hooks.discarding import agreed, mistimed, refuse_discard
+from tacit.hooks.discarding import agreed, mistimed, no_wish, refuse_discard
 from tacit.hooks.failures import Failures
 from tacit.hooks.frozen_check import FrozenCheck
 from tacit.hooks.grad_scaler import ScaledSteps
@@ -133,15 +133,15 @@ class ActiveStrategy:
         self.levels[-1].sync()
 
     @shielded
-    def discard(self, wish: bool) -> bool:
+    def discard(self, wish: object) -> bool:
         """See `Attached.discard`."""
         refuse_discard(self.options, self.levels)
         half = self._hooks.is_half_taken
         if not half:
             self._hooks.complete()  # a step before, which an optimizer that steps more seldom did not take
         backwards = self._hooks.backwards.since
-        wrong = mistimed(self.options, self.levels, backwards, half)
-        if not agreed(self.failures, self.levels[-1].session.step, wish, wrong):
+        wrong = mistimed(self.options, self.levels, backwards, half) or no_wish(wish)
+        if not agreed(self.failures, self.levels[-1].session.step, wrong is None and bool(wish), wrong):
             return False
         for level in self.levels:
             level.discard()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from tacit import checks
 from tacit.errors import AttachError
 from tacit.hooks.sharded_model import ShardedModel, sharded_of
 from tacit.torch_compat import compiled_module, fabric_module
@@ -28,6 +30,30 @@ _WRAPPED_BY = {
     "lightning_fabric": _FABRIC,
 }
 """Frameworks that wrap models, by a module of theirs, and what to write where one has not."""
+
+
+def check_kinds(policy: object, timeout: object, mesh: object) -> None:
+    """Refuse arguments of `attach` of other types than it takes, whether or not the strategy uses them.
+
+    Raises:
+        AttachError: says what to write.
+    """
+    if policy is not None and (isinstance(policy, type) or not callable(policy)):
+        raise AttachError(
+            f"policy={_shown(policy)} is no function: write policy=lambda name, parameter: ..., which "
+            "returns a Compressor, or None to keep the parameter dense"
+        )
+    if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta()):
+        seconds = f"{timeout:g}" if checks.is_real(timeout) and timeout > 0 else "60"  # type: ignore[operator]
+        raise AttachError(
+            f"timeout={_shown(timeout)} is no datetime.timedelta above 0: write "
+            f"timeout=datetime.timedelta(seconds={seconds})"
+        )
+    if mesh is not None and not isinstance(mesh, DeviceMesh):
+        raise AttachError(
+            f"mesh={_shown(mesh)} is no DeviceMesh: write "
+            'mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (nodes, ranks_per_node))'
+        )
 
 
 def model_of(
@@ -143,6 +169,10 @@ def _sharded(model: object) -> bool:
             'torch.distributed.fsdp.fully_shard(model, mesh=mesh["near"])'
         )
     return any(isinstance(each, fsdp.FSDPModule) for each in model.modules())
+
+
+def _shown(given: object) -> str:
+    return given.__name__ if isinstance(given, type) else repr(given)
 
 
 def _a(thing: object) -> str:

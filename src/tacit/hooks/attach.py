@@ -21,7 +21,7 @@ from tacit.algorithms.registry import strategy_of
 from tacit.environment import ALGORITHM
 from tacit.errors import AttachError, ConfigError
 from tacit.hooks import run_report
-from tacit.hooks.arguments import model_of, optimizers_of
+from tacit.hooks.arguments import check_kinds, model_of, optimizers_of
 from tacit.hooks.attached import Attached, refuse_second
 from tacit.hooks.auto import AutoSession
 from tacit.hooks.choosing import Decider
@@ -103,7 +103,8 @@ def attach(
         policy: `(name, parameter) -> Compressor | None`: which compressor handles which parameter; None
             keeps it dense. Without it: the strategy's, and dense for parameters of fewer than two dimensions
             where its compressor exempts them.
-        timeout: after which a peer that does not answer is an error; the process group's where not given.
+        timeout: after which a peer that does not answer is an error, such as timedelta(minutes=5); the
+            process group's where not given.
         steps_per_epoch: for strategies that go by epochs: steps of the optimizer, len(loader) // accumulation
             where that many backward passes make one.
         epochs: how many there will be, for strategies that end otherwise than they begin.
@@ -141,6 +142,7 @@ def attach(
     """
     run_report.called("attach")
     strategy = strategy_of(strategy)
+    check_kinds(policy, timeout, mesh)
     trained = model_of(model, mesh, group)
     refuse_second(trained)
     given = AttachArguments(

@@ -156,12 +156,12 @@ class Attached:
             Whether the step is taken back; the same on all ranks.
 
         Raises:
-            AttachError: there is no backward to take back, or the strategy cannot do it; on all ranks.
+            AttachError: there is no backward to take back, no wish in `wish`, or the strategy cannot.
             RoundError: the ranks could not agree, or the round of that backward has failed.
         """
         if self.closed:
             raise AttachError("session.discard() was called when the session was closed: call it before")
-        return self._active.discard(bool(wish))
+        return self._active.discard(wish)
 
     def flush(self) -> None:
         """Wait until no message is in flight, as before a checkpoint. Raises what went wrong.

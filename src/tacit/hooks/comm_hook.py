@@ -16,7 +16,7 @@ from tacit.algorithms.registry import strategy_of
 from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.hooks import run_report
-from tacit.hooks.arguments import ddp_of
+from tacit.hooks.arguments import check_kinds, ddp_of
 from tacit.hooks.attached import Attached, refuse_second
 from tacit.hooks.ddp import HookDispatcher
 from tacit.hooks.grad_scaler import at_work
@@ -81,6 +81,7 @@ class CommState(NotCopied):
                 f"{strategy.name!r} takes gradients before DDP's communication hook gets them: "
                 f"write tacit.attach(model, optimizer, {strategy.name!r})"
             )
+        check_kinds(policy, timeout, mesh)
         model = ddp_of(model)
         refuse_second(model)
         named = checked(model, [], strategy)

@@ -89,6 +89,17 @@ def mistimed(options: AttachOptions, levels: Sequence[Level], backwards: int, ha
     return None
 
 
+def no_wish(given: object) -> str | None:
+    """What is wrong with a wish; None: it is a truth value, or a number or a tensor that is 0 or 1."""
+    try:
+        fits = given in (0, 1)
+    except (RuntimeError, ValueError):  # of several elements
+        fits = False
+    return (
+        None if fits else f"wish={given!r} is neither True nor False: write session.discard(norm > 50), say"
+    )
+
+
 def agreed(failures: Failures, step: int, wish: bool, wrong: str | None) -> bool:
     """Whether any rank wishes it. A collective call; no message leaves before all ranks have come to it.
 
@@ -98,6 +109,6 @@ def agreed(failures: Failures, step: int, wish: bool, wrong: str | None) -> bool
     """
     told = failures.come_to("session.discard()", int(wish) + (int(wrong is not None) << _COUNT))
     if told >> _COUNT:
-        why = wrong or f"another rank has called it at a wrong time: {WRITE}"
+        why = wrong or f"another rank has called it at a wrong time, or with no wish: {WRITE}"
         raise AttachError(f"session.discard() of step {step}: {why}")
     return told > 0

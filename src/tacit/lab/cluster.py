@@ -224,6 +224,11 @@ class Cluster:
             return cls(1, int(local[1]), namespaces=False, servers=int(local[2] or 0))
         if uneven := _UNEVEN.fullmatch(text.strip().lower()):
             return _uneven(uneven[1], int(uneven[2] or 0), text)
+        if _LOCAL.match(text.strip().lower()):
+            raise ConfigError(
+                f"cannot read the cluster {text!r}, as plain local processes have no links, and so no rate, "
+                f"latency or load. {_EXAMPLES}"
+            )
         if text.strip().lower().startswith("nodes="):
             raise ConfigError(f"cannot read the cluster {text!r}. {_UNEVEN_EXAMPLES}")
         words, loaded, busy = text.strip().lower().partition(_LOAD)
