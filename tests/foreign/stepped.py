@@ -32,10 +32,14 @@ CHANGED = {"call session.sync() right behind that": REPLICAS}
 
 
 class Climber(Optimizer):
-    """Goes uphill a little, computes the gradient there, comes back and steps by it, as SAM does."""
+    """Goes uphill a little, computes the gradient there, comes back and steps by it, as SAM does.
 
-    def __init__(self, params: Iterable[Tensor], **options: Any) -> None:
+    `subtracts`: comes back but for rounding.
+    """
+
+    def __init__(self, params: Iterable[Tensor], subtracts: bool, **options: Any) -> None:
         super().__init__(params, options)
+        self.subtracts = subtracts
         self.inner = torch.optim.SGD(self.param_groups, **options)
         self.param_groups = self.inner.param_groups
 
@@ -44,23 +48,24 @@ class Climber(Optimizer):
         every = [p for group in self.param_groups for p in group["params"]]
         norm = torch.stack([p.grad.norm() for p in every]).norm() + 1e-12
         self.kept = [p.clone() for p in every]
-        for p in every:
-            p.add_(p.grad * (0.02 / norm))
+        self.climbs = [p.grad * (0.02 / norm) for p in every]
+        for p, climb in zip(every, self.climbs, strict=True):
+            p.add_(climb)
         self.zero_grad()
 
     @torch.no_grad()
     def down(self) -> None:
         every = (p for group in self.param_groups for p in group["params"])
-        for p, kept in zip(every, self.kept, strict=True):
-            p.copy_(kept)
+        for p, kept, climb in zip(every, self.kept, self.climbs, strict=True):
+            p.copy_(p - climb if self.subtracts else kept)
         self.inner.step()
         self.zero_grad()
 
 
-def climbed(script: Script, inside: bool, alone: bool = False) -> nn.Module:
+def climbed(script: Script, inside: bool, alone: bool = False, subtracts: bool = False) -> nn.Module:
     """`alone`: the first pass of a step is not exchanged."""
     model = script.wrapped()
-    optimizer = Climber(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = Climber(model.parameters(), subtracts, lr=0.05, momentum=0.9)
     with script.attached(model, optimizer.inner if inside else optimizer):
         for step in range(STEPS):
             with model.no_sync() if alone else nullcontext():
@@ -85,6 +90,12 @@ def optimizer_inside_that_attach_was_told_of(script: Script) -> nn.Module:
 @TABLE.add(without=NOT_ADAM)
 def optimizer_inside_whose_first_pass_is_not_exchanged(script: Script) -> nn.Module:
     return climbed(script, inside=True, alone=True)
+
+
+@TABLE.add(without=NOT_ADAM, plain=False)
+def optimizer_inside_that_comes_back_but_for_rounding(script: Script) -> nn.Module:
+    """Each rank rounds otherwise: plain DDP leaves its replicas so, and a session makes them equal."""
+    return climbed(script, inside=True, alone=True, subtracts=True)
 
 
 class Lookahead(Optimizer):

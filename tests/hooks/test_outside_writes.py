@@ -109,6 +109,30 @@ def test_weights_that_are_put_back_were_not_written() -> None:
 
 
 @torch.no_grad()
+def test_weights_that_are_put_back_by_subtracting_were_not_written() -> None:
+    found, named = writes()
+    climbs = {name: torch.randn_like(p) for name, p in named.items()}
+    for number in range(9):
+        for name, p in named.items():
+            p.add_(climbs[name]).sub_(climbs[name])
+        if number == 7:
+            named["w"].add_(1e-5)
+        if number == 8:
+            with pytest.raises(AttachError, match="before step 7"):
+                step(found, named, number)
+        else:
+            assert not step(found, named, number)
+
+
+@torch.no_grad()
+def test_weights_that_are_scaled_by_about_what_rounding_may_do_are_written_behind_every_step() -> None:
+    found, named = writes()
+    for number in range(8):
+        assert not step(found, named, number)
+        named["w"].mul_(1 + (2e-7 if number % 2 else 1e-6))
+
+
+@torch.no_grad()
 def test_weights_that_are_clamped_behind_every_step_are_part_of_it(caplog: pytest.LogCaptureFixture) -> None:
     for algorithm in ("localsgd", "mp2"):
         found, named = writes(algorithm)

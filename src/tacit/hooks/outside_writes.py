@@ -21,6 +21,11 @@ SAMPLE = 16
 """Entries of each parameter that are looked at: the first and the last ones in memory."""
 _TURN = 2.4
 """The angle from one entry's weight to the next one's, whose cosine it is, in a sum that tells them apart."""
+_ROUNDING = 4
+"""Units in the last place of the largest entry: what is lost where up to six times as much as this was
+added and subtracted again, which rounds twice."""
+_WIDE = torch.float32, torch.float64
+"""In narrower types a step is no larger than rounding, so that only the same bits count as put back."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -28,8 +33,9 @@ class OutsideWrites:
     """Tells what replicas may do to their parameters beside their steps from what breaks the common point.
 
     Written in every step, as weights are clamped: this is part of a replica's step. Written and put back, as
-    for an evaluation: nothing. Written once, as weights are loaded: the common point is somewhere else, which
-    `sync` makes known to all ranks, and which is an error two steps later where nobody has called it.
+    for an evaluation, but for rounding: nothing. Written once, as weights are loaded: the common point is
+    somewhere else, which `sync` makes known to all ranks, and which is an error two steps later where nobody
+    has called it.
 
     Args:
         strategy: at work on the replicas.
@@ -39,7 +45,8 @@ class OutsideWrites:
     def __init__(self, strategy: Strategy, named: Mapping[str, Tensor]) -> None:
         self._strategy, self._sample = strategy, ParameterSample(named)
         self._written: int | None = None
-        self._recent = self._carried = self._told = self._started = self._loaded = False
+        self._far = self._carried = 0.0
+        self._recent = self._told = self._started = self._loaded = False
 
     def note(self) -> None:
         """The parameters are as steps and rounds have left them."""
@@ -56,9 +63,10 @@ class OutsideWrites:
 
     def settle(self) -> bool:
         """All ranks are about to agree; whether this replica was written in a way that no step explains."""
-        changed = self.seen
+        far = self._sample.moved()
+        changed = far > 1
         unexplained = not self._loaded and (self._written is not None or (changed and not self._recent))
-        self._carried = changed and self._recent
+        self._carried = far if self._recent else 0.0
         self._written = None
         return unexplained
 
@@ -69,7 +77,8 @@ class OutsideWrites:
             AttachError: they were written before the last step, and not before this one.
         """
         started, self._started = self._started, True
-        changed, self._carried = self._carried or self._sample.changed(waits=not started), False
+        far, self._carried = max(self._carried, self._sample.moved(waits=not started)), 0.0
+        changed = far > 1
         loaded, self._loaded = self._loaded, False
         if loaded:
             self._written = None
@@ -78,14 +87,14 @@ class OutsideWrites:
             raise lost_at_servers(self._strategy.name)
         if changed and not started:
             return True
-        if not changed and self._written is not None:
+        if self._written is not None and far <= min(1, self._far / 100):  # some steps' writes are below 1
             raise AttachError(
                 f"the parameters were changed before step {self._written} by something that is no step of "
                 f"the optimizers, and {self._strategy.name!r} would take it for training. Where weights are "
                 "loaded or exchanged, call session.sync() right behind that, on every rank: all go on from "
                 "there then"
             )
-        self._written = step if changed and not self._recent else None
+        self._written, self._far = step if changed and not self._recent else None, far
         if changed and self._recent and not self._told and isinstance(self._strategy.merge, UnsentMerge):
             self._told = True
             _log.warning(
@@ -132,15 +141,19 @@ class ParameterSample:
         self._noted = [torch.cat(each) for _, each in self._views]
 
     def changed(self, waits: bool = True) -> bool:
-        """Whether an entry is another one than when they were noted; False where they never were.
+        """Whether an entry is another one than when they were noted, by more than rounding."""
+        return self.moved(waits) > 1
+
+    def moved(self, waits: bool = True) -> float:
+        """How far an entry is at most from where it was noted; 1 is what rounding may do, 0 where none was.
 
         `waits`: also for a GPU on which torch has counted no write.
         """
-        looks = self._look() != self._version or waits
-        return any(
-            (looks or not noted.is_cuda) and not torch.equal(torch.cat(each), noted)
-            for (_, each), noted in zip(self._views, self._noted, strict=False)
-        )
+        looks, far = self._look() != self._version or waits, 0.0
+        for (dtype, each), noted in zip(self._views, self._noted, strict=False):
+            if (looks or not noted.is_cuda) and not torch.equal(now := torch.cat(each), noted):
+                far = max(far, _apart(now, noted, dtype))
+        return far
 
     def mark(self) -> list[float]:
         """The norm of these entries, and a weighted sum, as they are; not on a GPU, which it waits for."""
@@ -162,6 +175,15 @@ class ParameterSample:
         if where != self._where:
             self._where, self._views = where, _samples(mine)
         return sum([x._version for x in mine]) + sum(where)
+
+
+def _apart(now: Tensor, noted: Tensor, dtype: torch.dtype) -> float:
+    """How far apart, in what rounding may do; infinity where that is not known. Their bits differ."""
+    if dtype not in _WIDE or now.shape != noted.shape:
+        return float("inf")
+    other, x, before = now != noted, now.view(dtype).double(), noted.view(dtype).double()
+    most = before.abs().max() * (_ROUNDING * torch.finfo(dtype).eps)
+    return float(((x - before)[other].abs() / most).nan_to_num(nan=float("inf")).max())
 
 
 def _samples(tensors: Sequence[Tensor]) -> list[tuple[torch.dtype, list[Tensor]]]:
