@@ -80,6 +80,25 @@ def written(algorithm: str) -> None:
     raise Warning(" | ".join(each for texts in every for each in texts))
 
 
+def loaded() -> None:
+    """Rank 1 alone loads weights, is refused a step, and closes its session in the middle of a period."""
+    model = wrapped()
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, "localsgd:sync_every=40"):
+        steps(model, optimizer, 5)
+        try:
+            if rank == 1:
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p.fill_(0.1)
+            steps(model, optimizer, 2)
+        except tacit.AttachError:
+            return
+        for _ in range(400):
+            time.sleep(0.05)
+            steps(model, optimizer, 1)
+
+
 def scheduled() -> None:
     """All change it alike, at a rate that each computes."""
     model = wrapped()
@@ -102,6 +121,7 @@ SCENARIOS: dict[str, Callable[[], object]] = {
     "localsgd, rates": lambda: attached("localsgd:sync_every=4", "localsgd:sync_every=4", lr=0.01),
     "the same": scheduled,
     "written, topk": lambda: written("topk:ratio=0.1"),
+    "loaded": loaded,
     "for a while": lambda: changed("dense", 10, back=True),
     "later, powersgd": lambda: changed("powersgd:rank=1", 10),
     "later, localsgd": lambda: changed("localsgd:sync_every=4", 10),

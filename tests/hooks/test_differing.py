@@ -62,6 +62,16 @@ def test_one_schedule_on_all_ranks_is_fine(ended: list[Ended]) -> None:
     assert told("the same", ended) == ("NoneType", "None")
 
 
+def test_why_a_rank_closes_its_session_before_the_others_is_told(ended: list[Ended]) -> None:
+    kind, says = told("loaded", ended)
+    assert kind == "UnevenData"
+    assert re.match(
+        r"rank 1 closed its session after 6 steps, rank [02] is at step \d+: rank 1 could not take its next "
+        r"step: AttachError: the parameters were changed before step 5 by .*: all go on from there then$",
+        says,
+    ), says
+
+
 def test_parameters_that_one_rank_writes_alone_are_told_while_they_train_and_as_they_close(
     ended: list[Ended],
 ) -> None:

@@ -208,7 +208,7 @@ class ActiveStrategy:
             RatesDiffer: with different learning rates.
             RoundError: the last round failed, or an earlier one did.
         """
-        self.failures.enter_barrier()
+        self.failures.enter_barrier(self._hooks.refused)
         self.flush()  # what is under way is training's
         for level in self.levels:
             level.session.stats.begin_closing()

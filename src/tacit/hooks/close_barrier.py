@@ -45,6 +45,7 @@ class StepsReached(NamedTuple):
 class _First(NamedTuple):
     rank: int
     reached: StepsReached
+    refused: str = ""
 
 
 class CloseBarrier:
@@ -66,16 +67,19 @@ class CloseBarrier:
         self._beats = 0
         self._heard: dict[int, tuple[str, float]] = {}
 
-    def arrive(self, here: StepsReached, differs: Callable[[], str | None] = lambda: None) -> str | None:
+    def arrive(
+        self, here: StepsReached, differs: Callable[[], str | None] = lambda: None, refused: str = ""
+    ) -> str | None:
         """Enter the barrier. Returns what is uneven, or None; if it is, the barrier never completes.
 
-        `differs`: called where the steps are equal; returns what else differs, or None.
+        `differs`: called where the steps are equal; returns what else differs, or None. `refused`: why this
+        rank could not take its next step.
         """
-        mine = f"{self._rank} {here.steps} {here.begun}"
+        mine = f"{self._rank} {here.steps} {here.begun} {refused}"
         self._first = _read(self._store.compare_set("closing", "", mine))
         self._arrived = True
         if self._first.reached.steps != here.steps:
-            return _uneven(self._first, _First(self._rank, here), "after")
+            return _uneven(self._first, _First(self._rank, here, refused), "after")
         if (wrong := differs()) is not None:
             return wrong
         self._count("closed", self._store)
@@ -117,7 +121,7 @@ class CloseBarrier:
             return None
         return (
             f"{UNEVEN}rank {first.rank} closed its session after {first.reached.steps} steps, and {who} did "
-            f"not follow but failed: {HINT} ({alarm})"
+            f"not follow but failed: {first.refused or HINT} ({alarm})"
         )
 
     def leave(self, seconds: float) -> None:
@@ -215,8 +219,8 @@ UNEVEN = "uneven: "
 
 
 def _read(text: bytes) -> _First:
-    rank, steps, begun = map(int, text.split())
-    return _First(rank, StepsReached(steps, begun))
+    rank, steps, begun, refused = text.decode().split(" ", 3)
+    return _First(int(rank), StepsReached(int(steps), int(begun)), refused)
 
 
 def _uneven(one: _First, other: _First, how: str) -> str:
@@ -224,5 +228,5 @@ def _uneven(one: _First, other: _First, how: str) -> str:
     there = f"after {long.reached.steps}" if how == "after" else f"is at step {long.reached.steps}"
     return (
         f"{UNEVEN}rank {short.rank} closed its session after {short.reached.steps} steps, rank {long.rank} "
-        f"{there}: {HINT}"
+        f"{there}: {short.refused or HINT}"
     )

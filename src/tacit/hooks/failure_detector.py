@@ -172,8 +172,10 @@ class FailureDetector:
             raise self._found
         return total or 0
 
-    def enter_barrier(self) -> None:
+    def enter_barrier(self, refused: str = "") -> None:
         """Wait until all ranks have come here, after the same number of steps.
+
+        `refused`: why this rank could not take its next step.
 
         Raises:
             UnevenData: they have taken different numbers of steps.
@@ -183,7 +185,7 @@ class FailureDetector:
         self._closes = True
         try:
             differs = (lambda: None) if self._comparison is None else self._comparison.end
-            wrong = self._barrier.arrive(self._reached(), differs)
+            wrong = self._barrier.arrive(self._reached(), differs, refused)
             self._store.set("news", "")
             if wrong is not None:
                 self._raise(wrong, self._store)

@@ -112,8 +112,10 @@ class Failures:
             raise first
         return told if self._detector is None else self._detector.come_to(call, told)
 
-    def enter_barrier(self) -> None:
+    def enter_barrier(self, refused: BaseException | None) -> None:
         """Wait until all ranks close their sessions, after the same steps; unless something has failed.
+
+        `refused`: the error for which this rank did not take its next step.
 
         Raises:
             UnevenData: they have taken different numbers of steps.
@@ -121,7 +123,8 @@ class Failures:
             PeerLost: a rank is gone or frozen.
         """
         if self._detector is not None and self.first is None:
-            self._detector.enter_barrier()
+            why = "" if refused is None else f"{type(refused).__name__}: {first_line(refused)}"
+            self._detector.enter_barrier(why and f"rank {rank_in()} could not take its next step: {why}")
 
     def leave_barrier(self) -> None:
         """Stop comparing, as the other ranks do now."""

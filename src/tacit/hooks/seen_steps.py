@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -11,13 +11,15 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from tacit.errors import AttachError
+from tacit.errors import AttachError, TacitError
 from tacit.hooks.accumulation import has_gradient
 from tacit.hooks.behind_steps import before_steps
 from tacit.hooks.closures import closure_of
 from tacit.hooks.only_here import OnlyHere
 from tacit.hooks.uneven_data import SyncedBackwards
 
+Given = ParamSpec("Given")
+T = TypeVar("T")
 UNSEEN = 10
 """Backward passes without a step, after which it is looked whether parameters have moved all the same."""
 
@@ -35,6 +37,9 @@ class SeenSteps:
         name: of the strategy.
         begin: called before the first optimizer steps.
         count: called when a step has ended.
+
+    Attributes:
+        refused: the error for which the last step was not taken.
     """
 
     def __init__(
@@ -47,7 +52,8 @@ class SeenSteps:
         count: Callable[[], None],
     ) -> None:
         self._optimizers, self._backwards = optimizers, backwards
-        self._name, self._begin, self._count = name, begin, count
+        self._name, self._begin, self._count = name, self.noting(begin), count
+        self.refused: TacitError | None = None
         self._names = {id(p): name for name, p in named.items()}
         self._stepped: set[int] = set()
         self._begun = {id(each): 0 for each in optimizers}
@@ -56,7 +62,7 @@ class SeenSteps:
         self._others: WeakSet[Optimizer] = WeakSet()
         self._alone = False
         self._moved: Callable[[], str] = lambda: ""
-        self._handles: list[Any] = [before_steps(self._refuse_others)]
+        self._handles: list[Any] = [before_steps(self.noting(self._refuse_others))]
         for each in optimizers:
             self._handles += [
                 each.register_step_pre_hook(self._before),
@@ -68,6 +74,19 @@ class SeenSteps:
         if self._stepped:
             self._stepped.clear()
             self._count()
+            self.refused = None
+
+    def noting(self, call: Callable[Given, T]) -> Callable[Given, T]:
+        """The same function around a step, whose error is kept in `refused`."""
+
+        def noted(*args: Given.args, **kwargs: Given.kwargs) -> T:
+            try:
+                return call(*args, **kwargs)
+            except TacitError as error:
+                self.refused = error
+                raise
+
+        return noted
 
     @property
     def is_half_taken(self) -> bool:

@@ -165,7 +165,7 @@ class StepHooks:
             self._passes.close()
 
     def _before_steps(self, act: Callable[[Optimizer], object]) -> None:
-        hook = with_gradients(act)
+        hook = with_gradients(act if self._seen is None else self._seen.noting(act))
         self._handles += [each.register_step_pre_hook(hook) for each in self._options.optimizers]
 
     # ---- in backward ----------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class StepHooks:
                     )
             return answer(bucket)
 
-        return watched
+        return seen.noting(watched)
 
     def _refuses_sums(self) -> bool:
         """Whether a gradient on top of a mean is refused; delayed means look at the optimizer's steps."""
@@ -225,6 +225,11 @@ class StepHooks:
     def is_half_taken(self) -> bool:
         """Whether some of the optimizers have taken the step that is under way."""
         return self._seen is not None and self._seen.is_half_taken
+
+    @property
+    def refused(self) -> BaseException | None:
+        """The error for which this rank did not take its last step."""
+        return None if self._seen is None else self._seen.refused
 
     def discarded(self) -> None:
         """To be called in place of a step that is discarded."""
