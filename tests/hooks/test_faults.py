@@ -112,7 +112,12 @@ def test_it_is_named_also_where_ranks_put_their_state_together(
 
 @pytest.mark.parametrize(
     ("words", "call"),
-    [(("alone",), "state_dict"), (("sync", "topk"), "sync"), (("sync", "localsgd:sync_every=8"), "sync")],
+    [
+        (("alone",), "state_dict"),
+        (("sync", "topk"), "sync"),
+        (("sync", "localsgd:sync_every=8"), "sync"),
+        (("load", "topk"), "load_state_dict"),
+    ],
 )
 def test_a_rank_that_is_alone_in_a_call_is_an_error_that_names_it(
     words: tuple[str, ...], call: str, launches: dict[Launch, Future[list[Ended]]]

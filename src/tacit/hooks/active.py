@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from tacit.contracts import LinkRates
-from tacit.errors import AttachError
+from tacit.errors import AttachError, CheckpointError, TacitError
 from tacit.hooks import checkpoint, epochs, exit, momentum, sharded_state
 from tacit.hooks.agreement import agree
 from tacit.hooks.assembly import levels_of, links_for
@@ -180,16 +181,51 @@ class ActiveStrategy:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See `Attached.load_state_dict`."""
         self.flush()
-        if (sharded := self.options.sharded) is not None:
-            sharded.reshard()
-            state_dict = sharded_state.mine(sharded, self.options.named, state_dict, self._not_by_entry())
-        checkpoint.load(state_dict, self.options.strategy, self.levels, self._own)
+        agreed = False
+
+        def agree(step: int) -> None:
+            nonlocal agreed
+            agreed = True
+            self._all_load(step)
+
+        try:
+            if (sharded := self.options.sharded) is not None:
+                sharded.reshard()
+                state_dict = sharded_state.mine(sharded, self.options.named, state_dict, self._not_by_entry())
+            checkpoint.load(state_dict, self.options.strategy, self.levels, self._own, agree)
+        except CheckpointError:
+            if not agreed:
+                with suppress(TacitError):
+                    self._all_load(None)
+            raise
         for level in self.levels:
             level.fetch()
             if level.stepped is not None:
                 level.stepped.resume()
         if self._notes is not None:
             self._notes.loaded()
+
+    def _all_load(self, step: int | None) -> None:
+        """Wait until all ranks load a state, where they wait for each other, and compare their steps.
+
+        `step`: of this rank's state; None: it does not fit.
+
+        Raises:
+            CheckpointError: another rank's does not, or is of another step.
+            PeerLost: another rank is gone, or has gone on.
+        """
+        if any(level.strategy.independent for level in self.levels):
+            return
+        ranks = len(self.options.ranks)
+        told = 1 if step is None else step * (ranks + 1)
+        steps, wrong = divmod(self.failures.come_to("session.load_state_dict()", told), ranks + 1)
+        if step is not None and (wrong or steps != step * ranks):
+            raise CheckpointError(
+                "another rank cannot load its state, and says why there: no rank has changed anything"
+                if wrong
+                else f"the state of this rank is of step {step}, and not all ranks' are: load on every rank "
+                "what it saved at the same moment. No rank has changed anything"
+            )
 
     def _not_by_entry(self) -> set[tuple[int, str, str]]:
         return self._own.not_by_entry() | {

@@ -179,18 +179,18 @@ class Attached:
         self._active.check_called()
 
     def sync(self) -> None:
-        """Make all replicas equal now. A collective call, behind the same step on every rank.
+        """Make all replicas equal now; behind `close` they are. A collective call, behind the same step.
 
         They become their mean, or what the strategy has in its place, such as the centre of `easgd`; what has
         moved travels uncompressed. Weights that the script has written become their mean, and all begin anew.
-        All compare a checksum of what is trained. Where gradients are averaged, it differs only if a rank
-        alone was written to, and a warning says which.
+        All compare a checksum: where gradients are averaged, a warning tells which rank was written alone.
 
         Raises:
             AttachError: a Parameter of the model has been replaced by another.
             RoundError: it failed; `PeerLost`: a rank is gone, or has gone on without this call.
         """
-        self._active.sync()
+        if not self.closed:
+            self._active.sync()
 
     def state_dict(self) -> dict[str, Any]:
         """The session for a checkpoint (`Stateful`): counters, buckets, and all state that it keeps.
@@ -201,10 +201,10 @@ class Attached:
         return self._active.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint, bit for bit; load the model and the optimizer too.
+        """Go on from a checkpoint, bit for bit; load the model and the optimizer too. A collective call.
 
         Raises:
-            CheckpointError: it does not fit, or is not whole; nothing has been changed then.
+            CheckpointError: a rank's does not fit or is not whole; on all ranks, and nothing has changed.
         """
         self._active.load_state_dict(state_dict)
 

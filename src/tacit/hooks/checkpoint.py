@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -129,8 +129,11 @@ def load(
     strategy: AnyStrategy,
     levels: Sequence[ActiveLevel],
     own: OwnReplica | None = None,
+    fits: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Go on from a saved state. `own`: what else is this rank's own.
+    """Go on from a saved state.
+
+    `own`: what else is this rank's own; `fits`: called with the state's step before anything changes.
 
     Where it was saved by another number of ranks, or with another topology, the residuals are shared out anew
     (see `resize`), and the log says so.
@@ -157,6 +160,7 @@ def load(
                 saved_values.check_buckets(layout, named)
         mine = {} if own is None else own.found(state, values.ranks)
         shares.refuse_others(len(levels) - 1)
+    fits(values.steps[-1])
     for i, level in enumerate(levels):
         if level.progress is None and level.taken is not None:
             level.taken.expect(shares.names(i, DECAY))

@@ -158,6 +158,8 @@ class CloseBarrier:
 _WHY = {
     "session.state_dict()": "here ranks share their state out, and put it together in this call. Call it on "
     "every rank, behind the same step, and have one of them save what it gives",
+    "session.load_state_dict()": "in this call all ranks go on from one moment, or none does. Call it on "
+    "every rank, with what that rank has saved, before the same step",
     "session.discard()": "in this call ranks agree whether they take a step back. Call it on every rank, in "
     "each step in which one may wish it, with wish=False on the others",
     "session.sync()": "in this call all replicas become equal. Call it on every rank, behind the same step",
