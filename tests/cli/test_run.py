@@ -173,7 +173,8 @@ print("to stderr", file=sys.stderr)
     assert ran.kept["attached"] == ["topk:ratio=0.1"]
     sessions = [session for rank in ran.kept["ranks"] for session in rank["sessions"]]
     assert [(each["closed"], each["metrics"]["rounds"]) for each in sessions] == [(True, 6)] * 2
-    assert ran.kept["mb_by_formulas"] == sum(each["metrics"]["bytes_out"] for each in sessions) / 1e6 > 0
+    sent = [each["metrics"]["bytes_out"] + each["metrics"]["closing_bytes_out"] for each in sessions]
+    assert ran.kept["mb_by_formulas"] == sum(sent) / 1e6 > 0
     shares = [each["metrics"]["compute_share"] for each in sessions]
     assert ran.kept["compute_share"] == pytest.approx(sum(shares) / 2)
     assert ran.kept["mb_between_nodes"] is None
