@@ -179,7 +179,7 @@ class ParameterSample:
 
 def _apart(now: Tensor, noted: Tensor, dtype: torch.dtype) -> float:
     """How far apart, in what rounding may do; infinity where that is not known. Their bits differ."""
-    if dtype not in _WIDE or now.shape != noted.shape:
+    if dtype not in _WIDE or now.dtype != noted.dtype or now.shape != noted.shape:
         return float("inf")
     other, x, before = now != noted, now.view(dtype).double(), noted.view(dtype).double()
     most = before.abs().max() * (_ROUNDING * torch.finfo(dtype).eps)
