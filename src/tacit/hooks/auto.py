@@ -37,7 +37,6 @@ from tacit.transports.process_groups import gathered, rank_in, ranks_of
 
 _log = logging.getLogger("tacit")
 
-"""Of a checkpoint: what was chosen, as JSON."""
 BLOCKS = 5
 """The time of a step is the median over at least so many periods of the strategy."""
 

@@ -193,9 +193,8 @@ def _samples(tensors: Sequence[Tensor]) -> list[tuple[torch.dtype, list[Tensor]]
         room = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
         entries = min(x.numel(), room)  # where expanded, it has fewer than it shows
         few, first = min(SAMPLE // 2, entries), x.storage_offset()
-        for start in (
-            sorted({first, first + entries - few}) if few else ()
-        ):  # stretches: torch joins others far slower
+        starts = {first, first + entries - few} if few else set()
+        for start in sorted(starts):  # entries side by side, as torch joins others far slower
             some = x.detach().as_strided((few,), (1,), start)
             alike.setdefault((x.dtype, x.device), []).append(some.view(_BITS[x.element_size()]))
     return [(dtype, views) for (dtype, _), views in alike.items()]
