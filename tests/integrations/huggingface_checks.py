@@ -242,6 +242,7 @@ def a_run_of_the_trainer_goes_on_from_its_checkpoint() -> None:
             half = Tacit(algorithm, trainer_of(algorithm, folder), checkpoint=folder / "checkpoint-4")
             says = "cannot be read (it is damaged, or cut short"
             raises(CheckpointError, lambda half=half, says=says: half._saved(*_at(4)), says)
+            dist.barrier()
         same(again, (losses[4:], parameters))
 
 
