@@ -261,8 +261,8 @@ def recipe_of(task: Task, data: str | None) -> Any:
     """The recipe of a task; of images with `validate`, the accuracy on images that are not trained on."""
     from torch import nn
 
-    from tacit.lab.recipes import bytes as text
-    from tacit.lab.recipes import digits, images
+    from tacit_lab.recipes import bytes as text
+    from tacit_lab.recipes import digits, images
 
     if task.kind == "bytes":
         return text.Bytes(task.judged or text.HELD_OUT_BYTES)
@@ -484,7 +484,7 @@ def _begin() -> None:
     """In a process that trains: one thread, and no longer than the command."""
     import signal
 
-    from tacit.lab.testbed.linux import die_with_parent
+    from tacit_lab.testbed.network.linux import die_with_parent
 
     os.environ["OMP_NUM_THREADS"] = "1"
     die_with_parent(signal.SIGKILL)
@@ -567,7 +567,7 @@ def check(data: str | None) -> None:
     """Train `digits` with some arms here and on real ranks, and print how far they are apart."""
     from comparing import by_compare
     from runs import Run
-    from tacit.lab.recipes.digits import Digits
+    from tacit_lab.recipes.digits import Digits
 
     steps = 2 * Digits().steps_per_epoch(WORKERS)
     arms = (PLAIN, "topk", "powersgd", "mp2")

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 import tacit
 from paired import Arm, interleave
 from runs import COMPUTE_ONLY
-from tacit.lab.recipes.models.vgg import vgg11
-from tacit.lab.testbed import counters
+from tacit_lab.recipes.models.vgg import vgg11
+from tacit_lab.testbed.network import counters
 
 BATCH = 32
 ONE_BUCKET = 1 << 10

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tacit.contracts import PayloadSpec
-from tacit.parameter_server import encoding, handshake
-from tacit.parameter_server.messages import Hello, MessageSpec, RunSpec
-from tacit.parameter_server.protocol import FrameKind, Header
-from tacit.parameter_server.secret import Secret
+from tacit.stores import encoding, handshake
+from tacit.stores.messages import Hello, MessageSpec, RunSpec
+from tacit.stores.protocol import FrameKind, Header
+from tacit.stores.secret import Secret
 from tacit.topologies import Asynchronous, Star
 
 FORM = struct.Struct("<4qd2q")
@@ -560,7 +560,7 @@ def other_classes(target: Target, rng: random.Random) -> Seen:
         "os.system",
         "builtins.eval",
         "subprocess.Popen",
-        "tacit.parameter_server.process.ServerProcess",
+        "tacit.stores.server.process.ServerProcess",
         "x" * 10_000,
         "",
     )

@@ -81,8 +81,8 @@ def measure() -> list[Outcome]:
 
 
 def _measure(arm: str) -> Outcome:
-    from tacit.lab.cluster import Cluster
-    from tacit.lab.testbed import Testbed
+    from tacit_lab.cluster import Cluster
+    from tacit_lab.testbed import Testbed
 
     found = Outcome(arm)
 

@@ -57,7 +57,7 @@ def watched(
 
 def _words(group: Run, algorithms: Sequence[str], out: Path) -> list[str]:
     from tacit import algorithms as named
-    from tacit.parameter_server.placement import uses_servers
+    from tacit.stores.client.placement import uses_servers
 
     words = ["compare", *group.recipe, "--algorithms", ",".join(algorithms), "--cluster", group.cluster]
     words += ["--seed", str(group.seed), "--out", str(out), "--json"]
@@ -65,7 +65,7 @@ def _words(group: Run, algorithms: Sequence[str], out: Path) -> list[str]:
     served = group.servers and any(uses_servers(named.parse(each)) for each in algorithms)
     words += ["--servers", str(group.servers)] if served else []
     words += ["--epochs", str(group.epochs)] if group.epochs else []
-    return [sys.executable, "-m", "tacit.cli", *words]
+    return [sys.executable, "-m", "tacit_lab.cli", *words]
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def _started(words: Sequence[str], printed: Path) -> Iterator[subprocess.Popen[b
 
 def _ended(group: Run, out: Path) -> Iterator[Done]:
     """The runs on record that have ended; a line that is being written is for the next look."""
-    from tacit.lab import records
+    from tacit_lab import records
 
     file = out / "records.jsonl"
     text = file.read_bytes() if file.exists() else b""
@@ -138,7 +138,7 @@ def images(told: str | None = None) -> Path:
     Raises:
         SystemExit: it is nowhere; the message says where that was looked for, and how to get it.
     """
-    from tacit.lab.recipes.data import download
+    from tacit_lab.recipes.data import download
 
     root = os.environ.get("TACIT_DATA") if told is None else told
     places = [Path(root, name) for name in ARCHIVES] if root else []

@@ -132,8 +132,8 @@ def _batches(name: str, rank: int) -> Iterator[tuple[Any, Any]]:
 
 def diagnose(name: str) -> dict[str, Any]:
     """Run a stage, and judge what was found."""
-    from tacit.lab import diagnoses
-    from tacit.lab.cluster import Cluster
+    from tacit_lab import diagnoses
+    from tacit_lab.cluster import Cluster
 
     stage = STAGES[name]
     words = [__file__, "--rank", name]

@@ -252,7 +252,7 @@ QUICK = Network(("digits",), 4, DIGITS, images=False)
 
 def fast_precision() -> str:
     """What networks for images compute fastest in on this CPU."""
-    from tacit.lab.recipes.models.precision import is_native
+    from tacit_lab.recipes.models.precision import is_native
 
     return PRECISIONS[0] if is_native() else PRECISIONS[1]
 

@@ -35,7 +35,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
-from tacit.hooks.choosing import Choice, ChoosingSession
+from tacit.planning.decider import Choice, ChoosingSession
 
 STEPS, EPOCHS = 16, 4
 PAUSE = 0.03

@@ -21,8 +21,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fault_runs import BOUND, RANK, START, TIMEOUT, Found, environment, left_behind, moment, processes, things
-from tacit.lab.testbed.launch import free_port
 from tacit.links import Links
+from tacit_lab.testbed.launch import free_port
 
 _MEMORY = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 """Where memory is limited: the first version of cgroups, and the second."""
@@ -217,7 +217,7 @@ def a_server_comes_back(stage: Stage) -> None:
     """A server is killed; started again it goes on from its file; with one flipped bit there, it refuses."""
     port, file = free_port(), stage.folder / "server.pt"
     env = {"TACIT_SERVER_SECRET": uuid.uuid4().hex}
-    words = ["-m", "tacit.parameter_server", "--workers", "2", "--port", str(port), "--checkpoint", str(file)]
+    words = ["-m", "tacit.stores.server", "--workers", "2", "--port", str(port), "--checkpoint", str(file)]
     words += ["--every", "0.1"]
     for fault, says in (("kill server by hand", "server 0"), ("none", "")):
         server = stage.start(*words, **env)
@@ -237,7 +237,7 @@ def a_server_comes_back(stage: Stage) -> None:
 def commands(stage: Stage, *rows: tuple[str, Sequence[str]]) -> None:
     """Commands that cannot be: each says so in a line of its own, and has made no folder."""
     for i, (_, words) in enumerate(rows):
-        stage.start("-m", "tacit.cli", *(each.format(folder=stage.folder, number=i) for each in words))
+        stage.start("-m", "tacit_lab.cli", *(each.format(folder=stage.folder, number=i) for each in words))
     for (says, _), each in zip(rows, stage.ended(), strict=True):
         stage.judge([each], says)
         if each.code != 2:
@@ -263,9 +263,9 @@ def hostile_files(stage: Stage) -> None:
 
 def outputs(stage: Stage) -> None:
     """A command whose output takes nothing, or ASCII alone, and one that is interrupted at once."""
-    stage.start("-m", "tacit.cli", "list", stdout="/dev/full")
-    stage.start("-m", "tacit.cli", "list", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
-    interrupted = stage.start("-m", "tacit.cli", "list")
+    stage.start("-m", "tacit_lab.cli", "list", stdout="/dev/full")
+    stage.start("-m", "tacit_lab.cli", "list", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    interrupted = stage.start("-m", "tacit_lab.cli", "list")
     time.sleep(0.3)
     interrupted.send_signal(signal.SIGINT)
     full, ascii_only, early = stage.ended()
@@ -279,10 +279,10 @@ def outputs(stage: Stage) -> None:
 GONE = "rank 1 did not answer"
 SCENES: dict[str, Callable[[Stage], None]] = {
     "killed attaching": lambda stage: by_themselves(
-        stage, "topk", "none", GONE, where="tacit.hooks.agreement.gathered"
+        stage, "topk", "none", GONE, where="tacit.attaching.agreement.gathered"
     ),
     "killed attaching, pairs": lambda stage: by_themselves(
-        stage, "adpsgd", "none", GONE, where="tacit.pairs.joining._Door.missing"
+        stage, "adpsgd", "none", GONE, where="tacit.stores.pairs.joining._Door.missing"
     ),
     "killed closing": lambda stage: by_themselves(stage, "topk", "kill", "rank 1", step=16),
     "raise, store": lambda stage: by_themselves(stage, "topk", "raise", "rank 0 has left", (0,), rank=0),

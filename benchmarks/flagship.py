@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 from paired import RESULTS, ROOT
 from tacit.files import put
-from tacit.lab.records import Environment
+from tacit_lab.records import Environment
 
 RECORDS = RESULTS / "demo.jsonl"
 README = ROOT / "README.md"
@@ -34,7 +34,7 @@ ALGORITHMS = ("ddp", "bf16", "topk", "powersgd", "ednncomm")
 
 def ran(folder: Path) -> None:
     """Run what `make demo` runs."""
-    command = [sys.executable, "-m", "tacit.cli", "compare", "--out", str(folder)]
+    command = [sys.executable, "-m", "tacit_lab.cli", "compare", "--out", str(folder)]
     subprocess.run(command, check=True, stdout=sys.stderr)
 
 
@@ -44,7 +44,7 @@ def of_demo(file: Path) -> Environment:
     Raises:
         SystemExit: they are of something else.
     """
-    from tacit.lab import records
+    from tacit_lab import records
 
     heads = [each for each in records.read(file) if isinstance(each, records.RunRecord)]
     made = {(each.recipe, each.cluster, each.seed, each.epochs) for each in heads}
@@ -61,7 +61,7 @@ def shown(file: Path) -> str:
     """The table that a run's records make."""
     from rich.console import Console
 
-    from tacit.lab import records, reports
+    from tacit_lab import records, reports
 
     text = StringIO()
     Console(file=text, width=100).print(reports.table(reports.compare(records.read(file))))

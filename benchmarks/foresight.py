@@ -83,10 +83,10 @@ def rank_main(model: str, arms: Sequence[str], quick: bool) -> None:
 
     from arms import Blocks, Trainer, ranks, timed
     from tacit.algorithms import parse
-    from tacit.hooks.node_layout import read_nodes
-    from tacit.hooks.step_profile import SKIPPED, STEPS, take
-    from tacit.hooks.step_timer import StepTimer
-    from tacit.hooks.strategy_costs import measured_cost
+    from tacit.levels.node_layout import read_nodes
+    from tacit.planning.step_profile import SKIPPED, STEPS, take
+    from tacit.planning.step_timer import StepTimer
+    from tacit.planning.strategy_costs import measured_cost
     from tacit.transports.probing import measure
 
     with ranks() as rank:
@@ -132,7 +132,7 @@ def _steps(arm: str, quick: bool) -> int:
 
 def _work(model: str) -> Any:
     from arms import BATCH, Work, on_images
-    from tacit.lab import recipes
+    from tacit_lab import recipes
 
     if model == "vgg11":
         return on_images(mixed=False, batch=BATCH)
@@ -147,10 +147,10 @@ def _work(model: str) -> Any:
 def measure_setting(model: str, cluster: str, quick: bool) -> list[dict[str, Any]]:
     """One model on one cluster: a row an arm."""
     from tacit.algorithms import parse
-    from tacit.foresight import networks
-    from tacit.foresight.prediction import predict
-    from tacit.foresight.profile import Profile
     from tacit.links import Links
+    from tacit.planning.prediction import predict
+    from tacit.planning.profile import Profile
+    from tacit.planning.simulation import networks
 
     arms = (*GRADIENTS, *PERIODIC, *CLUSTERS[cluster])
     words = [__file__, "--rank", model, "--arms", ";".join(arms), *(["--quick"] if quick else [])]

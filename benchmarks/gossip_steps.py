@@ -32,9 +32,9 @@ def rank_main(nodes: str, quick: bool) -> None:
     from arms import Blocks, Trainer, ranks, timed
     from scaling import small_work
     from tacit.algorithms import parse
-    from tacit.hooks.step_profile import SKIPPED, STEPS, take
-    from tacit.hooks.step_timer import StepTimer
-    from tacit.hooks.strategy_costs import measured_cost
+    from tacit.planning.step_profile import SKIPPED, STEPS, take
+    from tacit.planning.step_timer import StepTimer
+    from tacit.planning.strategy_costs import measured_cost
 
     with ranks() as rank:
         trainer = Trainer("noop", work=small_work())
@@ -76,9 +76,9 @@ def rows(quick: bool, script: str) -> list[dict[str, Any]]:
 
 def _by_clock(profile: Any, nodes: int, arm: str) -> dict[str, Any]:
     from tacit.algorithms import parse
-    from tacit.foresight import networks
-    from tacit.foresight.prediction import predict
-    from tacit.foresight.profile import Profile
+    from tacit.planning.prediction import predict
+    from tacit.planning.profile import Profile
+    from tacit.planning.simulation import networks
 
     taken = Profile.from_json(profile)
     network = networks.described(nodes, 1, [1e6 * MBIT] * nodes, 0.0, taken)

@@ -38,15 +38,15 @@ import tacit
 from paired import conclude, hardware, paired_ratio
 from tacit.compressors import BF16, FP8, QSGD, Int8, Natural, PowerSGD, Sign, TernGrad, TopK
 from tacit.contracts import AllGather, AllReduce, Collective, Context, Matrix, OneShot, Payload, Posted
-from tacit.hooks.ddp import HookDispatcher
+from tacit.gradients.ddp_hook import HookDispatcher
 from tacit.kernels import products
 from tacit.kernels.dispatch import emulated_device
-from tacit.lab.recipes.models.gpt import GPT
 from tacit.prediction import MP2
 from tacit.prediction.predictor import in_a_row
-from tacit.session import health
+from tacit.session.health import device_notes
 from tacit.transports import torch as transport
 from tacit.transports.wire import empty_message, nbytes, pack_, unpack
+from tacit_lab.recipes.models.gpt import GPT
 
 PARTS = ("kernels", "steps", "wire", "profile")
 ALGORITHMS = (
@@ -437,7 +437,7 @@ def wired(algorithms: Sequence[str], gbit: float, peers: int, count: int) -> lis
 @contextlib.contextmanager
 def without(waiting: bool = False, notes: bool = False) -> Iterator[None]:
     """Leave out the wait before the optimizer's step, or what is noted of NaN and overflow."""
-    report, noted = health.DeviceReport, health.BucketHealth
+    report, noted = device_notes.DeviceReport, device_notes.BucketHealth
     replaced: list[tuple[Any, str, Any]] = []
     if waiting:
         replaced += [(report, "read", lambda self: {}), (report, "seconds", lambda self: None)]

@@ -56,7 +56,7 @@ def carry_out(
 
     Runs that differ in the algorithm only are made one right after the other, in the order they are given.
     """
-    from tacit.cli.interrupts import Interrupted, interruptible
+    from tacit_lab.cli.interrupts import Interrupted, interruptible
 
     try:
         with interruptible():

@@ -27,16 +27,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from graphed import GraphedGradients
+from tacit.attaching.assembly import fully_named, replicates_in_node
+from tacit.attaching.learning_rates import Rates
 from tacit.contracts import FollowingRounds
-from tacit.hooks import momentum
-from tacit.hooks.assembly import fully_named, replicates_in_node
-from tacit.hooks.ddp import SETTLED
-from tacit.hooks.learning_rates import Rates
-from tacit.hooks.level import Level
-from tacit.lab.recipes.recipe import Batch, Recipe
+from tacit.gradients.ddp_hook import SETTLED
+from tacit.levels.level import Level
+from tacit.optimizer_hooks import momentum
 from tacit.overlap import Delayed
 from tacit.strategy import AnyStrategy
 from tacit.transports.loopback import Loopback, LoopbackTransport
+from tacit_lab.recipes.recipe import Batch, Recipe
 
 T = TypeVar("T")
 CPU = "cpu"
@@ -153,8 +153,8 @@ class Worker:
         self.levels: list[Level] = []
         for net, level in zip(nets, fully_named(strategy), strict=True):
             with (
-                patch("tacit.hooks.device_placement.TorchTransport", partial(net.end, rank)),
-                patch("tacit.hooks.device_placement.backend_on", lambda *_: "nccl"),
+                patch("tacit.levels.device_placement.TorchTransport", partial(net.end, rank)),
+                patch("tacit.levels.device_placement.backend_on", lambda *_: "nccl"),
             ):
                 self.levels.append(
                     Level(

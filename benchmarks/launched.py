@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tacit.lab.testbed import Result, Testbed
-    from tacit.lab.testbed.launch import Serving
+    from tacit_lab.testbed import Result, Testbed
+    from tacit_lab.testbed.launch import Serving
 
 _MARK = "RESULT "
 KEPT_LINES = 400
@@ -30,8 +30,8 @@ def refuse_early(cluster: str) -> None:
 @contextmanager
 def _testbed(cluster: str) -> Iterator[Testbed]:
     from tacit.errors import TestbedError
-    from tacit.lab.cluster import Cluster
-    from tacit.lab.testbed import Testbed
+    from tacit_lab.cluster import Cluster
+    from tacit_lab.testbed import Testbed
 
     try:
         with Testbed(Cluster.parse(cluster)) as bed:

@@ -247,7 +247,7 @@ class Steady:
 
 
 def _sent() -> int:
-    from tacit.lab.testbed import counters
+    from tacit_lab.testbed.network import counters
 
     return counters.transmitted(os.environ["TACIT_INTERFACE"])
 
@@ -258,7 +258,7 @@ def _work(model: str) -> Work | None:
     from torch import nn
 
     from arms import BATCH, Work, momentum_sgd
-    from tacit.lab.recipes import models
+    from tacit_lab.recipes import models
 
     if model == "vgg11":
         return None
@@ -280,7 +280,7 @@ def measure(name: str, quick: bool) -> list[dict[str, Any]]:
 
 def rows(name: str, told: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What a scene's ranks have told, a row an arm."""
-    from tacit.lab.cluster import Cluster
+    from tacit_lab.cluster import Cluster
 
     scene, found = SCENES[name], told["arms"]
     rate = Cluster.parse(scene.cluster).rate

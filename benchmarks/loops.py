@@ -28,9 +28,9 @@ import tacit
 from arms import ranks
 from launched import in_testbed, tell
 from runs import Done, Run
-from tacit.lab.recipes import digits
-from tacit.lab.recipes.recipe import seeded
-from tacit.lab.testbed import counters
+from tacit_lab.recipes import digits
+from tacit_lab.recipes.recipe import seeded
+from tacit_lab.testbed.network import counters
 
 OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.015, momentum=0.9, weight_decay=5e-4),

@@ -211,11 +211,11 @@ def _round_seconds(text: str, rounds: int) -> tuple[float, int, float]:
     import torch
 
     from tacit import algorithms
-    from tacit.hooks.optimizer import OptimizerHook
-    from tacit.lab.recipes.digits import Digits
+    from tacit.replicas.rounds_after_step import OptimizerHook
     from tacit.rounds import Every
     from tacit.session import Session
     from tacit.transports.loopback import Loopback, LoopbackTransport
+    from tacit_lab.recipes.digits import Digits
 
     torch.set_num_threads(1)
     (level,) = algorithms.parse(text).levels

@@ -60,10 +60,10 @@ def rank_main(about: Mapping[str, Any]) -> None:
     """Train with each arm; rank 0 tells how each ended."""
     from arms import ranks
     from tacit.algorithms import parse
-    from tacit.lab import recipes
-    from tacit.lab.recipes import Choices
-    from tacit.lab.recipes.training import Task, train
-    from tacit.lab.records import EpochRecord
+    from tacit_lab import recipes
+    from tacit_lab.recipes import Choices
+    from tacit_lab.recipes.training import Task, train
+    from tacit_lab.records import EpochRecord
 
     owing_arms()
 

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from launched import tell
-from tacit.lab import recipes
-from tacit.lab.recipes.meter import Meter, mean_over_ranks
-from tacit.lab.recipes.recipe import Batch, Recipe
+from tacit_lab import recipes
+from tacit_lab.recipes.meter import Meter, mean_over_ranks
+from tacit_lab.recipes.recipe import Batch, Recipe
 
 PATIENCE = timedelta(seconds=90)
 """How long to wait for a peer that is silent."""
@@ -106,7 +106,7 @@ class Bench:
 
 
 def tacit(bench: Bench) -> Replica:
-    from tacit.hooks import attach
+    from tacit.api.attach import attach
 
     model = bench.ddp()
     session = bench.stack.enter_context(attach(model, bench.optimizer, bench.task.algorithm))

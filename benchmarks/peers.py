@@ -34,7 +34,7 @@ from paired import ROOT, Ticks, add_table, hardware, save
 from peer_list import LOCAL, OUTER, PEERS, Environment, Peer, Unavailable, chosen
 from peer_table import table
 from tacit.files import put
-from tacit.lab.cluster import Cluster
+from tacit_lab.cluster import Cluster
 
 CLUSTER = "4x1@100mbit"
 PLACE = ROOT / "build" / "peers"

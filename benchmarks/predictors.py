@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from tacit.cli.application import app
-from tacit.prediction import weight_files
+from tacit.prediction.networks import weight_files
+from tacit_lab.cli.application import app
 
 RECORD = "record"
 TRAIN = {

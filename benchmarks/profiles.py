@@ -28,9 +28,9 @@ from runs import COMPUTE_ONLY
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from tacit.lab.profiling.recorder import ProfileRecorder
-    from tacit.lab.recipes.recipe import Recipe
-    from tacit.lab.testbed import Serving
+    from tacit_lab.profiling.recorder import ProfileRecorder
+    from tacit_lab.recipes.recipe import Recipe
+    from tacit_lab.testbed import Serving
 
 MODELS = {"vgg11": "cifar10", "resnet20": "cifar10", "bytes": "bytes"}
 """The models, and their recipes."""
@@ -65,13 +65,13 @@ RATE = 0.01
 
 def rank_main(model: str, arm: str, steps: int) -> None:
     """Profile one arm; rank 0 tells the means of all ranks."""
-    from tacit.lab.profiling.recorder import ProfileRecorder
+    from tacit_lab.profiling.recorder import ProfileRecorder
 
     recorder = ProfileRecorder(SKIPPED, steps)  # before there are threads: those begun later are sampled
     import torch.distributed as dist
 
     from arms import ranks
-    from tacit.lab.profiling.profile import Summary
+    from tacit_lab.profiling.profile import Summary
 
     recorder.instrument()
     with ranks() as rank:
@@ -83,7 +83,7 @@ def rank_main(model: str, arm: str, steps: int) -> None:
 
 
 def _train(recorder: ProfileRecorder, model: str, algorithm: str, steps: int) -> None:
-    from tacit.lab import recipes
+    from tacit_lab import recipes
 
     name = MODELS[model]
     recipe = recipes.get(name, recipes.Choices(model=model) if name == "cifar10" else recipes.NO_CHOICES)
@@ -148,7 +148,7 @@ def measure(cluster: str, model: str, arm: str, steps: int) -> dict[str, Any]:
 
 def _why_not(cluster: str, model: str, arm: str) -> str:
     """Why an arm cannot be measured; "" where it can."""
-    from tacit.lab.cluster import Cluster
+    from tacit_lab.cluster import Cluster
 
     if arm == "ps" and not Cluster.parse(cluster).servers:
         return f"it pushes to a parameter server, and {cluster} has none: write --cluster 4x1+1@100mbit"
@@ -158,9 +158,9 @@ def _why_not(cluster: str, model: str, arm: str) -> str:
 def _servers(cluster: str, algorithm: str) -> Serving | None:
     """How the servers are run; None where there are none, or would be nothing for them to do."""
     from tacit import algorithms
-    from tacit.lab.cluster import Cluster
-    from tacit.lab.testbed import Serving
-    from tacit.parameter_server.placement import uses_servers
+    from tacit.stores.client.placement import uses_servers
+    from tacit_lab.cluster import Cluster
+    from tacit_lab.testbed import Serving
 
     if algorithm in ("", "ddp") or not Cluster.parse(cluster).servers:
         return None
@@ -169,7 +169,7 @@ def _servers(cluster: str, algorithm: str) -> Serving | None:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The tables of all arms, and one of them side by side."""
-    from tacit.lab.profiling.profile import ProfileRow, Summary
+    from tacit_lab.profiling.profile import ProfileRow, Summary
 
     lines = []
     summaries = []

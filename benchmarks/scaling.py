@@ -172,7 +172,7 @@ def climb(name: str, quick: bool, kept: StateSlice, failed: list[str]) -> list[d
 
 def _on(cluster: str, ladder: str, blocks: int, kept: StateSlice) -> dict[str, Any]:
     """What is found on a cluster, now or before the interruption."""
-    from tacit.lab.testbed import Serving
+    from tacit_lab.testbed import Serving
 
     asked = {
         "ladder": ladder,
@@ -191,7 +191,7 @@ def _on(cluster: str, ladder: str, blocks: int, kept: StateSlice) -> dict[str, A
 
 
 def _row(ladder: str, cluster: str, arm: str, found: Mapping[str, Any], limit: float) -> dict[str, Any]:
-    from tacit.lab.cluster import Cluster
+    from tacit_lab.cluster import Cluster
 
     shape, step = Cluster.parse(cluster), statistics.median(found["step_ms"])
     return {

@@ -57,7 +57,7 @@ Lots = Mapping[str, int]
 def joined(star: Any, homes: Mapping[str, int], buckets: Lots, me: tuple[int, int], where: Addresses) -> Any:
     """A worker's connections."""
     from tacit.contracts import AxisRank
-    from tacit.parameter_server.transport import ServerGroup
+    from tacit.stores.client.transport import ServerGroup
 
     about = told_of(star, buckets)
     return ServerGroup(where, AxisRank(*me), TIMEOUT, homes, about, the_secret(), star.averages)
@@ -65,14 +65,14 @@ def joined(star: Any, homes: Mapping[str, int], buckets: Lots, me: tuple[int, in
 
 def told_of(star: Any, buckets: Lots) -> Any:
     """What servers are told: each bucket counts as a parameter."""
-    from tacit.parameter_server.messages import RunSpec
+    from tacit.stores.messages import RunSpec
 
     return RunSpec(star, (), tuple((name, (n,), "float32", None) for name, n in buckets.items()))
 
 
 def the_secret() -> Any:
     """The testbed's; or one of our own, where there is none."""
-    from tacit.parameter_server.secret import Secret, find_secret
+    from tacit.stores.secret import Secret, find_secret
 
     return find_secret() or Secret(b"of a benchmark on one machine")
 
@@ -82,7 +82,7 @@ def shared_out(servers: int, workers: int) -> tuple[dict[str, int], dict[str, in
     import torch
 
     from tacit.algorithms.ps import ps
-    from tacit.parameter_server import placement
+    from tacit.stores.client import placement
 
     tensors = {f"{i:02}": torch.empty(TENSOR_BYTES // 4, device="meta") for i in range(TENSORS)}
     homes = placement.homes(tensors, servers)
@@ -117,7 +117,7 @@ def rank_main(experiment: str, rounds: int, slow: float) -> None:
 
     from arms import ranks
     from tacit.environment import SERVERS
-    from tacit.parameter_server.placement import addresses
+    from tacit.stores.client.placement import addresses
 
     with ranks() as rank:
         me, where = (rank, dist.get_world_size()), addresses(os.environ[SERVERS])
@@ -138,7 +138,7 @@ def _rate(me: tuple[int, int], where: Addresses, blocks: int) -> tuple[dict[str,
     import torch.distributed as dist
 
     from tacit.contracts import AxisRank
-    from tacit.parameter_server.client import ServerClient
+    from tacit.stores.client.server_connection import ServerClient
     from tacit.topologies import Star
 
     whole = torch.ones(TENSORS * TENSOR_BYTES // 4)
@@ -197,7 +197,7 @@ def _slow(me: tuple[int, int], where: Addresses, seconds: int, slow: float) -> t
 
 
 def measured(experiment: str, cluster: str, rounds: int, slow: float = 1.0) -> Any:
-    from tacit.lab.testbed import Serving
+    from tacit_lab.testbed import Serving
 
     words = [__file__, "--rank", experiment, "--rounds", str(rounds), "--slow", str(slow)]
     return in_testbed(cluster, words, servers=Serving(), timeout=500)
@@ -327,7 +327,7 @@ def _random_moment(rng: random.Random, counted: Counted) -> None:
 
 
 def _host(port: Path) -> None:
-    from tacit.parameter_server.process import ServerProcess
+    from tacit.stores.server.process import ServerProcess
 
     host = ServerProcess(2, 0, secret=the_secret(), timeout=20)
     unfinished = port.with_suffix(".part")

@@ -22,9 +22,9 @@ from arms import on_all_ranks, ranks
 from launched import tell
 from paired import Arm
 from tacit.compressors import Blockwise, ErrorFeedback
-from tacit.lab.recipes.bytes import Bytes
-from tacit.lab.recipes.models.gpt import GPT
-from tacit.lab.testbed import counters
+from tacit_lab.recipes.bytes import Bytes
+from tacit_lab.recipes.models.gpt import GPT
+from tacit_lab.testbed.network import counters
 
 BATCH = 2
 WARMUP = 20

@@ -44,12 +44,12 @@ from fault_runs import MARK, processes
 from markdown_tables import markdown
 from paired import RESULTS, hardware
 from tacit.files import put
-from tacit.lab.testbed.launch import free_port
-from tacit.parameter_server import encoding, handshake
-from tacit.parameter_server.allowed_types import ALLOWED_TYPES
-from tacit.parameter_server.messages import RunSpec
-from tacit.parameter_server.protocol import FrameKind, Header
-from tacit.parameter_server.secret import Secret
+from tacit.stores import encoding, handshake
+from tacit.stores.messages import RunSpec
+from tacit.stores.protocol import FrameKind, Header
+from tacit.stores.secret import Secret
+from tacit.stores.server.allowed_types import ALLOWED_TYPES
+from tacit_lab.testbed.launch import free_port
 
 RANK = Path(__file__).with_name("strangers_rank.py")
 START, GO_ON, END = 240.0, 60.0, 120.0
@@ -101,13 +101,15 @@ class Training:
     def __enter__(self) -> Training:
         if self.alone:
             self._secret, self._port = secrets.token_hex(32), free_port()
-            server = ["-m", "tacit.parameter_server", "--workers", "3", "--port", str(self._port)]
+            server = ["-m", "tacit.stores.server", "--workers", "3", "--port", str(self._port)]
             self._start(server, TACIT_FOOTPRINT=str(self.folder))
             for worker in range(2):
                 self.join(worker)
         else:
             words = ["run", "--cluster", "local:2", "--servers", "1", "--algorithm", self.algorithm]
-            self._start(["-m", "tacit.cli", *words, "--out", str(self.folder / "out"), "--", *self._script()])
+            self._start(
+                ["-m", "tacit_lab.cli", *words, "--out", str(self.folder / "out"), "--", *self._script()]
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -193,7 +195,7 @@ class Training:
     def server(self) -> int | None:
         """The server's process."""
         return next(
-            (pid for pid, words in processes(self._mark).items() if "tacit.parameter_server" in words), None
+            (pid for pid, words in processes(self._mark).items() if "tacit.stores.server" in words), None
         )
 
     def text(self) -> str:

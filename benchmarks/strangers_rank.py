@@ -24,8 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tacit
 from tacit.environment import WORKER
-from tacit.parameter_server import client, encoding, transport
-from tacit.parameter_server.messages import RunSpec
+from tacit.stores import encoding
+from tacit.stores.client import server_connection, transport
+from tacit.stores.messages import RunSpec
 
 PAUSE = 0.01
 """Seconds between two steps of a training that is attacked."""
@@ -81,7 +82,7 @@ def numbers(folder: Path, steps: int | None) -> Iterator[int]:
 def watch_what_is_told(folder: Path) -> None:
     """Write down what this worker tells the first server of itself, and by what the two know each other."""
 
-    class Watched(client.ServerClient):
+    class Watched(server_connection.ServerClient):
         def __init__(self, number: int, address: tuple[str, int], *rest: object) -> None:
             super().__init__(number, address, *rest)  # type: ignore[arg-type]
             run = next(each for each in rest if isinstance(each, RunSpec))

@@ -48,9 +48,9 @@ def rank_main(about: Mapping[str, Any]) -> None:
     """Train with each algorithm; rank 0 records."""
     from arms import ranks
     from tacit.algorithms import parse
-    from tacit.lab import recipes
-    from tacit.lab.recipes.training import Task, train
-    from tacit.lab.records import Writer
+    from tacit_lab import recipes
+    from tacit_lab.recipes.training import Task, train
+    from tacit_lab.records import Writer
     from windows import choices
 
     recipe = recipes.get(about["recipe"][0], choices(about["recipe"]))
@@ -78,7 +78,7 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         rank_main(json.loads(sys.argv[1]))
     else:
-        from tacit.cli.interrupts import interruptible
+        from tacit_lab.cli.interrupts import interruptible
 
         with interruptible():
             in_testbed(json.loads(sys.argv[1])["cluster"], [__file__, sys.argv[1]])

@@ -203,8 +203,8 @@ def carry_out(
 
 def measured(window: Window) -> Found:
     """Measure one window in the testbed."""
-    from tacit.lab import recipes
-    from tacit.lab.cluster import Cluster
+    from tacit_lab import recipes
+    from tacit_lab.cluster import Cluster
 
     recipe = recipes.get(window.run.recipe[0], choices(window.run.recipe))
     steps = recipe.steps_per_epoch(Cluster.parse(window.run.cluster).world_size)
@@ -258,7 +258,7 @@ def rank_main(told: Mapping[str, Any]) -> None:
 
 def choices(words: Sequence[str]) -> Any:
     """What a recipe is given, as `tacit compare` takes it behind the recipe's name."""
-    from tacit.lab.recipes import Choices
+    from tacit_lab.recipes import Choices
 
     parser = argparse.ArgumentParser()
     Choices.add_to(parser)
@@ -272,7 +272,7 @@ def _work(words: Sequence[str]) -> Work:
     from torch import nn
 
     from arms import Work
-    from tacit.lab import recipes
+    from tacit_lab import recipes
 
     recipe = recipes.get(words[0], choices(words))
 

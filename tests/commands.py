@@ -12,8 +12,7 @@ from unittest.mock import patch
 import pytest
 from testbeds import forked_testbeds
 
-from tacit import cli
-from tacit.cli import application as application  # so that forks need not import it
+from tacit_lab import cli
 
 
 @dataclass(frozen=True)

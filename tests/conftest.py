@@ -21,8 +21,8 @@ import torch
 
 from forked_workers import Forks
 from tacit.errors import TestbedError
-from tacit.lab.cluster import Cluster
-from tacit.lab.testbed import Testbed
+from tacit_lab.cluster import Cluster
+from tacit_lab.testbed import Testbed
 
 # How the names of tests begin that start processes: a browser, ranks, a server, a command. No other test may
 # start one, as each costs seconds for its imports alone.

@@ -1,16 +1,9 @@
 """A small training for the planner's tests: a profile that is known, and costs that are."""
 
 from tacit.algorithms import parse
-from tacit.foresight.profile import (
-    BucketCost,
-    LevelCost,
-    ParamReady,
-    Profile,
-    StepProfile,
-    StrategyCost,
-)
-from tacit.foresight.rehearsal import rehearse
-from tacit.transports.clock import Network
+from tacit.planning.profile import BucketCost, LevelCost, ParamReady, Profile, StepProfile, StrategyCost
+from tacit.planning.simulation.clock import Network
+from tacit.planning.simulation.rehearsal import rehearse
 
 SHAPES = {"first.weight": (64, 96), "first.bias": (64,), "second.weight": (300, 64), "second.bias": (300,)}
 """Backward has the last ones first."""

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from tacit.errors import ConfigError
-from tacit.lab.cluster import Cluster
-from tacit.lab.testbed import Testbed
+from tacit_lab.cluster import Cluster
+from tacit_lab.testbed import Testbed
 
 
 @pytest.mark.parametrize(

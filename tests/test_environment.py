@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from tacit import environment
-from tacit.lab.testbed import rank
+from tacit_lab.testbed import rank
 
 SRC = Path(environment.__file__).parent
 NAMES = {name: value for name, value in vars(environment).items() if name.isupper()}
@@ -28,7 +28,7 @@ def test_no_other_file_spells_a_name_out() -> None:
     spelt = {path: names for path, names in found.items() if names}
     assert spelt.pop("environment.py") == set(NAMES.values())
     # It runs without site packages, so it cannot import the names.
-    assert spelt.pop("lab/testbed/rank.py") == {rank.RESTORE, rank.WORKER}
+    assert spelt.pop("tacit_lab/testbed/rank.py") == {rank.RESTORE, rank.WORKER}
     assert not spelt
     assert (rank.RESTORE, rank.WORKER) == (environment.RESTORE, environment.WORKER)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tacit import files
-from tacit.cli.interrupts import Interrupted
 from tacit.errors import ConfigError
+from tacit_lab.cli.interrupts import Interrupted
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tacit.errors import ConfigError
-from tacit.lab.reports.links import page
 from tacit.links import Links, Matrix
 from tacit.transports.probing import _next, _turns
+from tacit_lab.reports.links import page
 
 
 def matrix(value: float, nodes: int = 3, **other: float) -> Matrix:

@@ -6,7 +6,7 @@ from samples import HEAD
 
 from cases import for_each
 from tacit.errors import ConfigError
-from tacit.lab import records
+from tacit_lab import records
 
 EPOCH = records.EpochRecord(
     algorithm="ddp", epoch=1, step=22, seconds=1.5, loss=0.25, accuracy=0.9, bytes_between_nodes=None

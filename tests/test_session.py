@@ -14,8 +14,8 @@ from tacit.errors import AttachError, NonFinite
 from tacit.kernels.dispatch import active_backend
 from tacit.session import Session
 from tacit.session.buckets import group_names, make_buckets
-from tacit.session.nonfinite import NonfiniteChecks
-from tacit.session.nonfinite_origin import Origin
+from tacit.session.health.nonfinite import NonfiniteChecks
+from tacit.session.health.nonfinite_origin import Origin
 from tacit.transports.loopback import Loopback, LoopbackTransport
 
 NAMED = {"a": torch.zeros(30, 10), "b": torch.zeros(10), "c": torch.zeros(40, 5), "d": torch.zeros(5)}

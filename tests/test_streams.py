@@ -18,16 +18,16 @@ from tacit.errors import PeerLost
 from tacit.exchange import stream_lane
 from tacit.exchange.lane import Job
 from tacit.exchange.stream_lane import StreamLane
-from tacit.hooks import ddp, host_copies
-from tacit.hooks.ddp import GradientHook
-from tacit.hooks.optimizer import OptimizerHook
+from tacit.gradients import ddp_hook, host_copies
+from tacit.gradients.ddp_hook import GradientHook
 from tacit.kernels import dispatch
+from tacit.replicas.fragments import fragments
+from tacit.replicas.rounds_after_step import OptimizerHook
 from tacit.session import Session
 from tacit.session.buckets import group_names
 from tacit.session.device_rounds import DeviceRounds
-from tacit.session.failure import SessionFailure
-from tacit.session.fragments import fragments
-from tacit.session.health import BucketHealth, DeviceReport, mark
+from tacit.session.health.device_notes import BucketHealth, DeviceReport, mark
+from tacit.session.health.failure import SessionFailure
 from tacit.session.lanes import Lanes
 from tacit.strategy import Strategy
 
@@ -318,9 +318,9 @@ class Backward:
             in_stream=in_stream,
         )
         self._queued: list[Callable[[], None]] = []
-        patch.setattr(ddp, "_future", lambda buffer: Future(gpu))
+        patch.setattr(ddp_hook, "_future", lambda buffer: Future(gpu))
         patch.setattr(
-            ddp, "after_backward", lambda call, before=lambda: None: self._queued.extend([before, call])
+            ddp_hook, "after_backward", lambda call, before=lambda: None: self._queued.extend([before, call])
         )
         self.buffers = [
             torch.zeros(sum(self.named[name].numel() for name in names), device=gpu.device)
@@ -446,13 +446,13 @@ def submit_without_waiting(patch: pytest.MonkeyPatch) -> None:
 
 def set_outside(patch: pytest.MonkeyPatch) -> None:
     """The future notes a moment of the main stream."""
-    completed = ddp._DdpBucket.completed
+    completed = ddp_hook._DdpBucket.completed
 
     def outside(self: Any) -> None:
         self.inside = lambda: torch.cuda.stream(None)
         completed(self)
 
-    patch.setattr(ddp._DdpBucket, "completed", outside)
+    patch.setattr(ddp_hook._DdpBucket, "completed", outside)
 
 
 def future_without_waiting(patch: pytest.MonkeyPatch) -> None:

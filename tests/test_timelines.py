@@ -7,8 +7,8 @@ import pytest
 from cases import for_each
 from tacit import timelines
 from tacit.errors import ConfigError
-from tacit.lab.records import Writer
 from tacit.timelines import Change, Exchange, PlannedMessage, Span, Step, Timeline
+from tacit_lab.records import Writer
 
 WHOLE = Timeline(
     algorithm="ednncomm",

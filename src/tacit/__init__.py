@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tacit import compressors as compressors
     from tacit import contracts as contracts
     from tacit import errors as errors
-    from tacit import lab as lab
     from tacit import links as links
     from tacit import merges as merges
     from tacit import optim as optim
@@ -28,6 +27,10 @@ if TYPE_CHECKING:
     from tacit import testing as testing
     from tacit import topologies as topologies
     from tacit.algorithms import parse
+    from tacit.api.attach import attach, from_env
+    from tacit.api.attached import Attached, measure_consensus
+    from tacit.api.comm_hook import CommState, comm_hook
+    from tacit.checkpoint.session_state import join_states
     from tacit.errors import (
         AttachError,
         CheckpointError,
@@ -45,12 +48,7 @@ if TYPE_CHECKING:
         TestbedError,
         UnevenData,
     )
-    from tacit.hooks.attach import attach, from_env
-    from tacit.hooks.attached import Attached, measure_consensus
-    from tacit.hooks.checkpoint import join_states
-    from tacit.hooks.comm_hook import CommState, comm_hook
-    from tacit.hooks.scalars import log_metrics
-    from tacit.lab.cluster import Cluster
+    from tacit.reporting.scalars import log_metrics
     from tacit.strategy import Levels, Strategy
 
 SUBMODULES = (
@@ -58,7 +56,6 @@ SUBMODULES = (
     "compressors",
     "contracts",
     "errors",
-    "lab",
     "links",
     "merges",
     "optim",
@@ -74,7 +71,6 @@ __all__ = [
     "AttachError",
     "Attached",
     "CheckpointError",
-    "Cluster",
     "CommState",
     "ConfigError",
     "DecisionError",
@@ -104,8 +100,11 @@ _HOMES = {
     "tacit.algorithms": "parse",
     "tacit.errors": "AttachError CheckpointError ConfigError DecisionError NonFinite Overflow PayloadError "
     "PeerLost ProbeError RatesDiffer RoundError ServerLost TacitError TestbedError UnevenData",
-    "tacit.hooks": "Attached CommState attach comm_hook from_env join_states log_metrics measure_consensus",
-    "tacit.lab.cluster": "Cluster",
+    "tacit.api.attach": "attach from_env",
+    "tacit.api.attached": "Attached measure_consensus",
+    "tacit.api.comm_hook": "CommState comm_hook",
+    "tacit.checkpoint.session_state": "join_states",
+    "tacit.reporting.scalars": "log_metrics",
     "tacit.strategy": "Levels Strategy",
     # The answers' names stand here too, unseen, so that scripts that write `tacit.TopK` go on to work.
     "tacit.compressors": "BF16 FP8 FP16 LAG QSGD AdamMomentum Blockwise Cascade Clip Dense DifferenceCopy "

@@ -23,13 +23,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit import scripts
+from tacit.api.attach import attach
+from tacit.api.attached import session_of
 from tacit.environment import DIAGNOSE
 from tacit.errors import TacitError
 from tacit.files import output
-from tacit.hooks.attach import attach
-from tacit.hooks.attached import session_of
-from tacit.hooks.behind_steps import behind_steps
-from tacit.hooks.diagnosing import DiagnoseRequest
+from tacit.optimizer_hooks.every_step import behind_steps
+from tacit.planning.live_diagnosis import DiagnoseRequest
 
 __all__ = ["main"]
 

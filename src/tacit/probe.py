@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tacit.errors import TacitError
 from tacit.files import output
-from tacit.hooks.node_layout import read_nodes
+from tacit.levels.node_layout import read_nodes
 from tacit.links import Links
 from tacit.transports.probing import measure
 from tacit.transports.process_groups import joined_world

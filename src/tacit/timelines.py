@@ -1,7 +1,7 @@
 """What every rank was doing when, as it is written down: one JSON object a rank and line.
 
 `Attached.timeline` tells it of one rank, `tacit compare` keeps it for all of them beside the records, and
-`tacit.lab.reports` draws it.
+`tacit_lab.reports` draws it.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ from in_threads import in_threads
 from torch import Tensor
 
 from tacit.algorithms import parse
-from tacit.hooks import checkpoint
-from tacit.hooks.optimizer import OptimizerHook
+from tacit.checkpoint import session_state
+from tacit.replicas.fragments import fragments
+from tacit.replicas.rounds_after_step import OptimizerHook
 from tacit.session import Session
 from tacit.session.buckets import group_names
-from tacit.session.fragments import fragments
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.loopback import Loopback, LoopbackTransport
 
@@ -43,13 +43,13 @@ class Replica:
 
     def save(self) -> dict[str, object]:
         self.session.flush()
-        saved = checkpoint.save(self.strategy, [self])
+        saved = session_state.save(self.strategy, [self])
         return saved | {"parameters": {name: p.clone() for name, p in self.named.items()}}
 
     def load(self, saved: dict[str, object]) -> None:
         for name, p in saved["parameters"].items():  # type: ignore[attr-defined]
             self.named[name].copy_(p)
-        checkpoint.load({k: v for k, v in saved.items() if k != "parameters"}, self.strategy, [self])
+        session_state.load({k: v for k, v in saved.items() if k != "parameters"}, self.strategy, [self])
 
 
 def gradient(x: Tensor, rank: int, step: int) -> Tensor:

@@ -11,18 +11,18 @@ import torch
 from in_threads import in_threads
 from torch import Tensor, nn
 
+from tacit.checkpoint import session_state
 from tacit.contracts import Collective, Posted, PushPull
-from tacit.hooks import checkpoint
-from tacit.hooks.buffers import ReplicaBuffers
-from tacit.hooks.optimizer import OptimizerHook
-from tacit.hooks.replica import LiveTensors
-from tacit.parameter_server.messages import Message
-from tacit.parameter_server.parameter_service import ParameterService
-from tacit.parameter_server.protocol import FrameKind
-from tacit.parameter_server.service import Sender
+from tacit.replicas.buffers import ReplicaBuffers
+from tacit.replicas.fragments import fragments
+from tacit.replicas.replica import LiveTensors
+from tacit.replicas.rounds_after_step import OptimizerHook
 from tacit.session import Session
 from tacit.session.buckets import group_names
-from tacit.session.fragments import fragments
+from tacit.stores.messages import Message
+from tacit.stores.protocol import FrameKind
+from tacit.stores.server.parameter_service import ParameterService
+from tacit.stores.service import Sender
 from tacit.strategy import Strategy
 from tacit.testing.ranks import RankWithServer
 from tacit.transports.loopback import Answer, Loopback
@@ -88,12 +88,12 @@ class Member:
         self.session.flush()
         return {
             "module": copy.deepcopy(self.module.state_dict()),
-            "tacit": checkpoint.save(self.strategy, [self]),
+            "tacit": session_state.save(self.strategy, [self]),
         }
 
     def load(self, saved: Mapping[str, object]) -> None:
         self.module.load_state_dict(saved["module"])  # type: ignore[arg-type]
-        checkpoint.load(saved["tacit"], self.strategy, [self])  # type: ignore[arg-type]
+        session_state.load(saved["tacit"], self.strategy, [self])  # type: ignore[arg-type]
 
 
 class Normed:

@@ -22,12 +22,12 @@ from tacit.contracts import (
     PushPull,
     ServerTopology,
 )
-from tacit.parameter_server.averaging_service import AveragingService
-from tacit.parameter_server.client import KINDS
-from tacit.parameter_server.messages import Message, PayloadBuffer
-from tacit.parameter_server.parameter_service import ParameterService
-from tacit.parameter_server.protocol import FrameKind
-from tacit.parameter_server.service import Reply, Sender, Service
+from tacit.stores.client.server_connection import KINDS
+from tacit.stores.messages import Message, PayloadBuffer
+from tacit.stores.protocol import FrameKind
+from tacit.stores.server.averaging_service import AveragingService
+from tacit.stores.server.parameter_service import ParameterService
+from tacit.stores.service import Reply, Sender, Service
 from tacit.transports.loopback import Answer, Loopback, LoopbackTransport
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from cases import for_each
 from tacit.algorithms import parse
 from tacit.errors import RoundError
-from tacit.hooks import anchor_comparison
+from tacit.replicas import anchor_comparison
 from tacit.strategy import Strategy
 from tacit.topologies import Flat, Star, TwoPhase
 

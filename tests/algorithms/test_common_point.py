@@ -13,10 +13,10 @@ from torch import Tensor
 
 from cases import for_each
 from tacit.algorithms import parse
+from tacit.checkpoint.session_state import join_states
 from tacit.compressors import Blockwise, Dense, ErrorFeedback, MeanFeedback
 from tacit.contracts import Overlap
 from tacit.errors import ConfigError
-from tacit.hooks.checkpoint import join_states
 from tacit.merges import Average, CommonPoint, LocalResidual
 from tacit.overlap import Bucketwise, Delayed
 from tacit.prediction import FittedCoding

@@ -15,9 +15,9 @@ from test_resize import Run, trained
 from torch import Tensor
 
 from tacit import algorithms
+from tacit.checkpoint import session_state
+from tacit.checkpoint.saved_values import CHECKSUMS, LAST_EQUAL, sealed
 from tacit.errors import CheckpointError
-from tacit.hooks import checkpoint
-from tacit.hooks.saved_values import CHECKSUMS, LAST_EQUAL, sealed
 
 GRADIENTS = ("topk:ratio=0.1", "powersgd:rank=2", "efsign", "dgc:ratio=0.1")
 DELTAS = (
@@ -136,7 +136,7 @@ def now(level: Any) -> list[Any]:
     """All that loading a state changes."""
     session = level.session
     kept = session.store.named_state() | (level.progress.kept() if level.progress else {})
-    counted = session.step, session.round, dict(session.schedule.state), checkpoint._own(session)
+    counted = session.step, session.round, dict(session.schedule.state), session_state._own(session)
     return [counted, {key: each.tensor.clone() for key, each in kept.items()}]
 
 
@@ -147,7 +147,7 @@ def test_each_damage_is_refused_and_changes_nothing(name: str) -> None:
     for what, bad in damages(state):
         count += 1
         try:
-            checkpoint.load(bad, strategy, [level])
+            session_state.load(bad, strategy, [level])
             escaped.append(f"{what}: accepted")
         except CheckpointError:
             pass
@@ -158,16 +158,16 @@ def test_each_damage_is_refused_and_changes_nothing(name: str) -> None:
     after = now(level)
     assert after[0] == before[0]
     assert all(torch.equal(x, after[1][key]) for key, x in before[1].items())
-    checkpoint.load(state, strategy, [level])
+    session_state.load(state, strategy, [level])
 
 
 @pytest.mark.parametrize("other", [None, 7, [], "text", {7: 7}, {}], ids=str)
 def test_what_is_no_state_is_refused(other: Any) -> None:
     strategy, levels, state = saved("topk:ratio=0.1")
     with pytest.raises(CheckpointError, match="no state of a tacit session, or it was damaged or cut short"):
-        checkpoint.load(other, strategy, levels)
+        session_state.load(other, strategy, levels)
     with pytest.raises(CheckpointError):
-        checkpoint.join_states([state, other])
+        session_state.join_states([state, other])
 
 
 def test_a_state_with_the_keys_of_another_strategy_is_refused() -> None:
@@ -175,7 +175,7 @@ def test_a_state_with_the_keys_of_another_strategy_is_refused() -> None:
     _, _, other = saved("powersgd:rank=2")
     keys = {key: each for key, each in other.items() if "/" in key}
     with pytest.raises(CheckpointError, match=r"lacks 'rank0/0/./residual'"):
-        checkpoint.load(
+        session_state.load(
             {key: each for key, each in state.items() if "/" not in key}
             | {key: each for key, each in keys.items() if not key.endswith("residual")},
             strategy,
@@ -183,13 +183,13 @@ def test_a_state_with_the_keys_of_another_strategy_is_refused() -> None:
         )
     says = r"has 'shared/0/./inner.q', which no session of its strategy saves"
     with pytest.raises(CheckpointError, match=says):
-        checkpoint.load({**keys, **state}, strategy, levels)
+        session_state.load({**keys, **state}, strategy, levels)
 
 
 def test_joined_states_have_the_checksums_of_all() -> None:
     run = trained(algorithms.parse("topk:ratio=0.1").levels[0], 2, 1)
     states = [sealed(each) for each in run.save()]
-    whole = checkpoint.join_states(states)
+    whole = session_state.join_states(states)
     run.load(whole)
     for rank in range(2):
         key = f"rank{rank}/0/a/residual"
@@ -197,4 +197,4 @@ def test_joined_states_have_the_checksums_of_all() -> None:
             run.load({**whole, key: flipped(whole[key])})
         mine = {**states[rank], key: flipped(whole[key])}
         with pytest.raises(CheckpointError, match=f"'{key}' is not what was saved"):
-            checkpoint.load(mine, run.strategy, [run.seats[rank]])
+            session_state.load(mine, run.strategy, [run.seats[rank]])

@@ -11,10 +11,10 @@ from cases import for_each
 from tacit.algorithms import parse
 from tacit.compressors import BF16, Clip
 from tacit.contracts import Compressor
-from tacit.hooks import replica as module
-from tacit.hooks.replica import Replica
 from tacit.merges import Average, Elastic, LocalResidual, SlowMo, StaleMean
 from tacit.overlap import Delayed
+from tacit.replicas import replica as module
+from tacit.replicas.replica import Replica
 from tacit.rounds import Cycling, Every
 from tacit.session.buckets import Bucket, ParamSlice
 from tacit.strategy import Strategy

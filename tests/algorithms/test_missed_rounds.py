@@ -17,15 +17,15 @@ from torch import Tensor
 
 from cases import for_each
 from tacit.algorithms import parse
-from tacit.cli.run import options
 from tacit.compressors import Blockwise, ErrorFeedback
 from tacit.contracts import Merge, Topology
 from tacit.errors import ConfigError, NonFinite, PeerLost, RoundError
 from tacit.merges import CommonPoint, LocalResidual, ServerParams
-from tacit.parameter_server.averaging_service import AveragingState
-from tacit.parameter_server.parameter_service import ServiceState
+from tacit.stores.server.averaging_service import AveragingState
+from tacit.stores.server.parameter_service import ServiceState
 from tacit.strategy import Strategy
 from tacit.topologies import Asynchronous, StaleSynchronous, Star, Synchronous
+from tacit_lab.cli.run import options
 
 P = 3
 SIZES = {"a": 1700, "b": 3, "c": 530, "d": 1024}

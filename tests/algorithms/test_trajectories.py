@@ -16,17 +16,17 @@ from torch import Tensor
 
 from cases import for_each
 from tacit.algorithms import parse
+from tacit.attaching import epochs
 from tacit.compressors import Dense, ErrorFeedback, TopK
 from tacit.contracts import Merge
 from tacit.errors import AttachError, CheckpointError, ConfigError
-from tacit.hooks import epochs
 from tacit.merges import Average, Elastic, LocalResidual, OuterStep, SlowMo
 from tacit.overlap import Delayed
 from tacit.prediction import PredictiveCoding
 from tacit.prediction.extrapolation import Persistent
+from tacit.replicas.fragments import fragments
 from tacit.rounds import AdaComm, ByVariance, Every, OnPlateau
 from tacit.session.buckets import group_names
-from tacit.session.fragments import fragments
 from tacit.session.schedule import Schedule
 from tacit.strategy import Strategy
 from tacit.topologies import Flat
@@ -227,7 +227,7 @@ def late_average(k: int, lag: int) -> Trace:
 
 def streaming(k: int, parts: int, lag: int, alpha: float, lr: float, momentum: float) -> Trace:
     """Fragments are the tail of the vector first, as parameters are taken from the last on."""
-    from tacit.session.fragments import fragments
+    from tacit.replicas.fragments import fragments
 
     named = {name: torch.empty(size) for name, size in SIZES.items()}
     at, spans = 0, {}

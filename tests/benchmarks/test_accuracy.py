@@ -11,8 +11,8 @@ from accuracy import CHOOSING, Ended, Job
 from in_one_process import Crew, Replicas
 from tacit.algorithms import parse
 from tacit.kernels.dispatch import emulated_device
-from tacit.lab.recipes.bytes import Bytes
-from tacit.lab.recipes.digits import Digits
+from tacit_lab.recipes.bytes import Bytes
+from tacit_lab.recipes.digits import Digits
 
 WANTED = [("digits", "dense", 66), ("digits", "topk", 66)]
 

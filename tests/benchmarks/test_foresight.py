@@ -1,4 +1,4 @@
-"""What foresight.py makes of both: who was held out, how many predictions are good, what is chosen."""
+"""What planning.py makes of both: who was held out, how many predictions are good, what is chosen."""
 
 from typing import Any
 

@@ -10,7 +10,7 @@ import pytest
 import comparing
 from grid import COMPUTE_ONLY, Mean, carry_out, paired, student
 from runs import Done, Run, append, read
-from tacit.lab.records import EndRecord, Environment, EpochRecord, RunRecord, Writer
+from tacit_lab.records import EndRecord, Environment, EpochRecord, RunRecord, Writer
 
 SEEDS = range(3)
 ALGORITHMS = ("ddp", "daso")

@@ -293,7 +293,7 @@ def test_mp2_is_held_to_its_claims() -> None:
 
 @pytest.mark.parametrize("native", [True, False])
 def test_mp2s_networks_are_those_of_the_other_papers(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
-    monkeypatch.setattr("tacit.lab.recipes.models.precision.is_native", lambda: native)
+    monkeypatch.setattr("tacit_lab.recipes.models.precision.is_native", lambda: native)
     assert [task.name for task in mp2.tasks(None)] == ["digits"]
     found = mp2.tasks(Path("/somewhere/cifar10-jpeg-q75.tar.xz"))
     fast = "bf16" if native else "fp32"
@@ -334,7 +334,7 @@ def test_runs_of_other_arms_are_not_taken_for_mp2s() -> None:
 
 
 def test_what_is_held_in_a_precision_is_not_made_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.lab.recipes.models.precision.is_native", lambda: False)
+    monkeypatch.setattr("tacit_lab.recipes.models.precision.is_native", lambda: False)
     experiment = EXPERIMENTS["daso"]
 
     def wanted(scale: Scale) -> list[Run]:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from loops import CLASSES, OPTIMIZERS, Pair, _judged, _task, gan, recognised
-from tacit.lab.recipes.digits import Digits
+from tacit_lab.recipes.digits import Digits
 
 
 def batch() -> tuple[Tensor, Tensor]:

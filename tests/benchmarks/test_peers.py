@@ -20,8 +20,8 @@ import peer_rank
 import peer_table
 import peers
 from tacit.algorithms import parse
-from tacit.lab import recipes
-from tacit.lab.testbed import Failure, Result
+from tacit_lab import recipes
+from tacit_lab.testbed import Failure, Result
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "peers.py"

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 
 import profiles
-from tacit.lab.profiling.profile import RankProfile, Summary, ThreadProfile
+from tacit_lab.profiling.profile import RankProfile, Summary, ThreadProfile
 
 MS = 1_000_000
 

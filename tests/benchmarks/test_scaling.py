@@ -12,7 +12,7 @@ from kept import StateSlice
 from paired import ROOT
 from scaling import exponent, growth
 from tacit.algorithms import registry
-from tacit.lab.testbed import Serving
+from tacit_lab.testbed import Serving
 
 
 def row(arm: str, ranks: int, value: float, ranks_per_node: int = 1) -> dict[str, object]:

@@ -61,9 +61,9 @@ def test_alone_all_pushes_are_counted_and_the_loss_falls() -> None:
 
 
 SAID = """
-[server 0] tacit.parameter_server: a connection from 127.0.1.7:40022 was closed: it speaks otherwise
-tacit.parameter_server: 10 connections from 127.0.1.7 were closed, the last (127.0.1.7:40031): it went away
-tacit.parameter_server: a connection from 127.0.1.71:40022 was closed: of somebody else
+[server 0] tacit.stores.server: a connection from 127.0.1.7:40022 was closed: it speaks otherwise
+tacit.stores.server: 10 connections from 127.0.1.7 were closed, the last (127.0.1.7:40031): it went away
+tacit.stores.server: a connection from 127.0.1.71:40022 was closed: of somebody else
 """
 
 

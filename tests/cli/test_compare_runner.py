@@ -11,16 +11,16 @@ from timed import run
 
 from tacit import timelines
 from tacit.algorithms import parse
-from tacit.cli.compare import runner
-from tacit.cli.compare.display import Display
-from tacit.cli.compare.options import CompareOptions
-from tacit.cli.compare.recorder import ComparisonRecorder
-from tacit.cli.interrupts import Interrupted
 from tacit.errors import TestbedError
-from tacit.lab import records
-from tacit.lab.cluster import Cluster
-from tacit.lab.recipes.progress import Progress, line_of
-from tacit.lab.testbed import Failure, Result
+from tacit_lab import records
+from tacit_lab.cli.compare import runner
+from tacit_lab.cli.compare.display import Display
+from tacit_lab.cli.compare.options import CompareOptions
+from tacit_lab.cli.compare.recorder import ComparisonRecorder
+from tacit_lab.cli.interrupts import Interrupted
+from tacit_lab.cluster import Cluster
+from tacit_lab.recipes.progress import Progress, line_of
+from tacit_lab.testbed import Failure, Result
 
 WELL = Result(0, (), timed_out=False, seconds=1.0)
 PROGRESS = Progress(algorithm="topk", epoch=0, step=1, steps=2, seconds=0.1, loss=2.0, accuracy=None, mb=None)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from commands import called
-from tacit.foresight.diagnosis import PARTS, Diagnosis
+from tacit.planning.diagnosis import PARTS, Diagnosis
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "01_ddp_topk.py"
 PLAIN = """

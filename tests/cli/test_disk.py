@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from forked import Fork
 
-from tacit import cli, files
-from tacit.hooks import run_report
+from tacit import files
+from tacit.reporting import run_report
+from tacit_lab import cli
 
-TACIT = [sys.executable, "-m", "tacit.cli"]
+TACIT = [sys.executable, "-m", "tacit_lab.cli"]
 SMALL_DISK = Path(__file__).parents[1] / "hooks" / "small_disk.py"
 SCRIPT = """
 import os, shutil, sys, torch, torch.distributed as dist, tacit

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from tacit.cli.compare import display
-from tacit.lab.recipes.progress import Progress
+from tacit_lab.cli.compare import display
+from tacit_lab.recipes.progress import Progress
 
 FIRST = Progress(algorithm="topk", epoch=0, step=1, steps=20, seconds=0.1, loss=2.3, accuracy=None, mb=None)
 ENDED = replace(FIRST, epoch=1, step=10, seconds=3.0, loss=0.25, accuracy=0.9, mb=12.34)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from tacit import files
-from tacit.cli.run import failures, result
-from tacit.cli.run.failures import FailureGroup
-from tacit.cli.run.options import RunOptions
-from tacit.lab.cluster import Cluster
-from tacit.lab.testbed import Failure, Result
-from tacit.lab.testbed.results import Ending
+from tacit_lab.cli.run import failures, result
+from tacit_lab.cli.run.failures import FailureGroup
+from tacit_lab.cli.run.options import RunOptions
+from tacit_lab.cluster import Cluster
+from tacit_lab.testbed import Failure, Result
+from tacit_lab.testbed.results import Ending
 
 ATTACH = f"""Traceback (most recent call last):
   File "/home/me/train.py", line 12, in <module>

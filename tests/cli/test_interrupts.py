@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tacit.cli.interrupts import Interrupted, interruptible
+from tacit_lab.cli.interrupts import Interrupted, interruptible
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -16,16 +16,15 @@ import typer
 from image_files import as_archive, pictures
 
 from commands import called
-from tacit import cli
-from tacit.cli import application
-from tacit.cli.compare import options
 from tacit.errors import TestbedError
-from tacit.lab import records
-from tacit.lab.recipes import Choices
-from tacit.lab.recipes.data.download import REMOTES, Remote
+from tacit_lab import cli, records
+from tacit_lab.cli import application
+from tacit_lab.cli.compare import options
+from tacit_lab.recipes import Choices
+from tacit_lab.recipes.data.download import REMOTES, Remote
 
 Curves: TypeAlias = dict[str, list[tuple[int, float]]]
-TACIT = [sys.executable, "-m", "tacit.cli"]
+TACIT = [sys.executable, "-m", "tacit_lab.cli"]
 
 
 def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
@@ -76,7 +75,7 @@ def test_bad_input_is_one_line_and_nothing_is_built(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tacit.cli.compare.runner.train_all", None)  # calling it would be another error
+    monkeypatch.setattr("tacit_lab.cli.compare.runner.train_all", None)  # calling it would be another error
     monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "out"
     error = refused(capsys, monkeypatch, *words, "--out", str(out))
@@ -106,7 +105,7 @@ def test_curves_are_not_drawn_over_those_of_another_run(
 def test_curves_without_their_package_are_bad_input(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tacit.hooks.scalars.find_spec", lambda name: None)
+    monkeypatch.setattr("tacit.reporting.scalars.find_spec", lambda name: None)
     words = ["--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "curves")]
     assert "pip install -e '.[tensorboard]'" in refused(capsys, monkeypatch, *words)
     assert not (tmp_path / "out").exists()
@@ -117,7 +116,7 @@ def test_what_cannot_be_built_leaves_nothing(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuses = Mock(side_effect=TestbedError("this kernel lacks the module sch_netem"))
-    monkeypatch.setattr("tacit.lab.testbed.testbed.Testbed.__enter__", refuses)
+    monkeypatch.setattr("tacit_lab.testbed.testbed.Testbed.__enter__", refuses)
     out = ["--out", str(tmp_path / "new" / "out")]
     monkeypatch.setattr(sys, "argv", ["tacit", words[0], *out, "--cluster", "2x1@1mbit,5ms", *words[1:]])
     with pytest.raises(SystemExit) as exit_:
@@ -142,8 +141,8 @@ def test_every_option_has_a_help_text_with_an_example() -> None:
 
 def test_help_and_version_import_neither_torch_nor_rich() -> None:
     code = (
-        "import sys, tacit.cli\n"
-        "try: tacit.cli.main()\n"
+        "import sys, tacit_lab.cli\n"
+        "try: tacit_lab.cli.main()\n"
         "finally: print('torch' in sys.modules, 'rich' in sys.modules)"
     )
     for word, expected in (("--help", "compare"), ("--version", "tacit 0.")):
@@ -155,7 +154,7 @@ def test_help_and_version_import_neither_torch_nor_rich() -> None:
 def test_the_meaning_of_every_column_is_in_the_help() -> None:
     done = subprocess.run([*TACIT, "compare", "--help"], capture_output=True, text=True, check=True)
     text = " ".join(done.stdout.split())
-    from tacit.lab.reports import MEANINGS
+    from tacit_lab.reports import MEANINGS
 
     for name, meaning in MEANINGS.items():
         assert f"{name}: {meaning}" in text
@@ -211,7 +210,7 @@ def test_images_are_trained_on_from_where_the_user_says(
 def test_a_cpu_without_bfloat16_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool
 ) -> None:
-    monkeypatch.setattr("tacit.lab.recipes.models.precision.is_native", lambda: native)
+    monkeypatch.setattr("tacit_lab.recipes.models.precision.is_native", lambda: native)
     said: list[str] = []
     options.check(
         recipe="cifar10",
@@ -259,7 +258,7 @@ def ranks_of(folder: Path) -> dict[int, int]:
         except OSError:
             continue
         ours = f"TACIT_CACHE={folder}/cache".encode() in environment
-        if ours and b"tacit.lab.recipes.worker" in words and words[1] == b"-u":
+        if ours and b"tacit_lab.recipes.worker" in words and words[1] == b"-u":
             rank = next(int(word[5:]) for word in environment if word.startswith(b"RANK="))
             found[rank] = int(process.name)
     return found
@@ -320,7 +319,7 @@ from types import SimpleNamespace
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
 stop = lambda name, *_: os.kill(os.getpid(), signal.SIGINT) if name == "typer" else None
 sys.meta_path.insert(0, SimpleNamespace(find_spec=stop))
-from tacit.cli import main
+from tacit_lab.cli import main
 main()
 """
 

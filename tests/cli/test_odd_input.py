@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from samples import DDP, HEAD, WHOLE
 
-from tacit import cli
-from tacit.lab.records import Line
+from tacit_lab import cli
+from tacit_lab.records import Line
 
 HUGE = str(10**30)
 LONG = "x" * 10_000
@@ -32,12 +32,12 @@ def _launch(*_: object, **__: object) -> None:
 
 
 STARTS = (
-    "tacit.cli.compare.runner.train_all",
-    "tacit.cli.run.command._run",
-    "tacit.cli.predictor.runner.recorded",
-    "tacit.cli.predictor.runner.judge",
-    "tacit.lab.predictor_training.mp2.train",
-    "tacit.lab.predictor_training.wnn.train",
+    "tacit_lab.cli.compare.runner.train_all",
+    "tacit_lab.cli.run.command._run",
+    "tacit_lab.cli.predictor.runner.recorded",
+    "tacit_lab.cli.predictor.runner.judge",
+    "tacit_lab.predictor_training.mp2.train",
+    "tacit_lab.predictor_training.wnn.train",
 )
 
 

@@ -9,14 +9,15 @@ from typing import Self
 import pytest
 from samples import DDP, HEAD
 
-from tacit import algorithms, cli
+from tacit import algorithms
 from tacit.algorithms import registry
 from tacit.algorithms.text import split_text
-from tacit.lab.cluster import Cluster
-from tacit.lab.recipes import worker
-from tacit.lab.recipes.progress import line_of
-from tacit.lab.testbed import Result
-from tacit.lab.testbed.launch import free_port
+from tacit_lab import cli
+from tacit_lab.cluster import Cluster
+from tacit_lab.recipes import worker
+from tacit_lab.recipes.progress import line_of
+from tacit_lab.testbed import Result
+from tacit_lab.testbed.launch import free_port
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def tacit(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
 def test_compare(
     servers: list[str], parsed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tacit.cli.compare.runner.Testbed", Bed)
+    monkeypatch.setattr("tacit_lab.cli.compare.runner.Testbed", Bed)
     names = ["ddp", "topk:ratio=0.1,warmup_steps=5", "localsgd", *servers]
     words = ["--algorithms", ",".join(names), "--servers", len(servers), "--tensorboard", tmp_path / "curves"]
     assert tacit(monkeypatch, "compare", *words, "--out", tmp_path / "out") == 0
@@ -89,7 +90,7 @@ def test_compare(
 def test_run(
     words: list[object], texts: list[str], parsed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tacit.lab.testbed.Testbed", Bed)
+    monkeypatch.setattr("tacit_lab.testbed.Testbed", Bed)
     options = ["--cluster", "2x1", *words, "--out", tmp_path / "out"]
     code = tacit(monkeypatch, "run", *options, "--", __file__)
     assert code == (2 if texts else 0), "the script never called tacit"

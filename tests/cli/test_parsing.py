@@ -1,7 +1,7 @@
 import pytest
 
-from tacit.cli.parsing import shortened, split_algorithms
 from tacit.errors import ConfigError
+from tacit_lab.cli.parsing import shortened, split_algorithms
 
 
 @pytest.mark.parametrize(

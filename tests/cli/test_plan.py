@@ -9,8 +9,8 @@ import pytest
 
 import made_training as made
 from commands import called
-from tacit.foresight.profile import Profile
-from tacit.hooks.step_profile import processor
+from tacit.planning.profile import Profile
+from tacit.planning.step_profile import processor
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "01_ddp_topk.py")
 

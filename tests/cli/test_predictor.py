@@ -8,11 +8,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tacit.cli.application import app
 from tacit.errors import ConfigError
-from tacit.prediction import weight_files
-from tacit.prediction.mp2_network import MP2
-from tacit.prediction.wnn_network import WNN
+from tacit.prediction.networks import weight_files
+from tacit.prediction.networks.mp2 import MP2
+from tacit.prediction.networks.wnn import WNN
+from tacit_lab.cli.application import app
 
 LITTLE = ["--recipes", "made-up", "--models", "lenet", "--hold-model", "none", "--hold-data", "none"]
 SHORT = ["--rates", "1", "--rounds", "24", "--phases", "2", "--elements", "8"]
@@ -81,7 +81,7 @@ def test_wnn_learns_from_the_same_records(recorded: Path, tmp_path: Path) -> Non
 
 
 def test_a_loop_can_be_recorded(recorded: Path, tmp_path: Path) -> None:
-    from tacit.lab.predictor_training.dataset import load
+    from tacit_lab.predictor_training.dataset import load
 
     made, out = tmp_path / "m.pt", tmp_path / "loop.safetensors"
     run(
@@ -153,7 +153,7 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(
     words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tacit.lab.predictor_training.simulation.Simulation.rounds", None)
+    monkeypatch.setattr("tacit_lab.predictor_training.simulation.Simulation.rounds", None)
     assert says in refused(*words)
     assert not list(tmp_path.iterdir())
 

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from tacit.cli.application import app
-from tacit.cli.predictor import runner
 from tacit.environment import RECORD
 from tacit.errors import ConfigError
-from tacit.lab.predictor_training import dataset, script
-from tacit.lab.predictor_training.layers import Layer
-from tacit.lab.predictor_training.runs import Sampling
-from tacit.lab.predictor_training.script import ScriptRecorder
+from tacit_lab.cli.application import app
+from tacit_lab.cli.predictor import runner
+from tacit_lab.predictor_training import dataset, script
+from tacit_lab.predictor_training.layers import Layer
+from tacit_lab.predictor_training.runs import Sampling
+from tacit_lab.predictor_training.script import ScriptRecorder
 
 SCRIPT = """
 import sys
@@ -175,7 +175,7 @@ def test_other_ranks_train_and_record_nothing(
 
 
 def test_torchrun_is_given_the_recorder_in_place_of_the_script() -> None:
-    name = "tacit.lab.predictor_training.script"
+    name = "tacit_lab.predictor_training.script"
     run = [sys.executable, "-m", "torch.distributed.run"]
     plain = ["torchrun", "--nproc-per-node", "2", "train.py", "--epochs", "3"]
     assert script.command(plain) == [*run, "--nproc-per-node", "2", "-m", name, "train.py", "--epochs", "3"]

@@ -9,12 +9,11 @@ import pytest
 from samples import DDP, HEAD
 from timed import run
 
-from tacit import cli
-from tacit.cli import report
-from tacit.cli.compare import options
-from tacit.cli.compare.recorder import ComparisonRecorder
-from tacit.cli.interrupts import Interrupted
-from tacit.lab import records
+from tacit_lab import cli, records
+from tacit_lab.cli import report
+from tacit_lab.cli.compare import options
+from tacit_lab.cli.compare.recorder import ComparisonRecorder
+from tacit_lab.cli.interrupts import Interrupted
 
 
 @pytest.fixture
@@ -108,7 +107,7 @@ def run_compare(monkeypatch: pytest.MonkeyPatch, folder: Path, error: BaseExcept
         if error is not None:
             raise error
 
-    monkeypatch.setattr("tacit.cli.compare.runner.train_all", train_all)
+    monkeypatch.setattr("tacit_lab.cli.compare.runner.train_all", train_all)
     monkeypatch.setattr(sys, "argv", ["tacit", "compare", "--out", str(folder)])
     with pytest.raises(SystemExit) as exit_:
         cli.main()

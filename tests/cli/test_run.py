@@ -14,18 +14,18 @@ from xml.etree import ElementTree
 import pytest
 
 from commands import called
-from tacit import cli
 from tacit.algorithms import parse
-from tacit.cli.run.options import RunOptions, check
-from tacit.cli.run.result import MEANINGS, summarize
 from tacit.errors import ConfigError
-from tacit.foresight.profile import ParamReady, Profile, StepProfile
-from tacit.foresight.rehearsal import rehearse
-from tacit.hooks import run_report
-from tacit.lab.cluster import Cluster
-from tacit.lab.testbed import Result
+from tacit.planning.profile import ParamReady, Profile, StepProfile
+from tacit.planning.simulation.rehearsal import rehearse
+from tacit.reporting import run_report
+from tacit_lab import cli
+from tacit_lab.cli.run.options import RunOptions, check
+from tacit_lab.cli.run.result import MEANINGS, summarize
+from tacit_lab.cluster import Cluster
+from tacit_lab.testbed import Result
 
-TACIT = [sys.executable, "-m", "tacit.cli", "run"]
+TACIT = [sys.executable, "-m", "tacit_lab.cli", "run"]
 
 # The scripts attach bf16 where any algorithm will do: others load compiled kernels.
 # Torch aborts a process now and then that exits while a thread of Gloo still lets go of the last collective's
@@ -114,7 +114,7 @@ def test_bad_input_is_one_line_and_nothing_is_built(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "half.py").write_text("import tacit\ntrain(")
     (tmp_path / "null.py").write_bytes(b"\0")
-    monkeypatch.setattr("tacit.cli.run.command._run", None)  # calling it would be another error
+    monkeypatch.setattr("tacit_lab.cli.run.command._run", None)  # calling it would be another error
     monkeypatch.setattr(sys, "argv", ["tacit", "run", "--out", str(tmp_path / "out"), *words])
     with pytest.raises(SystemExit) as exit_:
         cli.main()
@@ -217,7 +217,7 @@ def test_what_crosses_between_nodes_of_two_ranks_is_what_the_planner_counts(tmp_
     """By the interfaces: the formulas of `metrics()` do not say on which link a byte goes."""
     script = """
 import json, os
-from tacit.lab.testbed.counters import transmitted
+from tacit_lab.testbed.network.counters import transmitted
 model = DistributedDataParallel(nn.Linear(400, 250, bias=False))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 def train(steps):

@@ -38,7 +38,7 @@ from tacit.compressors.wrappers import Part
 from tacit.contracts import Compressor, Matrix, Topology, VariableLength
 from tacit.prediction import FittedCoding, Nowcast, Predicted, PredictiveCoding
 from tacit.prediction.extrapolation import Linear
-from tacit.prediction.mp2_network import MP2
+from tacit.prediction.networks.mp2 import MP2
 from tacit.topologies import Flat, GlobalTopK
 
 NUMEL = 1000

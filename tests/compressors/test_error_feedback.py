@@ -12,6 +12,7 @@ from torch import Tensor
 
 import tacit
 from cases import for_each
+from tacit.checkpoint.session_state import load, saved
 from tacit.compressors import (
     Clip,
     Dense,
@@ -29,7 +30,6 @@ from tacit.compressors import (
 from tacit.compressors.wrappers import Part
 from tacit.contracts import Compressor, Context, Matrix, Outcome, State, Topology
 from tacit.errors import ConfigError
-from tacit.hooks.checkpoint import load, saved
 from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies import Flat, GlobalTopK, Hierarchical, TwoPhase

@@ -11,11 +11,11 @@ from tacit import algorithms
 from tacit.compressors import Dense, ErrorFeedback, TopK
 from tacit.contracts import Compressor, Matrix
 from tacit.errors import ConfigError
-from tacit.hooks.optimizer import OptimizerHook
 from tacit.prediction import Nowcast
 from tacit.prediction.extrapolation import Linear
+from tacit.prediction.networks.wnn import WNN
 from tacit.prediction.predictor import Predictor, Seen
-from tacit.prediction.wnn_network import WNN
+from tacit.replicas.rounds_after_step import OptimizerHook
 from tacit.session import Session
 from tacit.session.buckets import fitting, group_names
 from tacit.transports.loopback import Loopback, LoopbackTransport

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 from tacit import algorithms
 from tacit.contracts import AxisRank, Context, Matrix
-from tacit.prediction import Predicted, predicted, weight_files
+from tacit.prediction import Predicted, predicted
 from tacit.prediction.entry_history import ROUNDS
 from tacit.prediction.extrapolation import Exponential, Linear, Persistent, Stale
 from tacit.prediction.gain import KEPT, gains, judged
-from tacit.prediction.mp2_network import MP2, MP2Network
+from tacit.prediction.networks import weight_files
+from tacit.prediction.networks.mp2 import MP2, MP2Network
+from tacit.prediction.networks.wnn import WNN
 from tacit.prediction.predictor import KINDS, Predictor, Seen, kind_of
 from tacit.prediction.subsets import beside
-from tacit.prediction.wnn_network import WNN
 from tacit.topologies import Flat
 from tacit.transports.meter import DryRun, run_dry
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from gpu_training import CUDA, batches, flat, network, on, sgd, steps, wrapped
 
 import tacit
-from tacit.lab.testbed.launch import free_port
+from tacit_lab.testbed.launch import free_port
 
 ALGORITHMS = [
     "ddp", "dense", "topk:ratio=0.05", "dgc:ratio=0.05", "powersgd", "efsign", "qsgd", "int8",
@@ -43,7 +43,7 @@ def servers(algorithm: str) -> Iterator[list[str] | None]:
     if dist.get_rank() == 0:
         where = [free_port()]
         words = ["--workers", str(dist.get_world_size()), "--port", str(where[0])]
-        process = subprocess.Popen([sys.executable, "-m", "tacit.parameter_server", *words])
+        process = subprocess.Popen([sys.executable, "-m", "tacit.stores.server", *words])
     dist.broadcast_object_list(where)
     try:
         yield [f"127.0.0.1:{where[0]}"]

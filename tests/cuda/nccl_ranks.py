@@ -28,8 +28,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
 from tacit.errors import NonFinite
-from tacit.hooks.choosing import Choice, ChoosingSession
 from tacit.kernels.dispatch import emulated_device
+from tacit.planning.decider import Choice, ChoosingSession
 
 ALGORITHMS = [
     "ddp", "dense", "bf16", "fp16", "fp8", "topk:ratio=0.05", "topk:ratio=0.05,chunk=1000", "dgc:ratio=0.05",

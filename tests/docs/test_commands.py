@@ -16,10 +16,10 @@ from typer.core import TyperGroup as Group
 from cases import for_each
 from tacit.algorithms import ALGORITHMS, parse
 from tacit.algorithms.registry import parameters_of
-from tacit.cli.application import app
-from tacit.cli.parsing import split_algorithms
-from tacit.lab import recipes
-from tacit.lab.cluster import Cluster
+from tacit_lab import recipes
+from tacit_lab.cli.application import app
+from tacit_lab.cli.parsing import split_algorithms
+from tacit_lab.cluster import Cluster
 
 LINES = sorted({(name(page), line) for page in EVERY for line in shell_lines(page)})
 TACIT = [(page, line) for page, line in LINES if re.match(r"tacit [a-z-]", line)]

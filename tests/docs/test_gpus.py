@@ -17,8 +17,8 @@ from tacit.algorithms import parse
 from tacit.algorithms.registry import ENTRIES
 from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
-from tacit.hooks.device_placement import HOST, _needs_host, placed
 from tacit.kernels.dispatch import emulated_device
+from tacit.levels.device_placement import HOST, _needs_host, placed
 from tacit.session.buckets import fitting
 from tacit.strategy import Strategy
 

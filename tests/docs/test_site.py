@@ -14,7 +14,7 @@ from pages import ROOT, SITE
 from typer.core import TyperGroup as Group
 
 import tacit
-from tacit.cli.application import app
+from tacit_lab.cli.application import app
 
 FRAMES = """<!doctype html>
 <body></body>

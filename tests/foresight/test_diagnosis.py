@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tacit.errors import ConfigError
-from tacit.foresight.culprits import diagnosed
-from tacit.foresight.diagnosis import PARTS, Diagnosis, Facts, Finding, RankSteps, shares
 from tacit.links import Links
+from tacit.planning.culprits import diagnosed
+from tacit.planning.diagnosis import PARTS, Diagnosis, Facts, Finding, RankSteps, shares
 
 STEPS = 10
 

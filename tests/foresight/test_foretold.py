@@ -7,10 +7,10 @@ import pytest
 import made_training as made
 from tacit.algorithms import parse
 from tacit.errors import ConfigError
-from tacit.foresight import networks
-from tacit.foresight.clock_timeline import ENCODING, MAIN, WAITING
-from tacit.foresight.planning import plan
-from tacit.foresight.prediction import Prediction, predict
+from tacit.planning.prediction import Prediction, predict
+from tacit.planning.ranking import plan
+from tacit.planning.simulation import networks
+from tacit.planning.simulation.timeline import ENCODING, MAIN, WAITING
 
 COMPUTE = 0.017
 """Seconds of the made step."""

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from cases import for_each
-from tacit.foresight.messages import (
+from tacit.gradients.layerwise.message_plan import (
     Gradient,
     Link,
     LinkUse,

@@ -10,8 +10,8 @@ from torch import nn
 
 import made_training as made
 from tacit.errors import ConfigError
-from tacit.foresight.profile import Profile
-from tacit.hooks.step_timer import StepTimer
+from tacit.planning.profile import Profile
+from tacit.planning.step_timer import StepTimer
 
 
 def test_a_profile_is_read_as_it_was_saved(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ import torch.distributed as dist
 import made_training as made
 from tacit.algorithms import parse
 from tacit.errors import ConfigError
-from tacit.foresight.costs import cost_on
-from tacit.foresight.planning import every_algorithm, layouts
-from tacit.foresight.prediction import refuse
-from tacit.foresight.profile import Profile
-from tacit.foresight.rehearsal import ddp_buckets, rehearse
-from tacit.hooks.strategy_costs import measured_cost
+from tacit.planning.prediction import refuse
+from tacit.planning.profile import Profile
+from tacit.planning.ranking import every_algorithm, layouts
+from tacit.planning.simulation.costs import cost_on
+from tacit.planning.simulation.rehearsal import ddp_buckets, rehearse
+from tacit.planning.strategy_costs import measured_cost
 
 
 def predictable() -> list[str]:

@@ -7,11 +7,11 @@ import pytest
 import made_training as made
 from tacit.algorithms import parse
 from tacit.algorithms.auto import candidates, shaped
-from tacit.foresight.planning import shapes_worth_a_look
-from tacit.foresight.profile import ParamReady, Profile, StepProfile
-from tacit.foresight.rehearsal import rehearse
+from tacit.planning.profile import ParamReady, Profile, StepProfile
+from tacit.planning.ranking import shapes_worth_a_look
+from tacit.planning.simulation.clock import Activity, Clock
+from tacit.planning.simulation.rehearsal import rehearse
 from tacit.topologies import schedules
-from tacit.transports.clock import Activity, Clock
 
 ALPHA, RATE = 1e-3, 1e8
 SHAPES = ("ring", "halving-doubling", "double-tree", "torus", "blueconnect")

@@ -15,10 +15,10 @@ from torch.amp import GradScaler
 from torch.distributed.device_mesh import init_device_mesh
 
 import tacit
-from tacit.hooks.choosing import Choice, ChoosingSession
-from tacit.lab.recipes.training import Task
-from tacit.lab.recipes.training import train as train_recipe
-from tacit.lab.records import EndRecord, Record, RunRecord
+from tacit.planning.decider import Choice, ChoosingSession
+from tacit_lab.recipes.training import Task
+from tacit_lab.recipes.training import train as train_recipe
+from tacit_lab.records import EndRecord, Record, RunRecord
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
 from test_training import Line
@@ -259,7 +259,7 @@ def a_strategy_that_cannot_begin_leaves_plain_ddp() -> None:
     model = wrapped()
     optimizer = sgd(model)
     session = tacit.attach(model, optimizer, "auto", decider=Fixed("topk"))
-    with patch("tacit.hooks.auto.ActiveStrategy", side_effect=tacit.AttachError("no room for it")):
+    with patch("tacit.api.auto.ActiveStrategy", side_effect=tacit.AttachError("no room for it")):
         raises(tacit.AttachError, lambda: train(model, optimizer, 0, 4), "no room for it")
     assert session.closed
     session.close()
@@ -331,7 +331,7 @@ def the_planner_foretells_and_all_ranks_go_on_alike() -> None:
 def the_record_of_a_run_says_what_was_chosen() -> None:
     task = Task(strategy=tacit.parse("auto"), epochs=3, seed=0, target=0.9, cluster="local:2", shaped=False)
     written: list[Record] = []
-    with patch("tacit.hooks.attach.Planner", lambda: Fixed("bf16")):
+    with patch("tacit.api.attach.Planner", lambda: Fixed("bf16")):
         train_recipe(task, Line(), written.append)
     head, *_, end = written
     assert isinstance(head, RunRecord)

@@ -1,8 +1,8 @@
-"""The first process of a testbed whose launchers and ranks are forks, in place of `tacit.lab.testbed.init`.
+"""The first process of a testbed whose launchers and ranks are forks, in place of `tacit_lab.testbed.init`.
 
 It is run in a fork of the nursery, so that torch is imported; launchers are forked from it, as ever where
 torch is. Each launcher forks a nursery of its own before it begins, and this one forks the keepers of ranks
-(`tacit.lab.testbed.rank`), which fork the ranks; servers are forked in place of exec. All of them have the
+(`tacit_lab.testbed.rank`), which fork the ranks; servers are forked in place of exec. All of them have the
 parents, sessions, pipes and command lines that they have otherwise. The variable FRESH names ranks that are
 interpreters of their own nevertheless.
 """
@@ -25,8 +25,8 @@ import nursery
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-from tacit.cli.run import rank_counter
-from tacit.lab.testbed import init, rank
+from tacit_lab.cli.run import rank_counter
+from tacit_lab.testbed import init, rank
 
 FRESH = os.environ.pop("FRESH", "").split(",")
 LEVEL = ctypes.c_int.in_dll(ctypes.CDLL("libc10.so"), "FLAGS_caffe2_log_level")
@@ -35,7 +35,7 @@ READ_AT_ONCE = ("KMP_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_", "PYTHONHASHSEED")
 READ_AT_ONCE += ("LOGLEVEL", "TORCH_CPP_LOG_LEVEL", "TORCH_LOGS", "TORCH_SHOW_CPP_STACKTRACES")
 """How variables begin that are read by what the nursery has imported."""
 WITHOUT_TORCH = ["-u", rank_counter.__file__]
-SERVER = ["-u", "-m", "tacit.parameter_server"]
+SERVER = ["-u", "-m", "tacit.stores.server"]
 _main, _execve = torchrun.main, os.execve
 
 

@@ -36,9 +36,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
 from tacit import algorithms
+from tacit.attaching.validate import checked
 from tacit.errors import RoundError
 from tacit.exchange.driver import drive
-from tacit.hooks.validate import checked
 from tacit.kernels.layout import position_bytes
 from tacit.timelines import Timeline, aligned
 from tacit.topologies import Uneven
@@ -1226,7 +1226,7 @@ def a_training_rolls_back_and_each_rank_finds_damage_in_a_distributed_checkpoint
             return {"model": of_model, "optimizer": of_optimizer, "tacit": session}
 
         with (
-            patch("tacit.hooks.step_hooks._log.warning") as warning,
+            patch("tacit.attaching.step_hooks._log.warning") as warning,
             tacit.attach(model, optimizer, algorithm) as session,
         ):
             steps(model, optimizer, 2)
@@ -1379,7 +1379,7 @@ def ranks_with_other_epochs_are_refused() -> None:
 def ranks_of_other_formats_are_refused() -> None:
     import sys
 
-    attaching, model = sys.modules["tacit.hooks.agreement"], wrapped()
+    attaching, model = sys.modules["tacit.attaching.agreement"], wrapped()
     ours = attaching.FORMAT
     attaching.FORMAT = ours + (dist.get_rank() == 1)
     try:

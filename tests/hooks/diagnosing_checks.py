@@ -9,8 +9,8 @@ from replicas import Checks, network, raises, sgd, wrapped
 from torch import Tensor, nn
 
 import tacit
-from tacit.foresight.diagnosis import Diagnosis
-from tacit.hooks.diagnosing import SETTLING
+from tacit.planning.diagnosis import Diagnosis
+from tacit.planning.live_diagnosis import SETTLING
 from tacit.transports.process_groups import said
 
 CHECKS = Checks()

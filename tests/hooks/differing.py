@@ -12,10 +12,10 @@ import torch.distributed as dist
 from replicas import flat, same_on_all_ranks, sgd, steps, wrapped
 
 import tacit
-from tacit.hooks import failure_detector
+from tacit.failure import detector
 
 torch.set_num_threads(1)
-failure_detector.POLL_SECONDS, failure_detector.COMPARED = 0.1, 2
+detector.POLL_SECONDS, detector.COMPARED = 0.1, 2
 dist.init_process_group("gloo", timeout=timedelta(seconds=40))
 rank = dist.get_rank()
 

@@ -19,7 +19,7 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
-from tacit.hooks import message_planner
+from tacit.gradients.layerwise import planner
 
 FAMILIES = {
     "synchronous": "dense",
@@ -154,7 +154,7 @@ def ddp_equals_dense(name: str) -> None:
 
 def main(families: list[str]) -> None:
     torch.set_num_threads(1)
-    message_planner.SKIPPED, message_planner.SEEN = 1, 2  # the last steps go by the plan
+    planner.SKIPPED, planner.SEEN = 1, 2  # the last steps go by the plan
     dist.init_process_group("gloo", timeout=LONGEST)
     turn = 0
     for name in FEATURES:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 import tacit
 from tacit.errors import NonFinite
-from tacit.session.health import DeviceReport
+from tacit.session.health.device_notes import DeviceReport
 
 IN_STREAM = "on the GPU in stream order"
 CHOSEN = {

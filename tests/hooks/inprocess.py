@@ -13,11 +13,11 @@ from in_threads import in_threads
 from torch import Tensor, nn
 
 from tacit.algorithms import parse
+from tacit.attaching.assembly import fully_named, replicates_in_node
+from tacit.attaching.learning_rates import Rates
 from tacit.contracts import FollowingRounds
-from tacit.hooks import momentum
-from tacit.hooks.assembly import fully_named, replicates_in_node
-from tacit.hooks.learning_rates import Rates
-from tacit.hooks.level import Level
+from tacit.levels.level import Level
+from tacit.optimizer_hooks import momentum
 from tacit.overlap import Delayed
 from tacit.transports.loopback import Loopback, LoopbackTransport
 
@@ -59,7 +59,7 @@ class Member:
         self.levels = []
         for net, level in zip(nets, fully_named(strategy), strict=False):
             with patch(
-                "tacit.hooks.device_placement.TorchTransport",
+                "tacit.levels.device_placement.TorchTransport",
                 lambda *_, net=net: LoopbackTransport(net, rank),
             ):
                 self.levels.append(Level(level, ddp, self.named, **options))

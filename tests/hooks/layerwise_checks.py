@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 import tacit
 from tacit.errors import AttachError, NonFinite
-from tacit.hooks import message_planner
+from tacit.gradients.layerwise import planner
 
 CHECKS = Checks()
 check = CHECKS.add
@@ -400,5 +400,5 @@ def what_cannot_be_stepped_by_layers_is_refused() -> None:
 
 
 if __name__ == "__main__":
-    message_planner.SKIPPED, message_planner.SEEN = 2, 3  # both plans are made within LONG steps
+    planner.SKIPPED, planner.SEEN = 2, 3  # both plans are made within LONG steps
     CHECKS.run(sys.argv[2:])

@@ -36,9 +36,10 @@ RANKS_NEED = (
     *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.device_mesh"),
     *("torch.distributed.run", "torch.utils.tensorboard", "sklearn.datasets"),
     *("torch.distributed.fsdp", "torch.distributed.tensor"),
-    *("tacit.hooks", "tacit.parameter_server.transport", "tacit.transports.loopback"),
-    *("tacit.cli.compare.command", "tacit.cli.run.command", "tacit.lab.recipes.worker"),
-    *("tacit.lab.testbed.init", "tacit.lab.testbed.links", "tacit.lab.testbed.namespaces"),
+    *("tacit.api.attach", "tacit.api.comm_hook"),
+    *("tacit.stores.client.transport", "tacit.transports.loopback"),
+    *("tacit_lab.cli.compare.command", "tacit_lab.cli.run.command", "tacit_lab.recipes.worker"),
+    *("tacit_lab.testbed.init", "tacit_lab.testbed.network.links", "tacit_lab.testbed.network.namespaces"),
     *("pytest", "pytorch_optimizer"),
 )
 GPU = ("cuda", "triton")

@@ -208,7 +208,7 @@ def spiked(algorithm: str, discards: bool) -> tuple[torch.Tensor, dict[str, Any]
 @check
 def a_discarded_step_leaves_no_trace() -> None:
     for algorithm in DISCARDED:
-        with patch("tacit.hooks.accumulation._log.warning") as warning:
+        with patch("tacit.gradients.accumulation._log.warning") as warning:
             (wanted, kept), (found, has) = (spiked(algorithm, discards) for discards in (False, True))
         assert not any("without optimizer.step" in call.args[0] for call in warning.call_args_list), algorithm
         assert torch.equal(found, wanted), algorithm

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import tacit
 from tacit.compressors import PowerSGD
 from tacit.errors import AttachError
-from tacit.hooks.trained_model import local
+from tacit.model.trained_model import local
 from tacit.torch_compat import ReduceGroup
 
 FEEDBACK = tacit.Strategy(compressor=tacit.ErrorFeedback(tacit.TopK(ratio=0.1)))

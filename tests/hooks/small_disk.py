@@ -17,8 +17,8 @@ import forked
 import nursery
 from testbeds import forked_testbeds
 
-from tacit import cli
-from tacit.lab.testbed.linux import Clone, Mount, mount, unshare
+from tacit_lab import cli
+from tacit_lab.testbed.network.linux import Clone, Mount, mount, unshare
 
 
 def alone_with(disk: str) -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from tacit.algorithms import parse
 from tacit.algorithms.auto import CANDIDATES, candidates
+from tacit.api.auto import step_seconds
 from tacit.errors import ConfigError
-from tacit.hooks.auto import step_seconds
-from tacit.hooks.choosing import Choice, from_all_texts
+from tacit.planning.decider import Choice, from_all_texts
 from tacit.strategy import AutoStrategy
 from tacit.timelines import Exchange, Span, Step, Timeline, one_after_another
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tacit.hooks.consensus import Consensus
+from tacit.replicas.consensus import Consensus
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "algorithms"))
 from crew import Crew

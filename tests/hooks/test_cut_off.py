@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from testbeds import ALL, forked_testbeds
 
-from tacit.lab.cluster import Cluster
-from tacit.lab.testbed import Testbed
+from tacit_lab.cluster import Cluster
+from tacit_lab.testbed import Testbed
 
 HERE = Path(__file__).parent
 TIMEOUT = 8.0

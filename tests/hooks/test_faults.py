@@ -135,11 +135,11 @@ def test_a_rank_that_is_alone_in_a_call_is_an_error_that_names_it(
     [
         (
             "topk",
-            "tacit.hooks.agreement.gathered",
+            "tacit.attaching.agreement.gathered",
             "comparing the arguments of tacit.attach, which all ranks",
         ),
-        ("adpsgd", "tacit.pairs.joining._Door.missing", "while ranks attached: "),
-        ("ddp", "tacit.hooks.attached.measured_links", ""),
+        ("adpsgd", "tacit.stores.pairs.joining._Door.missing", "while ranks attached: "),
+        ("ddp", "tacit.api.attached.measured_links", ""),
     ],
 )
 def test_it_is_named_also_where_ranks_attach(

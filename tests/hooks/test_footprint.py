@@ -11,8 +11,8 @@ from inprocess import Member
 from torch import Tensor, nn
 
 from tacit.algorithms import parse
-from tacit.hooks.footprint import footprint
 from tacit.kernels.thread_scratch import all_scratch
+from tacit.planning.footprint import footprint
 from tacit.transports.loopback import Loopback
 
 PARAMS = 4 * sum(p.numel() for p in Net().parameters())

@@ -9,7 +9,7 @@ from torch.optim import AdamW
 
 from cases import for_each
 from tacit.contracts import Momentum
-from tacit.hooks.frozen_adam import FrozenAdam, least_variance
+from tacit.optimizer_hooks.frozen_adam import FrozenAdam, least_variance
 
 LR = 0.01
 

@@ -12,11 +12,11 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 
 import tacit
-from tacit.hooks.arguments import ddp_of, optimizers_of
-from tacit.hooks.discarding import no_wish
-from tacit.hooks.learning_rates import Rates
-from tacit.hooks.momentum import planned
-from tacit.hooks.validate import check_optimizers
+from tacit.attaching.arguments import ddp_of, optimizers_of
+from tacit.attaching.discarding import no_wish
+from tacit.attaching.learning_rates import Rates
+from tacit.attaching.validate import check_optimizers
+from tacit.optimizer_hooks.momentum import planned
 
 
 class Accelerated(Optimizer):

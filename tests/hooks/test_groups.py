@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import AttachError, ConfigError
-from tacit.hooks.server_step import OptimizerGroups
-from tacit.parameter_server.optimizers import ServerAdam, ServerSGD, optimizer_from
+from tacit.stores.client.step_hook import OptimizerGroups
+from tacit.stores.server.optimizers import ServerAdam, ServerSGD, optimizer_from
 
 
 def model() -> nn.Sequential:

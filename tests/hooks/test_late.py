@@ -8,7 +8,7 @@ from launching import Ended, assert_passed, ranks
 import tacit
 from tacit.contracts import Overlap
 from tacit.errors import ConfigError
-from tacit.hooks import delayed
+from tacit.gradients import delayed
 from tacit.overlap import Bucketwise, Delayed
 from tacit.session import Session
 from tacit.transports.loopback import Loopback, LoopbackTransport

@@ -6,8 +6,8 @@ from threading import Event, Timer
 import torch
 from torch import Tensor
 
-from tacit.foresight.messages import MessagePlan
-from tacit.hooks.message_times import MessageLog
+from tacit.gradients.layerwise.message_plan import MessagePlan
+from tacit.gradients.layerwise.message_times import MessageLog
 
 PLAN = MessagePlan((("head.bias", "head.weight"), ("body.weight",)))
 

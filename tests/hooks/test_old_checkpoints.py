@@ -10,8 +10,8 @@ from launching import ranks
 from version3 import CASES, unpacked
 
 import tacit
+from tacit.checkpoint.old_checkpoints import CLASSES, FIELDS, KEYS, renewed, strategy_text
 from tacit.errors import CheckpointError
-from tacit.hooks.old_checkpoints import CLASSES, FIELDS, KEYS, renewed, strategy_text
 
 FILE = Path(__file__).resolve().parent / "version3.json"
 WORLD = 4

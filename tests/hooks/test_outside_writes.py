@@ -11,7 +11,7 @@ from torch import nn
 from cases import for_each
 from tacit.algorithms import parse
 from tacit.errors import AttachError
-from tacit.hooks.outside_writes import OutsideWrites, ParameterSample
+from tacit.replicas.outside_writes import OutsideWrites, ParameterSample
 
 Write = Callable[[nn.Parameter], object]
 WRITES: dict[str, Write] = {

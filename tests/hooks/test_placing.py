@@ -13,10 +13,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
 from tacit.algorithms import parse
+from tacit.attaching import memory
 from tacit.errors import AttachError, ConfigError
-from tacit.hooks import memory
-from tacit.hooks.device_placement import HOST, Placement, check_backend, device_of, placed
 from tacit.kernels.dispatch import emulated_device
+from tacit.levels.device_placement import HOST, Placement, check_backend, device_of, placed
 from tacit.session import Session
 from tacit.session.buckets import fitting
 from tacit.transports.loopback import Loopback, LoopbackTransport
@@ -276,7 +276,7 @@ def test_no_room_is_told_by_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 
     ddp, sgd = model()
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["tacit.hooks.assembly"], "Level", full)
+        patch.setattr(sys.modules["tacit.attaching.assembly"], "Level", full)
         with pytest.raises(AttachError, match="the GPU has no room for what 'topk' keeps"):
             tacit.attach(ddp, sgd, "topk")
     with tacit.attach(ddp, sgd, "topk"):  # nothing is left of it

@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 
-from tacit.hooks.learning_rates import RateHistory, Rates
-from tacit.hooks.store_comparison import DIFFERENT, StepComparison
+from tacit.attaching.learning_rates import RateHistory, Rates
+from tacit.failure.store_comparison import DIFFERENT, StepComparison
 
 
 def named() -> dict[str, nn.Parameter]:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import tacit
 from tacit import algorithms
+from tacit.checkpoint import session_state
 from tacit.contracts import Topology
 from tacit.errors import CheckpointError
-from tacit.hooks import checkpoint
 from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies import Star
@@ -102,13 +102,13 @@ class Run:
     def save(self) -> list[dict[str, Any]]:
         wholes = self.net.run([seat.session.store.gathered() for seat in self.seats])
         return [
-            checkpoint.saved(self.strategy, [seat], [whole])
+            session_state.saved(self.strategy, [seat], [whole])
             for seat, whole in zip(self.seats, wholes, strict=True)
         ]
 
     def load(self, saved: dict[str, Any]) -> None:
         for seat in self.seats:
-            checkpoint.load(saved, self.strategy, [seat])
+            session_state.load(saved, self.strategy, [seat])
 
     def tensors(self) -> list[Tensor]:
         return [kept.tensor for seat in self.seats for kept in seat.session.store.named_state().values()]
@@ -133,7 +133,7 @@ def test_what_is_owed_is_conserved(name: str, nodes: int, ranks: int) -> None:
     old = four(name)
     before = old.new_residual()
     new = Run(STRATEGIES[name], nodes, ranks)
-    new.load(checkpoint.join_states(old.save()))
+    new.load(session_state.join_states(old.save()))
     after = new.new_residual()
     for parameter in NAMED:
         torch.testing.assert_close(after[parameter], before[parameter])
@@ -148,7 +148,7 @@ def test_in_the_same_shape_it_goes_on_bit_for_bit(name: str) -> None:
     for whole in (False, True):
         new = Run(STRATEGIES[name], 2, 2)
         for seat, mine in zip(new.seats, saved, strict=True):
-            checkpoint.load(checkpoint.join_states(saved) if whole else mine, new.strategy, [seat])
+            session_state.load(session_state.join_states(saved) if whole else mine, new.strategy, [seat])
         assert all(torch.equal(a, b) for a, b in zip(old.tensors(), new.tensors(), strict=True))
         again = trained(STRATEGIES[name], 2, 2)
         for seed in (8, 9):
@@ -158,7 +158,7 @@ def test_in_the_same_shape_it_goes_on_bit_for_bit(name: str) -> None:
 
 def test_the_log_tells_of_it_once(caplog: pytest.LogCaptureFixture) -> None:
     new = Run(STRATEGIES["topk"], 1, 2)
-    new.load(checkpoint.join_states(trained(STRATEGIES["topk"], 2, 2).save()))
+    new.load(session_state.join_states(trained(STRATEGIES["topk"], 2, 2).save()))
     assert [record.message for record in caplog.records] == [
         "a checkpoint of 4 ranks on 2 nodes goes on with 2 on 1 nodes: each has got the mean of the old "
         "residuals"
@@ -184,7 +184,7 @@ def test_checkpoints_go_from_two_phases_to_an_all_gather_and_back(
     old, new = trained(strategy, *before, LARGE), Run(strategy, *after, LARGE)
     new_residual = old.new_residual()
     assert all(float(new_residual[parameter].abs().sum()) > 0 for parameter in "ac")
-    new.load(checkpoint.join_states(old.save()))
+    new.load(session_state.join_states(old.save()))
     for parameter in LARGE:
         torch.testing.assert_close(new.new_residual()[parameter], new_residual[parameter])
     two_phases = ["TwoPhase" in repr(run.topology) for run in (old, new)]
@@ -197,7 +197,7 @@ def test_checkpoints_go_from_two_phases_to_an_all_gather_and_back(
     new.round(7)
     # And on from there, to where it came from.
     again, new_residual = Run(strategy, *before, LARGE), new.new_residual()
-    again.load(checkpoint.join_states(new.save()))
+    again.load(session_state.join_states(new.save()))
     for parameter in LARGE:
         torch.testing.assert_close(again.new_residual()[parameter], new_residual[parameter])
 
@@ -210,7 +210,7 @@ def test_a_checkpoint_follows_what_is_told_anew(told: Topology) -> None:
     assert old.topology == tacit.TwoPhase()
     new = Run(replace(strategy, topology=told), 1, 4, LARGE)
     for seat, mine in zip(new.seats, old.save(), strict=True):
-        checkpoint.load(mine, strategy, [seat])
+        session_state.load(mine, strategy, [seat])
     new_residual = old.new_residual()
     for parameter in LARGE:
         torch.testing.assert_close(new.new_residual()[parameter], new_residual[parameter])
@@ -218,7 +218,7 @@ def test_a_checkpoint_follows_what_is_told_anew(told: Topology) -> None:
 
 def test_what_means_owe_must_be_there_and_somebody_must_owe_it_on() -> None:
     strategy = STRATEGIES["efsign"]
-    saved = checkpoint.join_states(trained(strategy, 1, 4, LARGE).save())
+    saved = session_state.join_states(trained(strategy, 1, 4, LARGE).save())
     key = f"shared/0/a/{SECOND}"
     run = Run(strategy, 1, 4, LARGE)
     with pytest.raises(CheckpointError, match=rf"lacks '{key}'"):
@@ -227,11 +227,11 @@ def test_what_means_owe_must_be_there_and_somebody_must_owe_it_on() -> None:
     with pytest.raises(
         CheckpointError, match=r"residuals of the means of ., and its compressor here has none"
     ):
-        checkpoint.load(saved, strategy, bare.seats[:1])
+        session_state.load(saved, strategy, bare.seats[:1])
 
 
 def test_what_is_kept_in_a_checkpoint_is_finite_and_of_who_compresses() -> None:
-    saved = checkpoint.join_states(trained(STRATEGIES["efsign"], 1, 4, LARGE).save())
+    saved = session_state.join_states(trained(STRATEGIES["efsign"], 1, 4, LARGE).save())
     assert {key for key in saved if key.endswith(SECOND)} == {f"shared/0/{name}/{SECOND}" for name in "ac"}
     assert all(bool(value.isfinite().all()) for value in saved.values() if isinstance(value, Tensor))
 
@@ -243,7 +243,7 @@ def test_what_some_rank_owed_must_be_there(name: str) -> None:
     before = [tensor.clone() for tensor in new.tensors()]
     for part in (saved[:1], saved[:2]):
         with pytest.raises(CheckpointError, match=r"what (rank|node)\d kept of .*/residual is not in it"):
-            new.load(checkpoint.join_states(part))
+            new.load(session_state.join_states(part))
     assert all(torch.equal(a, b) for a, b in zip(before, new.tensors(), strict=True))
 
 
@@ -252,9 +252,9 @@ def test_states_of_different_moments_are_not_joined() -> None:
     early = run.save()
     run.round(5)
     with pytest.raises(CheckpointError, match=r"not of one moment: rounds is \[3\] in one and \[4\]"):
-        checkpoint.join_states([early[0], run.save()[1]])
+        session_state.join_states([early[0], run.save()[1]])
     with pytest.raises(CheckpointError, match="no states to join"):
-        checkpoint.join_states([])
+        session_state.join_states([])
 
 
 def test_another_strategy_is_named_beside_this_one() -> None:

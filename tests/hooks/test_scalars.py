@@ -6,7 +6,7 @@ import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 import tacit
-from tacit.hooks import scalars
+from tacit.reporting import scalars
 
 
 class Session:

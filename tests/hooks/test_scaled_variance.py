@@ -13,8 +13,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import tacit
 from cases import for_each
-from tacit.hooks import scaled_variance
-from tacit.hooks.scaled_variance import ScaledVariance, Squares, of_others, sampled
+from tacit.optimizer_hooks import scaled_variance
+from tacit.optimizer_hooks.scaled_variance import ScaledVariance, Squares, of_others, sampled
 from tacit.transports.loopback import Loopback
 
 P, STEPS = 3, 21

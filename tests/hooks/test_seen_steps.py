@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from cases import for_each
 from tacit.errors import AttachError
-from tacit.hooks.seen_steps import SeenSteps
+from tacit.optimizer_hooks.seen_steps import SeenSteps
 
 
 class Bed:

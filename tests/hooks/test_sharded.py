@@ -9,7 +9,7 @@ from launching import Ended, assert_passed, ranks
 from sharded_setup_checks import CHECKS
 
 from tacit.errors import AttachError
-from tacit.hooks.sharded_model import _check_placed
+from tacit.fsdp.model import _check_placed
 
 WORLD = 4
 

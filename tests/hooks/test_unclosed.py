@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from launching import Ended, ranks
 
-from tacit.hooks.checkpoint import LAST_EQUAL
+from tacit.checkpoint.session_state import LAST_EQUAL
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "algorithms"))
 from crew import Crew

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from forked import Fork
 
-from tacit.lab.testbed import testbed
+from tacit_lab.testbed import testbed
 
 BED = str(Path(__file__).with_name("bed.py"))
 ALL = range(8)
@@ -26,7 +26,7 @@ def forked_testbeds(fresh: Collection[int] = ()) -> Iterator[None]:
 
     def begun(argv: list[str], *, env: dict[str, str], **given: Any) -> Fork:
         python, *_ = argv
-        arguments = argv[argv.index("tacit.lab.testbed.init") + 1 :]
+        arguments = argv[argv.index("tacit_lab.testbed.init") + 1 :]
         return Fork([python, BED, *arguments], env=env | {"FRESH": ",".join(map(str, fresh))}, **given)
 
     with patch.object(testbed, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": begun})):

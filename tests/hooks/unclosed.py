@@ -13,11 +13,11 @@ import torch.distributed as dist
 from replicas import everywhere, flat, sgd, steps, wrapped
 
 import tacit
-from tacit.hooks import failure_detector
+from tacit.failure import detector
 
 how, algorithm = sys.argv[1:3]
 if how == "is resumed":
-    failure_detector.POLL_SECONDS, failure_detector.COMPARED = 0.1, 1
+    detector.POLL_SECONDS, detector.COMPARED = 0.1, 1
 torch.set_num_threads(1)
 # One rank that exits has imported everything itself, while the others waited for it.
 dist.init_process_group("gloo", timeout=timedelta(seconds=60 if how == "exits" else 10))

@@ -17,11 +17,11 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
-from tacit.hooks import close_barrier
+from tacit.failure import barrier
 
 torch.set_num_threads(1)
 if sys.argv[1] == "all":
-    close_barrier.SILENT_SECONDS = 4.0
+    barrier.SILENT_SECONDS = 4.0
 dist.init_process_group("gloo", timeout=timedelta(seconds=80))
 rank = dist.get_rank()
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from tacit.kernels import mp2_network
 from tacit.kernels.dispatch import active_backend
 from tacit.kernels.reference import mp2_network as reference
-from tacit.prediction.mp2_network import MP2, MP2Network
+from tacit.prediction.networks.mp2 import MP2, MP2Network
 from tacit.prediction.predictor import ROUNDS, Predictor, Received
 
 pytestmark = pytest.mark.skipif(active_backend() != "numba", reason="numba is not installed")

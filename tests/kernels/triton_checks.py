@@ -48,7 +48,7 @@ from tacit.kernels.reference import positions as positions_reference
 from tacit.kernels.reference import select as select_reference
 from tacit.kernels.reference import signs as signs_reference
 from tacit.kernels.sparse import MARGIN, EntryBuffer
-from tacit.prediction.mp2_network import MP2Network, normalised, run
+from tacit.prediction.networks.mp2 import MP2Network, normalised, run
 from tacit.prediction.predictor import Seen
 
 ON = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"

@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "hooks"))
 from crew import SIZES, Crew
 
 from tacit.contracts import PairTopology
-from tacit.hooks.pair_members import PairMembers
-from tacit.pairs import PairTransport
-from tacit.pairs.links import AnsweringLink, AskingLink
-from tacit.parameter_server.protocol import Channel
+from tacit.stores.pairs import PairTransport
+from tacit.stores.pairs.links import AnsweringLink, AskingLink
+from tacit.stores.pairs.members import PairMembers
+from tacit.stores.protocol import Channel
 from tacit.transports.loopback import Loopback, LoopbackTransport
 
 N = sum(SIZES.values())

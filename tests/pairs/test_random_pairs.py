@@ -12,17 +12,18 @@ from torch import Tensor, nn
 
 from cases import for_each
 from tacit.algorithms import parse
+from tacit.attaching import validate
 from tacit.compressors import BF16, TopK
 from tacit.contracts import PairTopology, PayloadSpec, PushPull
 from tacit.errors import AttachError, ConfigError, NonFinite, PeerLost, RoundError, UnevenData
-from tacit.foresight.prediction import refuse
-from tacit.hooks import close_barrier, pair_members, validate
-from tacit.hooks.sharded_model import far_level
+from tacit.failure import barrier
+from tacit.fsdp.model import far_level
 from tacit.merges import Average, ServerParams
 from tacit.overlap import Delayed
-from tacit.pairs import PairTransport, links
-from tacit.parameter_server.placement import needs_servers
+from tacit.planning.prediction import refuse
 from tacit.rounds import AdaComm, Cycling
+from tacit.stores.client.placement import needs_servers
+from tacit.stores.pairs import PairTransport, links, members
 from tacit.strategy import Levels, Strategy
 from tacit.topologies import Groups, Pairs
 from tacit.transports.loopback import Loopback, LoopbackTransport
@@ -377,8 +378,8 @@ def test_a_dead_rank_is_left_out_where_that_is_allowed(
 def test_a_rank_that_does_not_come_to_a_meeting_is_missed_when_nothing_is_heard_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(close_barrier, "SILENT_SECONDS", 0.5)
-    monkeypatch.setattr(pair_members, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(barrier, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(members, "POLL_SECONDS", 0.1)
     for allowed in (True, False):
         crew = PairedCrew(f"adpsgd:allow_lost={str(allowed).lower()}", peers=3)
         crew.members[2]._closing.set()  # frozen: its sockets are open, and it says nothing

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from shared_secret import SECRET
 
-from tacit.parameter_server.process import ServerProcess
+from tacit.stores.server.process import ServerProcess
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from forked import WARNINGS, Forked
 from launching import Ended, end, ended
 
-from tacit.lab.testbed.launch import free_port
+from tacit_lab.testbed.launch import free_port
 
 HERE = Path(__file__).resolve().parent
 
@@ -43,7 +43,7 @@ class Crowd:
     def server(self, workers: int, *options: str, number: int = 0) -> tuple[str, subprocess.Popen[str]]:
         """A server that is listening; its address, and its process."""
         port = free_port()
-        command = ["-m", "tacit.parameter_server", "--workers", str(workers), "--port", str(port)]
+        command = ["-m", "tacit.stores.server", "--workers", str(workers), "--port", str(port)]
         process = self._start([*command, "--number", str(number), *options])
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and process.poll() is None:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tacit.compressors import Dense
 from tacit.contracts import PayloadSpec
-from tacit.parameter_server.messages import Message
-from tacit.parameter_server.protocol import FrameKind
-from tacit.parameter_server.service import Reply, Sender, Service
+from tacit.stores.messages import Message
+from tacit.stores.protocol import FrameKind
+from tacit.stores.service import Reply, Sender, Service
 
 N = 6
 PIECE = PayloadSpec(Dense(), N, torch.float32)

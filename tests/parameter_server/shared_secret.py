@@ -1,5 +1,5 @@
 """The secret of the tests' servers and workers."""
 
-from tacit.parameter_server.secret import Secret
+from tacit.stores.secret import Secret
 
 SECRET = Secret(b"a secret of the tests alone")

@@ -14,11 +14,11 @@ from torch import Tensor
 from tacit.compressors import BF16, Dense, Sign, TopK
 from tacit.contracts import Context, Payload, PayloadSpec
 from tacit.errors import PayloadError, PeerLost
-from tacit.parameter_server.averaging_service import AveragingService
-from tacit.parameter_server.messages import Message
-from tacit.parameter_server.payloads import BufferWorkspace
-from tacit.parameter_server.protocol import FrameKind
-from tacit.parameter_server.service import Sender
+from tacit.stores.messages import Message
+from tacit.stores.protocol import FrameKind
+from tacit.stores.server.averaging_service import AveragingService
+from tacit.stores.server.payloads import BufferWorkspace
+from tacit.stores.service import Sender
 
 P = 3
 

@@ -13,13 +13,13 @@ from shared_secret import SECRET
 
 from tacit.compressors import ErrorFeedback, Sign, TopK
 from tacit.errors import ConfigError
-from tacit.parameter_server.allowed_types import ALLOWED_TYPES
-from tacit.parameter_server.averaging_service import AveragingService
-from tacit.parameter_server.checkpoint import CheckpointFile, ServerSnapshot
-from tacit.parameter_server.messages import RunSpec
-from tacit.parameter_server.optimizers import ServerAdam, optimizer_from
-from tacit.parameter_server.parameter_service import ParameterService
-from tacit.parameter_server.process import ServerProcess
+from tacit.stores.messages import RunSpec
+from tacit.stores.server.allowed_types import ALLOWED_TYPES
+from tacit.stores.server.averaging_service import AveragingService
+from tacit.stores.server.checkpoint import CheckpointFile, ServerSnapshot
+from tacit.stores.server.optimizers import ServerAdam, optimizer_from
+from tacit.stores.server.parameter_service import ParameterService
+from tacit.stores.server.process import ServerProcess
 from tacit.topologies import Asynchronous, Star
 
 WORKERS = 2

@@ -14,9 +14,9 @@ from torch import Tensor
 from tacit.compressors import BF16, Dense, Sign
 from tacit.contracts import OneShot, Payload, PayloadSpec, PushPull
 from tacit.errors import PeerLost
-from tacit.parameter_server import chunking
-from tacit.parameter_server.client import ServerClient
-from tacit.parameter_server.process import ServerProcess
+from tacit.stores.client import chunking
+from tacit.stores.client.server_connection import ServerClient
+from tacit.stores.server.process import ServerProcess
 
 LONG = 1_500_001
 MODEL = tuple((name, (LONG,), "float32", None) for name in "ab")

@@ -12,10 +12,9 @@ import pytest
 from forked import ran
 from tacit_command import tacit
 
-from tacit import cli
 from tacit.errors import ConfigError
-from tacit.lab import records
-from tacit.lab.cluster import Cluster
+from tacit_lab import cli, records
+from tacit_lab.cluster import Cluster
 
 SERVED = ("run", "--algorithm", "ps", "--servers", "2")
 APART = ("run", "--algorithm", "ps-async", "--servers", "1")
@@ -184,7 +183,7 @@ def test_a_port_in_use_is_said_by_the_server(tmp_path: Path) -> None:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        words = ("-m", "tacit.parameter_server", "--workers", "1", "--port", str(port))
+        words = ("-m", "tacit.stores.server", "--workers", "1", "--port", str(port))
         done = ran(*words, TACIT_SERVER_SECRET="a secret of the tests")
     assert done.returncode == 2
     assert f"port {port} of 127.0.0.1 cannot be opened, perhaps another server has it: give" in done.stderr

@@ -10,7 +10,7 @@ from crowd import Crowd
 from tacit_command import tacit
 
 from tacit.environment import SERVER_SECRET, SERVER_SECRET_FILE
-from tacit.parameter_server.__main__ import main
+from tacit.stores.server.__main__ import main
 
 SECRET = "a secret of these tests, and long enough"
 
@@ -102,7 +102,7 @@ with tacit.attach(model, optimizer, tacit.from_env()) as session:
             lines.append((process / "cmdline").read_bytes())
         except OSError:
             pass
-assert any(b"tacit.parameter_server" in line for line in lines)
+assert any(b"tacit.stores.server" in line for line in lines)
 assert not any(secret in line for line in lines), "on a command line"
 assert not any(secret.decode() in each for each in shown)
 Path(sys.argv[1], f"rank{dist.get_rank()}").write_bytes(secret)

@@ -20,13 +20,13 @@ from torch._C._distributed_c10d import TCPStore
 import attacks
 from tacit.contracts import PushPull
 from tacit.errors import AttachError, ConfigError, PeerLost, ServerLost
-from tacit.parameter_server import handshake
-from tacit.parameter_server.__main__ import arguments
-from tacit.parameter_server.client import PendingReply
-from tacit.parameter_server.messages import MessageSpec
-from tacit.parameter_server.process import ServerProcess
-from tacit.parameter_server.protocol import FrameKind, Header
-from tacit.parameter_server.secret import Secret
+from tacit.stores import handshake
+from tacit.stores.client.server_connection import PendingReply
+from tacit.stores.messages import MessageSpec
+from tacit.stores.protocol import FrameKind, Header
+from tacit.stores.secret import Secret
+from tacit.stores.server.__main__ import arguments
+from tacit.stores.server.process import ServerProcess
 from tacit.topologies import Asynchronous, StaleSynchronous, Star
 
 Serve: TypeAlias = Callable[..., ServerProcess]
@@ -36,7 +36,7 @@ Serve: TypeAlias = Callable[..., ServerProcess]
 def other(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Be another process from now on, as far as servers can tell."""
     return lambda: monkeypatch.setattr(
-        "tacit.parameter_server.client._PROCESS", f"another, at {time.monotonic()}"
+        "tacit.stores.client.server_connection._PROCESS", f"another, at {time.monotonic()}"
     )
 
 

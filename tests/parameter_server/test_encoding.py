@@ -19,12 +19,12 @@ from cases import for_each
 from tacit.compressors import QSGD, Dense, ErrorFeedback, Int8, TopK
 from tacit.contracts import Compressor, Matrix, PayloadSpec
 from tacit.errors import ConfigError, PayloadError, TacitError
-from tacit.parameter_server import encoding
-from tacit.parameter_server.allowed_types import ALLOWED_TYPES, with_modules
-from tacit.parameter_server.messages import Hello, MessageSpec, RunSpec, ServerStats
 from tacit.prediction.extrapolation import Exponential
-from tacit.prediction.mp2_network import MP2
+from tacit.prediction.networks.mp2 import MP2
 from tacit.prediction.server_prediction import Pushed, ServerPrediction
+from tacit.stores import encoding
+from tacit.stores.messages import Hello, MessageSpec, RunSpec, ServerStats
+from tacit.stores.server.allowed_types import ALLOWED_TYPES, with_modules
 from tacit.topologies import Asynchronous, StaleSynchronous, Star, Synchronous
 
 PIECE = PayloadSpec(TopK(ratio=0.25), 12, torch.bfloat16, True, ((0, 5), (6, 13)))
@@ -97,9 +97,9 @@ NAMES = [
     "os.system",
     "builtins.eval",
     "subprocess.Popen",
-    "tacit.lab.testbed.testbed.Testbed",
+    "tacit_lab.testbed.testbed.Testbed",
     "tacit.Testbed",
-    "tacit.parameter_server.process.ServerProcess",
+    "tacit.stores.server.process.ServerProcess",
     "tacit.compressors.topk.torch",
     "tacit.compressors.topk.TopK",
     "tacit.Message",

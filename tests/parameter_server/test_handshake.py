@@ -7,9 +7,9 @@ import struct
 import pytest
 
 from tacit.errors import AttachError
-from tacit.parameter_server import handshake
-from tacit.parameter_server.handshake import Verdict
-from tacit.parameter_server.secret import Secret
+from tacit.stores import handshake
+from tacit.stores.handshake import Verdict
+from tacit.stores.secret import Secret
 
 OURS, THEIRS = Secret(b"the secret of the two"), Secret(b"the secret of another")
 NAME = "server 0 (host:1)"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from forked import Fork
 
-from tacit.lab.testbed.launch import free_port
+from tacit_lab.testbed.launch import free_port
 
 HERE = Path(__file__).resolve().parent
 WORLD = 2
@@ -28,7 +28,7 @@ def started(command: Sequence[str], **env: str) -> subprocess.Popen[str]:
 def ran(store: Path, how: str, *options: str) -> tuple[list[dict[str, object]], str]:
     """What each worker says in the end, and what the server has said."""
     port, secret = free_port(), secrets.token_hex(32)
-    command = ["-m", "tacit.parameter_server", "--workers", str(WORLD), "--port", str(port), *options]
+    command = ["-m", "tacit.stores.server", "--workers", str(WORLD), "--port", str(port), *options]
     server = started(command, TACIT_SERVER_SECRET=secret)
     told = {"TACIT_SERVER_SECRET": secret, "TACIT_SERVERS": f"127.0.0.1:{port}"}
     workers = [
@@ -74,8 +74,8 @@ def test_without_it_workers_are_told_what_to_write(tmp_path: Path) -> None:
 
 
 def test_a_module_that_cannot_be_imported_ends_the_server_with_a_sentence() -> None:
-    command = ["-m", "tacit.parameter_server", "--workers", "1", "--port", "1", "--import", "no_such_codecs"]
+    command = ["-m", "tacit.stores.server", "--workers", "1", "--port", "1", "--import", "no_such_codecs"]
     server = started(command, TACIT_SERVER_SECRET=secrets.token_hex(32))
     said, _ = server.communicate(timeout=60)
     assert server.returncode == 2
-    assert said.startswith("tacit.parameter_server: --import no_such_codecs cannot be imported")
+    assert said.startswith("tacit.stores.server: --import no_such_codecs cannot be imported")

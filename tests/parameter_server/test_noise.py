@@ -14,12 +14,12 @@ from table import TABLE
 from tacit.compressors import Dense
 from tacit.contracts import OneShot, PayloadSpec
 from tacit.errors import TacitError
-from tacit.parameter_server.averaging_service import AveragingService
-from tacit.parameter_server.messages import Message, PayloadBuffer
-from tacit.parameter_server.optimizers import ServerSGD
-from tacit.parameter_server.parameter_service import ParameterService
-from tacit.parameter_server.protocol import FrameKind
-from tacit.parameter_server.service import Sender
+from tacit.stores.messages import Message, PayloadBuffer
+from tacit.stores.protocol import FrameKind
+from tacit.stores.server.averaging_service import AveragingService
+from tacit.stores.server.optimizers import ServerSGD
+from tacit.stores.server.parameter_service import ParameterService
+from tacit.stores.service import Sender
 from tacit.topologies import Asynchronous, Star, Synchronous
 
 N = 1500

@@ -12,11 +12,11 @@ from torch import Tensor
 from tacit.compressors import QSGD, Dense, Int8, Sign, TopK
 from tacit.contracts import Context, OneShot, PayloadSpec
 from tacit.errors import PayloadError, ServerLost
-from tacit.parameter_server.messages import Message
-from tacit.parameter_server.optimizers import ServerAdam, ServerSGD
-from tacit.parameter_server.parameter_service import ParameterService
-from tacit.parameter_server.payloads import BufferWorkspace
-from tacit.parameter_server.protocol import FrameKind
+from tacit.stores.messages import Message
+from tacit.stores.protocol import FrameKind
+from tacit.stores.server.optimizers import ServerAdam, ServerSGD
+from tacit.stores.server.parameter_service import ParameterService
+from tacit.stores.server.payloads import BufferWorkspace
 from tacit.topologies import Asynchronous, StaleSynchronous, Star, Synchronous
 
 WORKERS = 3

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tacit.algorithms import parse
-from tacit.parameter_server.placement import cut_by_server, homes, message_cap
+from tacit.stores.client.placement import cut_by_server, homes, message_cap
 from tacit.strategy import Strategy
 
 BUCKET = 25 << 20

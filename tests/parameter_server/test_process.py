@@ -17,14 +17,14 @@ from torch import Tensor
 from tacit.compressors import Dense, Sign
 from tacit.contracts import AxisRank, Context, PayloadSpec, PushPull
 from tacit.errors import AttachError, ConfigError, PayloadError, PeerLost, ServerLost
-from tacit.parameter_server.client import ServerClient
-from tacit.parameter_server.connection import Arrival
-from tacit.parameter_server.messages import RunSpec
-from tacit.parameter_server.payloads import BufferWorkspace
-from tacit.parameter_server.placement import addresses
-from tacit.parameter_server.process import ServerProcess
-from tacit.parameter_server.protocol import FrameKind
-from tacit.parameter_server.secret import Secret
+from tacit.stores.client.placement import addresses
+from tacit.stores.client.server_connection import ServerClient
+from tacit.stores.messages import RunSpec
+from tacit.stores.protocol import FrameKind
+from tacit.stores.secret import Secret
+from tacit.stores.server.connection import Arrival
+from tacit.stores.server.payloads import BufferWorkspace
+from tacit.stores.server.process import ServerProcess
 from tacit.topologies import Asynchronous, StaleSynchronous, Star, Synchronous
 
 N = 1000
@@ -247,7 +247,7 @@ def test_a_restarted_server_goes_on(
     server = join(again, 0, 1, star)
     assert torch.equal(server.enter(torch.zeros(N), "a/0", BACK), found)
     assert torch.equal(push(server, torch.ones(N)), found + 1)
-    monkeypatch.setattr("tacit.parameter_server.client._PROCESS", "another")
+    monkeypatch.setattr("tacit.stores.client.server_connection._PROCESS", "another")
     with pytest.raises(AttachError, match="has another model"):
         join(again, 0, 1, star, model=(("b", (N,), "float32", None),))
 
@@ -417,7 +417,7 @@ def test_what_counts_in_a_round_is_what_was_pushed(serve: Callable[..., ServerPr
 def test_a_worker_that_has_said_who_it_is_may_wait_for_a_busy_server(
     serve: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tacit.parameter_server.liveness._HELLO_SECONDS", 0.3)
+    monkeypatch.setattr("tacit.stores.server.liveness._HELLO_SECONDS", 0.3)
     host, star = serve(2), Star(Asynchronous())
     first = join(host, 0, star=star)
     first.enter(torch.zeros(N), "a/0", BACK)

@@ -155,7 +155,7 @@ def test_a_disk_that_is_full_is_told_once_and_training_goes_on(tmp_path: Path) -
         assert [*tmp_path.iterdir()] == [file]
         _, again = crowd.server(1, "--checkpoint", str(file))
         assert again.stdout is not None
-        assert again.stdout.readline() == f"tacit.parameter_server: server 0 goes on from {file}\n"
+        assert again.stdout.readline() == f"tacit.stores.server: server 0 goes on from {file}\n"
 
 
 def until(found: Callable[[], bool]) -> None:

@@ -14,16 +14,16 @@ import tacit
 from tacit.compressors import BF16, Clip
 from tacit.contracts import Context, Matrix, Outcome, PayloadSpec, PushPull, State
 from tacit.errors import ConfigError, PayloadError, RoundError
-from tacit.parameter_server import encoding
-from tacit.parameter_server.allowed_types import ALLOWED_TYPES
-from tacit.parameter_server.averaging_service import AveragingService, AveragingState
-from tacit.parameter_server.messages import Message
-from tacit.parameter_server.protocol import FrameKind
-from tacit.parameter_server.service import Sender
 from tacit.prediction import Predicted, Pulled
 from tacit.prediction.extrapolation import Exponential
 from tacit.prediction.predictor import Predictor, Seen
 from tacit.prediction.server_prediction import NOTES
+from tacit.stores import encoding
+from tacit.stores.messages import Message
+from tacit.stores.protocol import FrameKind
+from tacit.stores.server.allowed_types import ALLOWED_TYPES
+from tacit.stores.server.averaging_service import AveragingService, AveragingState
+from tacit.stores.service import Sender
 from tacit.topologies import Flat, Star
 
 P, N = 3, 1000

@@ -12,7 +12,7 @@ import pytest
 
 from tacit.environment import SERVER_SECRET, SERVER_SECRET_FILE
 from tacit.errors import ConfigError
-from tacit.parameter_server.secret import Secret, find_secret
+from tacit.stores.secret import Secret, find_secret
 
 WORDS = "correct horse battery"
 

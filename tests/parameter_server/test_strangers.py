@@ -19,11 +19,11 @@ from torch import Tensor
 import attacks
 from attacks import ATTACKS, SPARED, Target
 from tacit.errors import AttachError, ServerLost
-from tacit.parameter_server import handshake
-from tacit.parameter_server.client import ServerClient
-from tacit.parameter_server.messages import RunSpec
-from tacit.parameter_server.process import ServerProcess
-from tacit.parameter_server.protocol import Header
+from tacit.stores import handshake
+from tacit.stores.client.server_connection import ServerClient
+from tacit.stores.messages import RunSpec
+from tacit.stores.protocol import Header
+from tacit.stores.server.process import ServerProcess
 from tacit.topologies import Asynchronous, Star
 
 LEAST, WORKERS = 10, 2
@@ -33,7 +33,7 @@ LEAST, WORKERS = 10, 2
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times that real networks need, and tests need not wait for."""
     monkeypatch.setattr(handshake, "SECONDS", 1.0)
-    monkeypatch.setattr("tacit.parameter_server.liveness._HELLO_SECONDS", 1.0)
+    monkeypatch.setattr("tacit.stores.server.liveness._HELLO_SECONDS", 1.0)
     monkeypatch.setattr(attacks, "PATIENCE", 6.0)
 
 
@@ -171,7 +171,7 @@ def test_with_every_place_taken_by_strangers_a_worker_still_comes_in(
 def test_of_those_that_know_the_secret_a_few_have_room_beside_the_workers(
     serve: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tacit.parameter_server.liveness._HELLO_SECONDS", 60.0)
+    monkeypatch.setattr("tacit.stores.server.liveness._HELLO_SECONDS", 60.0)
     host, star = serve(WORKERS), Star()
     lines = [attacks.inside(target(host, star)) for _ in range(60)]
     turned_away = 60 - (4 * WORKERS + 16)

@@ -8,8 +8,8 @@ from cases import for_each
 from tacit.compressors import Blockwise, EntropyCoded
 from tacit.contracts import Context, Payload, PayloadSpec
 from tacit.errors import PayloadError
-from tacit.parameter_server.messages import PayloadBuffer
-from tacit.parameter_server.payloads import BufferWorkspace
+from tacit.stores.messages import PayloadBuffer
+from tacit.stores.server.payloads import BufferWorkspace
 
 N, BESIDE = 5000, 40
 PIECES = (

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from services import BACK, World, one
 
-from tacit.parameter_server.averaging_service import AveragingService
-from tacit.parameter_server.parameter_service import ParameterService
+from tacit.stores.server.averaging_service import AveragingService
+from tacit.stores.server.parameter_service import ParameterService
 from tacit.topologies import Asynchronous, StaleSynchronous, Star, Synchronous
 
 STARS = [

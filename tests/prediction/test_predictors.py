@@ -11,12 +11,12 @@ from torch.nn.functional import max_pool1d
 
 from cases import for_each
 from tacit.errors import ConfigError
-from tacit.prediction import weight_files
 from tacit.prediction.extrapolation import Exponential, Linear, Persistent, Stale
-from tacit.prediction.loading import trained as opened
-from tacit.prediction.mp2_network import FLOPS, MP2, SHAPES, SHIPPED, MP2Network, flops, normalised
+from tacit.prediction.networks import weight_files
+from tacit.prediction.networks.loading import trained as opened
+from tacit.prediction.networks.mp2 import FLOPS, MP2, SHAPES, SHIPPED, MP2Network, flops, normalised
+from tacit.prediction.networks.wnn import WNN, networks
 from tacit.prediction.predictor import KINDS, Predictor, Seen, in_a_row, kind_of
-from tacit.prediction.wnn_network import WNN, networks
 
 
 def trained(seed: int, width: int = 4) -> weight_files.Weights:

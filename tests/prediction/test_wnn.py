@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tacit.prediction import weight_files
+from tacit.prediction.networks import weight_files
+from tacit.prediction.networks.wnn import WNN, WNNNetwork, forecast, networks
 from tacit.prediction.predictor import in_a_row
-from tacit.prediction.wnn_network import WNN, WNNNetwork, forecast, networks
 
 GOLDEN = os.environ.get("TACIT_WNN", "")
 RAMP = [0.0, 1.0, 2.0, 3.0, 4.0]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tacit.prediction import weight_files
+from tacit.prediction.networks import weight_files
 
 PARTS = ("wide", "z", "a", "b", "c", "narrow")
 FILES = {"convolution": "NWNN_Conv_13.h5", "linear": "NWNN_FC_13.h5", "vector": "NWNN_Bias_13.h5"}

@@ -4,8 +4,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tacit.lab.profiling.flame import draw, merged
-from tacit.lab.profiling.profile import ENDED, RankProfile, ThreadProfile
+from tacit_lab.profiling.flame import draw, merged
+from tacit_lab.profiling.profile import ENDED, RankProfile, ThreadProfile
 
 MS = 1_000_000
 SVG = "{http://www.w3.org/2000/svg}"

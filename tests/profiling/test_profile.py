@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tacit.errors import ConfigError
-from tacit.lab.profiling.profile import (
+from tacit_lab.profiling.profile import (
     ENDED,
     NOT_SAMPLED,
     ProfileRow,
@@ -16,8 +16,8 @@ from tacit.lab.profiling.profile import (
     ThreadProfile,
     read,
 )
-from tacit.lab.profiling.stages import UNATTRIBUTED
-from tacit.lab.profiling.threads import Counts
+from tacit_lab.profiling.stages import UNATTRIBUTED
+from tacit_lab.profiling.threads import Counts
 
 MS = 1_000_000
 MAIN = ThreadProfile(

@@ -11,10 +11,10 @@ import pytest
 import torch
 from forked import ran
 
-from tacit.lab.profiling import instruments, recorder, sampler
-from tacit.lab.profiling.profile import ENDED, RankProfile, Summary
-from tacit.lab.profiling.recorder import ProfileRecorder
-from tacit.lab.profiling.sampler import Denied
+from tacit_lab.profiling import instruments, recorder, sampler
+from tacit_lab.profiling.profile import ENDED, RankProfile, Summary
+from tacit_lab.profiling.recorder import ProfileRecorder
+from tacit_lab.profiling.sampler import Denied
 
 
 def trained(recorder: ProfileRecorder, steps: int) -> RankProfile | None:
@@ -109,8 +109,8 @@ def test_every_stage_names_what_is_there() -> None:
 
 SCRIPT = """
 import json, sys, torch
-from tacit.lab.profiling import instruments
-from tacit.lab.profiling.stages import StageClock
+from tacit_lab.profiling import instruments
+from tacit_lab.profiling.stages import StageClock
 clock = StageClock()
 instruments.replace(clock)
 from tacit.compressors import ErrorFeedback, TopK
@@ -145,7 +145,7 @@ def test_a_profile_is_written_however_the_script_ends(tmp_path: Path) -> None:
         "w = torch.zeros(3, requires_grad=True)\no = torch.optim.SGD([w], lr=1)\n"
         "for _ in range(4):\n    w.sum().backward()\n    o.step()\nsys.exit(3)\n"
     )
-    words = ("-m", "tacit.lab.profiling.script", str(script), "--lr", "1")
+    words = ("-m", "tacit_lab.profiling.script", str(script), "--lr", "1")
     done = ran(*words, TACIT_PROFILE=str(tmp_path), RANK="1")
     assert done.returncode == 3, done.stderr
     profile = RankProfile.from_json((tmp_path / "profile1.json").read_text())

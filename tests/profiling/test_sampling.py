@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from tacit.lab.profiling import sampler, threads
-from tacit.lab.profiling.causes import CAUSES, cause
-from tacit.lab.profiling.recorder import short, sort_samples
-from tacit.lab.profiling.sampler import Denied, Sample, Sampler, parse
-from tacit.lab.profiling.stages import UNATTRIBUTED, Moment
-from tacit.lab.profiling.symbols import COMPILED, KERNEL, NOWHERE, Frame, Symbols
+from tacit_lab.profiling import sampler, threads
+from tacit_lab.profiling.causes import CAUSES, cause
+from tacit_lab.profiling.recorder import short, sort_samples
+from tacit_lab.profiling.sampler import Denied, Sample, Sampler, parse
+from tacit_lab.profiling.stages import UNATTRIBUTED, Moment
+from tacit_lab.profiling.symbols import COMPILED, KERNEL, NOWHERE, Frame, Symbols
 
 IN_KERNEL, IN_PROGRAM = (1 << 64) - 128, (1 << 64) - 512
 KERNEL_ADDRESS = (1 << 63) + 5
@@ -137,7 +137,7 @@ def test_addresses_have_the_names_of_functions() -> None:
 
 
 def test_names_of_cpp_are_those_of_the_source() -> None:
-    from tacit.lab.profiling.symbols import _demangled
+    from tacit_lab.profiling.symbols import _demangled
 
     torch.zeros(1)  # what names are turned by is loaded with torch
     assert _demangled("_ZN2at6native3addEi") == "at::native::add(int)"

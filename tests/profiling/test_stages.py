@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tacit.lab.profiling.stages import UNATTRIBUTED, Moment, StageClock, ThreadStages, cpu_ns
+from tacit_lab.profiling.stages import UNATTRIBUTED, Moment, StageClock, ThreadStages, cpu_ns
 
 
 class Readings:

@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from tacit.lab.recipes.data.cifar10 import CLASSES
-from tacit.lab.recipes.data.mnist import FILES
+from tacit_lab.recipes.data.cifar10 import CLASSES
+from tacit_lab.recipes.data.mnist import FILES
 
 
 def patches(label: int, count: int, seed: int = 0) -> NDArray[np.uint8]:

@@ -2,7 +2,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tacit.lab.recipes.data.augment import crop_and_flip, noise
+from tacit_lab.recipes.data.augment import crop_and_flip, noise
 
 
 def images(count: int) -> Tensor:

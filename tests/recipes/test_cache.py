@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tacit.errors import ConfigError
-from tacit.lab.recipes.data import cache
-from tacit.lab.recipes.data.splits import Images, Split
+from tacit_lab.recipes.data import cache
+from tacit_lab.recipes.data.splits import Images, Split
 
 
 def images(seed: int = 0) -> Images:

@@ -8,8 +8,8 @@ import torch
 from image_files import as_archive, as_folder, batches, encoded, patches, pictures, real_data
 
 from tacit.errors import ConfigError
-from tacit.lab.recipes.data import cifar10
-from tacit.lab.recipes.data.cifar10 import CLASSES, read
+from tacit_lab.recipes.data import cifar10
+from tacit_lab.recipes.data.cifar10 import CLASSES, read
 
 Files: TypeAlias = dict[str, bytes]
 
@@ -92,7 +92,7 @@ def test_without_pillow_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = as_folder(tmp_path, pictures(1, 1))
-    monkeypatch.setattr("tacit.lab.recipes.data.folder.find_spec", lambda name: None)
+    monkeypatch.setattr("tacit_lab.recipes.data.folder.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install -e '\.\[recipes\]'"):
         read(path)
 

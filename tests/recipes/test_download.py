@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tacit.errors import ConfigError
-from tacit.lab.recipes.data import download
-from tacit.lab.recipes.data.download import REMOTES, Remote
+from tacit_lab.recipes.data import download
+from tacit_lab.recipes.data.download import REMOTES, Remote
 
 CONTENT = bytes(range(256)) * 100
 

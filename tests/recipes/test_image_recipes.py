@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from tacit.errors import ConfigError
-from tacit.lab import recipes
-from tacit.lab.recipes import Choices, hyperparameters, models
-from tacit.lab.recipes.data import cifar10, download
-from tacit.lab.recipes.hyperparameters import TUNINGS, triangle
+from tacit_lab import recipes
+from tacit_lab.recipes import Choices, hyperparameters, models
+from tacit_lab.recipes.data import cifar10, download
+from tacit_lab.recipes.hyperparameters import TUNINGS, triangle
 
 
 def test_a_recipes_name_says_what_decides_its_numbers(pictures: Path) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from tacit.lab.recipes.progress import Progress
+from tacit_lab.recipes.progress import Progress
 
 PROGRESS = Progress(
     algorithm="topk:ratio=0.1", epoch=1, step=3, steps=10, seconds=1.5, loss=0.5, accuracy=None, mb=None

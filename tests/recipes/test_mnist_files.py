@@ -8,7 +8,7 @@ import torch
 from image_files import as_archive, as_folder, digits, idx, packed, real_data
 
 from tacit.errors import ConfigError
-from tacit.lab.recipes.data.mnist import read
+from tacit_lab.recipes.data.mnist import read
 
 Files: TypeAlias = dict[str, bytes]
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"

@@ -5,9 +5,9 @@ from torch.nn.functional import cross_entropy
 
 from cases import for_each
 from tacit.errors import ConfigError
-from tacit.lab.recipes import models
-from tacit.lab.recipes.models.precision import InBfloat16
-from tacit.lab.recipes.models.resnet import ResidualBlock
+from tacit_lab.recipes import models
+from tacit_lab.recipes.models.precision import InBfloat16
+from tacit_lab.recipes.models.resnet import ResidualBlock
 
 PARAMETERS = {
     "alexnet": 987_338,

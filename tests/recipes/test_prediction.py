@@ -11,22 +11,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tacit.errors import ConfigError
-from tacit.lab.predictor_training import gain_search, mp2, wnn
-from tacit.lab.predictor_training.dataset import load, save
-from tacit.lab.predictor_training.evaluation import judge
-from tacit.lab.predictor_training.layers import Layer, Recorder
-from tacit.lab.predictor_training.runs import Sampling, TrainingRun, plan, record
-from tacit.lab.predictor_training.simulation import Round, Simulation, kinds
-from tacit.lab.predictor_training.synthetic import MadeUp
-from tacit.lab.predictor_training.trajectories import motions, reach, roll_out, when
-from tacit.lab.predictor_training.trials import End, Trial, evaluate, in_the_loop, predicting
-from tacit.lab.recipes.recipe import Recipe, seeded
-from tacit.prediction import weight_files
 from tacit.prediction.extrapolation import Linear, Stale
-from tacit.prediction.mp2_network import MP2
+from tacit.prediction.networks import weight_files
+from tacit.prediction.networks.mp2 import MP2
+from tacit.prediction.networks.wnn import WNN
 from tacit.prediction.predictor import Predictor, Seen, in_a_row
 from tacit.prediction.subsets import in_turn
-from tacit.prediction.wnn_network import WNN
+from tacit_lab.predictor_training import gain_search, mp2, wnn
+from tacit_lab.predictor_training.dataset import load, save
+from tacit_lab.predictor_training.evaluation import judge
+from tacit_lab.predictor_training.layers import Layer, Recorder
+from tacit_lab.predictor_training.runs import Sampling, TrainingRun, plan, record
+from tacit_lab.predictor_training.simulation import Round, Simulation, kinds
+from tacit_lab.predictor_training.synthetic import MadeUp
+from tacit_lab.predictor_training.trajectories import motions, reach, roll_out, when
+from tacit_lab.predictor_training.trials import End, Trial, evaluate, in_the_loop, predicting
+from tacit_lab.recipes.recipe import Recipe, seeded
 
 
 def layer_of(changes: Tensor, kind: str = "linear", **other: object) -> Layer:

@@ -3,10 +3,10 @@ import torch
 from torch import nn
 
 from tacit.errors import ConfigError
-from tacit.lab import recipes
-from tacit.lab.recipes import Choices
-from tacit.lab.recipes import digits as digits_module
-from tacit.lab.recipes.recipe import Recipe, shard
+from tacit_lab import recipes
+from tacit_lab.recipes import Choices
+from tacit_lab.recipes import digits as digits_module
+from tacit_lab.recipes.recipe import Recipe, shard
 
 SMALL = pytest.mark.parametrize(
     "recipe", [recipes.get(name) for name in ("bytes", "digits")], ids=lambda r: r.name

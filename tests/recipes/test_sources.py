@@ -5,7 +5,7 @@ import pytest
 from image_files import as_archive, as_folder
 
 from tacit.errors import ConfigError
-from tacit.lab.recipes.data import sources
+from tacit_lab.recipes.data import sources
 
 FILES = {"top/a.txt": b"first", "top/deep/b.bin": bytes(range(256)) * 50, "top/empty": b""}
 HIDDEN = {"top/.hidden": b"x", "__MACOSX/top/._a.txt": b"x"}

@@ -7,16 +7,16 @@ import torch
 import torch.distributed as dist
 
 from tacit.algorithms import parse
-from tacit.lab import records
-from tacit.lab.recipes import meter as meter_module
-from tacit.lab.recipes import recipe as recipe_module
-from tacit.lab.recipes.curves import NO_CURVES, Curves
-from tacit.lab.recipes.meter import Meter, mean_over_ranks
-from tacit.lab.recipes.progress import Progress
-from tacit.lab.recipes.timing import KEPT, Timekeeper
-from tacit.lab.recipes.training import Task, train
 from tacit.strategy import AnyStrategy
 from tacit.timelines import Change, Exchange, Span, Step, Timeline, now
+from tacit_lab import records
+from tacit_lab.recipes import meter as meter_module
+from tacit_lab.recipes import recipe as recipe_module
+from tacit_lab.recipes.curves import NO_CURVES, Curves
+from tacit_lab.recipes.meter import Meter, mean_over_ranks
+from tacit_lab.recipes.progress import Progress
+from tacit_lab.recipes.timing import KEPT, Timekeeper
+from tacit_lab.recipes.training import Task, train
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tacit.lab import records
+from tacit_lab import records
 
 HERE = records.Environment(
     python="3.11.7",

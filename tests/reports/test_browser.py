@@ -10,8 +10,8 @@ from browser import DARK, LIGHT, NEEDS_CHROMIUM, opened, titled
 from samples import ALONE, DDP, TOPK, WHOLE, comparison
 from timed import planned, scheduled, untold
 
-from tacit.lab import reports
 from tacit.timelines import Change
+from tacit_lab import reports
 
 pytestmark = NEEDS_CHROMIUM
 FRAME = """<!doctype html>

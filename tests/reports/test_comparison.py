@@ -6,7 +6,7 @@ from rich.console import Console
 from samples import ALONE, DDP, HEAD
 
 from tacit.errors import ConfigError
-from tacit.lab import records, reports
+from tacit_lab import records, reports
 
 TOPK = replace(samples.TOPK, algorithm="topk", seconds=7.5, accuracy=0.9, seconds_to_target=None)
 

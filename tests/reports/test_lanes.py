@@ -8,10 +8,10 @@ import pytest
 from samples import WHOLE
 from timed import planned, run
 
-from tacit.lab import reports
-from tacit.lab.reports.figures import Chart, Figure, Style
-from tacit.lab.reports.lanes import LANES, STEPS, lanes_chart
 from tacit.timelines import Timeline
+from tacit_lab import reports
+from tacit_lab.reports.charts.figures import Chart, Figure, Style
+from tacit_lab.reports.charts.planned_messages import LANES, STEPS, lanes_chart
 
 PAINT = {"it": Style("--c0")}
 

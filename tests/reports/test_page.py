@@ -10,9 +10,9 @@ import pytest
 from samples import ALONE, DDP, HEAD, TOPK, WHOLE, comparison
 
 from tacit.errors import ConfigError
-from tacit.lab import records, reports
-from tacit.lab.reports.charts import charts
-from tacit.lab.reports.figures import DASHES, PALETTE, Figure, Style, styles
+from tacit_lab import records, reports
+from tacit_lab.reports.charts.curves import charts
+from tacit_lab.reports.charts.figures import DASHES, PALETTE, Figure, Style, styles
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -143,7 +143,7 @@ def test_many_algorithms_are_told_apart_in_the_charts_and_by_their_keys() -> Non
 
 
 def test_the_style_sheet_knows_all_colours_and_dashes() -> None:
-    sheet = (files("tacit.lab.reports") / "page.css").read_text(encoding="utf-8")
+    sheet = (files("tacit_lab.reports") / "page.css").read_text(encoding="utf-8")
     for i in range(PALETTE):
         assert sheet.count(f" --c{i}: #") == 2, "light and dark"
     for dash in DASHES[1:]:
@@ -183,7 +183,7 @@ def test_losses_that_are_not_finite_are_no_points() -> None:
 
 
 def test_plotly_is_not_imported_before_a_page_is_built() -> None:
-    code = "import sys, tacit.lab.reports, tacit.cli; print('plotly' in sys.modules)"
+    code = "import sys, tacit_lab.reports, tacit_lab.cli; print('plotly' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -6,7 +6,7 @@ from html import escape
 
 from rich.console import Console
 
-from tacit.lab.reports.predictors import Evaluation, Judged, Path, page, table
+from tacit_lab.reports.predictors import Evaluation, Judged, Path, page, table
 
 ROWS = (
     Judged(

@@ -4,7 +4,7 @@ import pytest
 from samples import WHOLE
 
 from tacit.errors import ConfigError
-from tacit.lab import records, reports
+from tacit_lab import records, reports
 
 LINES = [record.to_json() for record in WHOLE]
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from samples import ALONE, DDP, TOPK, WHOLE, comparison
 
-from tacit.lab.records import parse
-from tacit.lab.reports import page
-from tacit.lab.reports.servers import servers
+from tacit_lab.records import parse
+from tacit_lab.reports import page
+from tacit_lab.reports.servers import servers
 
 TOLD = {
     "server": 0,

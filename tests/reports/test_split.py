@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 from samples import ALONE, DDP, TOPK
 
-from tacit.lab.records import EndRecord
-from tacit.lab.reports.split import TimeSplit, split
+from tacit_lab.records import EndRecord
+from tacit_lab.reports.charts.split import TimeSplit, split
 
 
 def parts(*ends: EndRecord) -> list[tuple[float, float, bool]]:

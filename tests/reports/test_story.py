@@ -6,8 +6,8 @@ from rich.console import Console
 from samples import ALONE, DDP, HEAD, TOPK, WHOLE, comparison
 
 from tacit.errors import ConfigError
-from tacit.lab import records, reports
-from tacit.lab.reports import summary
+from tacit_lab import records, reports
+from tacit_lab.reports import summary
 
 
 def headline(*ends: records.EndRecord, head: records.RunRecord = HEAD) -> str:

@@ -9,12 +9,12 @@ import pytest
 from samples import ALONE, DDP, HEAD, TOPK, WHOLE, comparison
 from timed import run, scheduled, untold
 
-from tacit.lab import records, reports
-from tacit.lab.reports.figures import Figure, Style
-from tacit.lab.reports.schedule import schedule_chart
-from tacit.lab.reports.timeline import timeline_chart
-from tacit.lab.reports.window import LEAST, MOST, RANKS, cut
 from tacit.timelines import Change, Exchange, Span, Step, Timeline
+from tacit_lab import records, reports
+from tacit_lab.reports.charts.figures import Figure, Style
+from tacit_lab.reports.charts.schedule import schedule_chart
+from tacit_lab.reports.charts.timeline import timeline_chart
+from tacit_lab.reports.charts.window import LEAST, MOST, RANKS, cut
 
 PAINT = {"it": Style("--c0")}
 EPOCHS = [

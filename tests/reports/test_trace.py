@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from timed import STEPS, overlapping, run, untold
 
-from tacit.lab import reports
-from tacit.lab.reports.activity import Stretch, hidden, rows, stretches, waits
-from tacit.lab.reports.trace import TRAINING
 from tacit.timelines import Exchange, Span, Step, Timeline
+from tacit_lab import reports
+from tacit_lab.reports.charts.activity import Stretch, hidden, rows, stretches, waits
+from tacit_lab.reports.trace import TRAINING
 
 RUNS = {"two levels": run("it"), "plain ddp": untold("ddp"), "overlapping": [overlapping("it")]}
 

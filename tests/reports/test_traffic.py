@@ -7,15 +7,15 @@ import pytest
 import torch
 from samples import ALONE, DDP, HEAD, TOPK, WHOLE, comparison
 
-from tacit.cli.run.traffic import matrix, printed
-from tacit.lab.cluster import Cluster
-from tacit.lab.recipes.traffic import Traffic
-from tacit.lab.records import EndRecord, RunRecord, parse
-from tacit.lab.reports import compare, page
-from tacit.lab.reports.figures import Style
-from tacit.lab.reports.traffic import traffic
-from tacit.lab.testbed import peers
-from tacit.lab.testbed.peers import PeerBytes
+from tacit_lab.cli.run.traffic import matrix, printed
+from tacit_lab.cluster import Cluster
+from tacit_lab.recipes.traffic import Traffic
+from tacit_lab.records import EndRecord, RunRecord, parse
+from tacit_lab.reports import compare, page
+from tacit_lab.reports.charts.figures import Style
+from tacit_lab.reports.traffic import traffic
+from tacit_lab.testbed.network import peers
+from tacit_lab.testbed.network.peers import PeerBytes
 
 MB = 10**6
 RING = [[0, 20 * MB, 0, MB], [MB, 0, 20 * MB, 0], [0, MB, 0, 20 * MB], [20 * MB, 0, MB, 0]]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tacit.lab.cluster import Cluster
-from tacit.lab.testbed import Result, Testbed, running, wire
-from tacit.lab.testbed.launch import Serving
-from tacit.lab.testbed.running import RunMonitor
+from tacit_lab.cluster import Cluster
+from tacit_lab.testbed import Result, Testbed, running, wire
+from tacit_lab.testbed.launch import Serving
+from tacit_lab.testbed.running import RunMonitor
 
 RANKS, SERVER = 0, 1
 
@@ -119,7 +119,7 @@ def test_a_run_knows_whether_its_servers_keep_a_checkpoint(
         given.update(options)
         raise KeyError("enough")
 
-    monkeypatch.setattr("tacit.lab.testbed.testbed.RunMonitor", begin)
+    monkeypatch.setattr("tacit_lab.testbed.testbed.RunMonitor", begin)
     with Testbed(Cluster.parse("local:1")) as testbed, pytest.raises(KeyError, match="enough"):
         testbed.run(["train.py"], servers=Serving(checkpoint=checkpoint))
     assert given["saving"] == (checkpoint is not None)

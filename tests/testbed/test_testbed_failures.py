@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from testbeds import forked_testbeds
 
-from tacit.lab.cluster import Cluster
-from tacit.lab.testbed import Result, Testbed
+from tacit_lab.cluster import Cluster
+from tacit_lab.testbed import Result, Testbed
 
 pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("namespaces")]
 

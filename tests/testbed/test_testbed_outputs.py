@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from tacit.lab.testbed import Failure, outputs, rank
-from tacit.lab.testbed.failure_attribution import Node, RankReport, agreed, parted, silent
-from tacit.lab.testbed.outputs import Output
+from tacit_lab.testbed import Failure, outputs, rank
+from tacit_lab.testbed.failure_attribution import Node, RankReport, agreed, parted, silent
+from tacit_lab.testbed.outputs import Output
 
 HEAD = "Traceback (most recent call last):"
 UNCAUGHT = [f"[rank1]: {HEAD}", '[rank1]:   File "a.py", line 1', "[rank1]: ValueError: bad"]

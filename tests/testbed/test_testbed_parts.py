@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from tacit.errors import TestbedError
-from tacit.lab.cluster import Cluster
-from tacit.lab.testbed import Failure, Result, counters, launch, namespaces, nodes, rank, wire
-from tacit.lab.testbed.failure_attribution import Node, reason
+from tacit_lab.cluster import Cluster
+from tacit_lab.testbed import Failure, Result, launch, rank, wire
+from tacit_lab.testbed.failure_attribution import Node, reason
+from tacit_lab.testbed.network import counters, namespaces, nodes
 
 
 def test_importing_it_does_not_import_torch() -> None:
-    code = "import sys, tacit.lab.testbed; sys.exit('torch' in sys.modules or 'pyroute2' in sys.modules)"
+    code = "import sys, tacit_lab.testbed; sys.exit('torch' in sys.modules or 'pyroute2' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

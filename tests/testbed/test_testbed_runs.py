@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tacit.errors import ConfigError, TestbedError
-from tacit.lab.cluster import Cluster
-from tacit.lab.testbed import Testbed, rank
-from tacit.lab.testbed.links import burst
+from tacit_lab.cluster import Cluster
+from tacit_lab.testbed import Testbed, rank
+from tacit_lab.testbed.network.links import burst
 
 pytestmark = pytest.mark.testbed
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tacit.errors import TestbedError
-from tacit.lab.cluster import Cluster
-from tacit.lab.testbed import Testbed, background
 from tacit.links import Links
+from tacit_lab.cluster import Cluster
+from tacit_lab.testbed import Testbed
+from tacit_lab.testbed.network import background
 
 pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("namespaces")]
 

@@ -269,7 +269,7 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit() -> None:
 
 
 def test_other_ranks_begin_with_public_copies_at_the_anchor(caplog: pytest.LogCaptureFixture) -> None:
-    from tacit.hooks.checkpoint import join_states
+    from tacit.checkpoint.session_state import join_states
 
     first = Crew("choco:ratio=0.3", peers=4)
     first.train(5)

@@ -10,10 +10,10 @@ from mixed_replicas import N, assert_followed, assert_nan_named, assert_resumed,
 from torch import Tensor
 
 from tacit.algorithms import parse
+from tacit.attaching import validate
 from tacit.compressors import Dense, OuterMix, PublicCopy, PushSum, TopK
 from tacit.contracts import Compressor, MixingTopology
 from tacit.errors import ConfigError
-from tacit.hooks import validate
 from tacit.merges import Average, Mix
 from tacit.strategy import Strategy
 from tacit.topologies import Directed, Flat, Gossip, Groups

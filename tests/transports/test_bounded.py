@@ -10,10 +10,10 @@ import pytest
 import torch.distributed as dist
 
 from tacit.errors import PeerLost
-from tacit.hooks import failure_detector
-from tacit.hooks.bounded_store import BoundedStore, Unreachable
-from tacit.hooks.close_barrier import StepsReached
-from tacit.hooks.failure_detector import FailureDetector
+from tacit.failure import detector
+from tacit.failure.barrier import StepsReached
+from tacit.failure.bounded_store import BoundedStore, Unreachable
+from tacit.failure.detector import FailureDetector
 
 
 class CutOff:
@@ -98,9 +98,9 @@ def test_who_asks_behind_a_call_without_answer_waits_as_long_as_he_said(store: C
 
 @pytest.fixture
 def call(store: CutOff, monkeypatch: pytest.MonkeyPatch) -> Iterator[FailureDetector]:
-    monkeypatch.setattr(failure_detector, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(failure_detector, "GRACE_SECONDS", 0.3)
-    monkeypatch.setattr(failure_detector, "PrefixStore", lambda prefix, inner: inner)
+    monkeypatch.setattr(detector, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(detector, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(detector, "PrefixStore", lambda prefix, inner: inner)
     made = FailureDetector(
         store, "key", 1, [0, 1], lambda: 3, lambda: StepsReached(3), lambda error: None, 1.0
     )  # type: ignore[arg-type]

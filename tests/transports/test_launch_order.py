@@ -23,12 +23,12 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils._pytree import tree_flatten
 
 import tacit
+from tacit.api.attached import Attached
+from tacit.attaching.failures import Failures
 from tacit.contracts import Collective
 from tacit.errors import NonFinite
 from tacit.exchange.lane import Job
 from tacit.exchange.stream_lane import StreamLane
-from tacit.hooks.attached import Attached
-from tacit.hooks.failures import Failures
 from tacit.kernels.dispatch import emulated_device
 from tacit.transports import process_groups
 from tacit.transports.devices import ByDevice

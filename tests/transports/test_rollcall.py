@@ -11,19 +11,19 @@ import pytest
 import torch.distributed as dist
 
 from tacit.algorithms import parse
+from tacit.attaching.failures import without_it
 from tacit.errors import PeerLost, RatesDiffer, UnevenData
-from tacit.hooks import close_barrier, failure_detector
-from tacit.hooks.close_barrier import StepsReached
-from tacit.hooks.failure_detector import FailureDetector
-from tacit.hooks.failures import without_it
-from tacit.hooks.store_comparison import StepComparison, StepNote
+from tacit.failure import barrier, detector
+from tacit.failure.barrier import StepsReached
+from tacit.failure.detector import FailureDetector
+from tacit.failure.store_comparison import StepComparison, StepNote
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_detector, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(failure_detector, "GRACE_SECONDS", 0.5)
-    monkeypatch.setattr(close_barrier, "SILENT_SECONDS", 1.5)
+    monkeypatch.setattr(detector, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(detector, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(barrier, "SILENT_SECONDS", 1.5)
 
 
 class Ranks:
@@ -120,8 +120,8 @@ def test_one_who_is_behind_may_catch_up(three: Ranks) -> None:
 def test_one_who_closes_while_others_wait_for_it_elsewhere_is_named(three: Ranks) -> None:
     """DDP takes the buffers over from rank 0 in each forward, before a round of ours begins."""
     three.reached = [StepsReached(5, 5)] * 3
-    close_barrier = threading.Thread(target=three.close, args=(0,), daemon=True)
-    close_barrier.start()
+    closing = threading.Thread(target=three.close, args=(0,), daemon=True)
+    closing.start()
     while not three.calls[1]._store.check(["closing"]):
         time.sleep(0.01)
     error = three.calls[1].alarm("Application timeout caused pair closure")
@@ -130,11 +130,11 @@ def test_one_who_closes_while_others_wait_for_it_elsewhere_is_named(three: Ranks
         "rank 0 closed its session after 5 steps, and rank 1 did not follow but failed: ranks have uneven"
     )
     assert str(error).endswith("(rank 1: Application timeout caused pair closure)")
-    close_barrier.join(10)
+    closing.join(10)
 
 
 def test_one_who_is_silent_is_named(three: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_detector, "GRACE_SECONDS", 60.0)  # nobody waits for its answer once more
+    monkeypatch.setattr(detector, "GRACE_SECONDS", 60.0)  # nobody waits for its answer once more
     three.reached = [StepsReached(5)] * 3
     three.calls[1].close()  # its thread ends, as if its process were gone
     errors = [each.result(timeout=15) for each in [three.pool.submit(three.close, rank) for rank in (0, 2)]]
@@ -179,11 +179,11 @@ def test_the_error_of_a_lost_rank_says_what_could_go_on_without_it() -> None:
     here = {0: "h5 6 7.0", 2: "h5 6 7.0"}
     for text in ("gossip", "noloco:sync_every=2", "sgp:graph=star"):
         (level,) = parse(text).levels
-        said = failure_detector._blamed([0, 1, 2], here, "why", 6.0, without_it(level))
+        said = detector._blamed([0, 1, 2], here, "why", 6.0, without_it(level))
         assert said is not None
         assert said.startswith("rank 1 did not answer in round 5: gone or frozen (why). With '")
         assert said.endswith("attach 'adpsgd:allow_lost=true'")
-        assert failure_detector._blamed([0, 2], here, "why", 6.0, without_it(level)) is None
+        assert detector._blamed([0, 2], here, "why", 6.0, without_it(level)) is None
     for text in ("topk", "diloco"):
         (level,) = parse(text).levels
         assert without_it(level) == ""
@@ -195,7 +195,7 @@ def test_the_error_of_a_lost_rank_says_what_could_go_on_without_it() -> None:
 def verdict(*answers: str, timeout: float = 6.0) -> str:
     """Of ranks 0, 1, 2 that answer so; "" for none."""
     said = {i: each for i, each in enumerate(answers) if each}
-    return failure_detector._blamed([0, 1, 2], said, "why", timeout) or failure_detector._nobody(said, "why")
+    return detector._blamed([0, 1, 2], said, "why", timeout) or detector._nobody(said, "why")
 
 
 @pytest.mark.parametrize(
@@ -237,8 +237,8 @@ def test_who_is_missing_is_told_by_the_answers(answers: tuple[str, ...], says: s
 def test_who_failed_first_is_told_where_nobody_is_to_blame() -> None:
     here = dict.fromkeys(range(3), "h5 8 7.0")
     alarm = "rank 2: Connection closed by peer [10.0.0.1]."
-    assert failure_detector._blamed([0, 1, 2], here, alarm, 6.0) is None
-    says = failure_detector._nobody(here, alarm)
+    assert detector._blamed([0, 1, 2], here, alarm, 6.0) is None
+    says = detector._nobody(here, alarm)
     assert "The first to fail was rank 2, of this: Connection closed by peer [10.0.0.1]. So look" in says
 
 

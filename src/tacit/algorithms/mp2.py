@@ -77,11 +77,11 @@ from tacit.overlap import Bucketwise, Delayed
 from tacit.prediction.budget import Subset
 from tacit.prediction.extrapolation import Exponential, Linear, Stale
 from tacit.prediction.fitted_coding import FittedCoding
-from tacit.prediction.mp2_network import MP2
+from tacit.prediction.networks.mp2 import MP2
+from tacit.prediction.networks.wnn import WNN
 from tacit.prediction.predicted import Predicted
 from tacit.prediction.predictor import Predictor
 from tacit.prediction.server_prediction import Pulled
-from tacit.prediction.wnn_network import WNN
 from tacit.rounds import Every
 from tacit.strategy import Strategy, Variance
 from tacit.topologies import Auto, StaleSynchronous, Star

@@ -13,8 +13,8 @@ import accelerate
 from torch import nn
 from torch.optim import Optimizer
 
+from tacit.api.attached import Attached
 from tacit.errors import AttachError
-from tacit.hooks import Attached
 from tacit.integrations.checkpoints import AllRanks
 from tacit.integrations.managed import ManagedSession, require
 from tacit.strategy import AnyStrategy

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tacit.api.attached import Attached
+from tacit.checkpoint.session_state import join_states
+from tacit.checkpoint.sharded_state import refuse_shards
 from tacit.errors import CheckpointError
-from tacit.hooks import Attached, join_states
-from tacit.hooks.sharded_state import refuse_shards
 from tacit.transports.process_groups import collected
 
 _SHARED = "shared/"

@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from tacit.algorithms.registry import strategy_of
+from tacit.api.attach import attach
+from tacit.api.attached import Attached
 from tacit.errors import AttachError, ConfigError, TacitError
-from tacit.hooks import Attached, attach
 from tacit.strategy import AnyStrategy
 
 _GIVEN = ("model", "optimizer", "strategy", "scaler", "mesh", "group")

@@ -2,14 +2,14 @@
 
 from tacit.prediction.extrapolation import Exponential, Linear, Persistent, Stale
 from tacit.prediction.fitted_coding import FittedCoding
-from tacit.prediction.loading import trained
-from tacit.prediction.mp2_network import MP2
+from tacit.prediction.networks.loading import trained
+from tacit.prediction.networks.mp2 import MP2
+from tacit.prediction.networks.wnn import WNN
 from tacit.prediction.nowcaster import Nowcast
 from tacit.prediction.predicted import Predicted
 from tacit.prediction.predictive_coding import PredictiveCoding
 from tacit.prediction.predictor import KINDS, Predictor, Seen, in_a_row, kind_of
 from tacit.prediction.server_prediction import Pulled
-from tacit.prediction.wnn_network import WNN
 
 __all__ = [
     "KINDS",

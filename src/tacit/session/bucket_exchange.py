@@ -14,10 +14,10 @@ from tacit.exchange.combinators import average_
 from tacit.exchange.health import finite
 from tacit.session.buckets import Bucket
 from tacit.session.config import SessionConfig
-from tacit.session.health import MEANS, BucketHealth
-from tacit.session.nonfinite import NonfiniteChecks, first_infinite
-from tacit.session.pending import PendingRound
+from tacit.session.health.device_notes import MEANS, BucketHealth
+from tacit.session.health.nonfinite import NonfiniteChecks, first_infinite
 from tacit.session.rescaling import Rescaling
+from tacit.session.rounds import PendingRound
 from tacit.session.state import StateStore
 from tacit.transports.meter import counted
 

@@ -14,12 +14,12 @@ from tacit.exchange.combinators import average_
 from tacit.exchange.health import overflow
 from tacit.session.buckets import Bucket
 from tacit.session.config import SessionConfig
-from tacit.session.failure import SessionFailure
-from tacit.session.health import BucketHealth, DeviceReport, HealthReport
+from tacit.session.health.device_notes import BucketHealth, DeviceReport, HealthReport
+from tacit.session.health.failure import SessionFailure
+from tacit.session.health.nonfinite import NonfiniteChecks, first_infinite
 from tacit.session.lanes import Lanes, Open
-from tacit.session.nonfinite import NonfiniteChecks, first_infinite
-from tacit.session.pending import PendingRound, PendingRounds
 from tacit.session.rescaling import Rescaling
+from tacit.session.rounds import PendingRound, PendingRounds
 from tacit.session.stats import CommStats
 
 

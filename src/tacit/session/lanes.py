@@ -14,7 +14,7 @@ import torch
 from tacit.contracts import Request, Transport
 from tacit.exchange.lane import Job, Lane
 from tacit.exchange.stream_lane import StreamLane
-from tacit.session.failure import SessionFailure
+from tacit.session.health.failure import SessionFailure
 from tacit.transports.devices import ByDevice
 from tacit.transports.meter import counted
 

@@ -26,7 +26,7 @@ from tacit.contracts import (
 )
 from tacit.exchange.health import finite
 from tacit.session.buckets import Bucket, Policy, make_buckets
-from tacit.session.remembered import Place, RememberedRuns
+from tacit.session.dry_runs import Place, RememberedRuns
 from tacit.transports.meter import Cost, DryRun, run_dry
 
 _RUNS = RememberedRuns()

@@ -19,13 +19,13 @@ from tacit.session.buckets import Bucket, Policy, StateSlice, fitting
 from tacit.session.config import SessionConfig
 from tacit.session.description import detail, sentence
 from tacit.session.device_rounds import DeviceRounds
-from tacit.session.failure import SessionFailure
-from tacit.session.health import BucketHealth
+from tacit.session.health.device_notes import BucketHealth
+from tacit.session.health.failure import SessionFailure
+from tacit.session.health.nonfinite import NonfiniteChecks
 from tacit.session.lanes import Lanes, Open
-from tacit.session.nonfinite import NonfiniteChecks
-from tacit.session.pending import PendingRound, PendingRounds
 from tacit.session.plan import SessionContext
 from tacit.session.rescaling import Rescaling
+from tacit.session.rounds import PendingRound, PendingRounds
 from tacit.session.schedule import Schedule
 from tacit.session.state import StateStore
 from tacit.session.stats import CommStats

@@ -21,11 +21,11 @@ from tacit.contracts import (
     Topology,
     stage_of,
 )
-from tacit.parameter_server.averaging_service import AveragingService, AveragingState
-from tacit.parameter_server.messages import Message
-from tacit.parameter_server.protocol import FrameKind
-from tacit.parameter_server.service import Sender
 from tacit.session import Session
+from tacit.stores.messages import Message
+from tacit.stores.protocol import FrameKind
+from tacit.stores.server.averaging_service import AveragingService, AveragingState
+from tacit.stores.service import Sender
 from tacit.strategy import Strategy
 from tacit.transports.loopback import Answer, Loopback, LoopbackTransport
 

@@ -2,8 +2,8 @@
 
 import sys
 
-from tacit.lab.cluster import Cluster
-from tacit.lab.testbed import Testbed
+from tacit_lab.cluster import Cluster
+from tacit_lab.testbed import Testbed
 
 if __name__ == "__main__":
     with Testbed(Cluster.parse(sys.argv[1])) as testbed:

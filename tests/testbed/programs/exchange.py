@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from tacit.lab.testbed import counters, peers
+from tacit_lab.testbed.network import counters, peers
 
 INTERFACE = os.environ["TACIT_INTERFACE"]
 SIZE = 6_000_000

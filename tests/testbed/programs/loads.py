@@ -6,7 +6,7 @@ import json
 import os
 import time
 
-from tacit.lab.testbed import counters
+from tacit_lab.testbed.network import counters
 
 INTERFACE = os.environ["TACIT_INTERFACE"]
 

@@ -1,5 +1,0 @@
-"""`python -m tacit` is `tacit`."""
-
-from tacit.cli import main
-
-main()

@@ -1,0 +1,1 @@
+"""What a training script calls: `attach`, the session that it returns, and the bare hook."""

@@ -1,0 +1,171 @@
+"""`attach`: puts a strategy to work on a DDP model, and returns the session that ends it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from difflib import get_close_matches
+from functools import wraps
+from typing import Literal, ParamSpec
+
+import torch.distributed as dist
+from torch import nn
+from torch.amp import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from tacit.algorithms import parse
+from tacit.algorithms.registry import strategy_of
+from tacit.api.attached import Attached, refuse_second
+from tacit.api.auto import AutoSession
+from tacit.attaching.arguments import check_kinds, model_of, optimizers_of
+from tacit.attaching.fitting import AttachArguments, fitted
+from tacit.environment import ALGORITHM
+from tacit.errors import AttachError, ConfigError
+from tacit.fsdp.gradients import Reduction
+from tacit.gradients.layerwise.forward_steps import refuse_compiled
+from tacit.model.torch_modes import shielded
+from tacit.planning.decider import Decider
+from tacit.planning.planner import Planner
+from tacit.reporting import run_report
+from tacit.session.buckets import Policy
+from tacit.strategy import AnyStrategy, AutoStrategy
+
+Given = ParamSpec("Given")
+
+
+def from_env(variable: str = ALGORITHM) -> AnyStrategy:
+    """The strategy that an environment variable names; plain `ddp` where it is not set.
+
+    Raises:
+        ConfigError: the text is no strategy.
+    """
+    run_report.called("from_env")
+    text = os.environ.get(variable, "ddp")
+    try:
+        return parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"environment variable {variable}={text!r}: {error}") from None
+
+
+def _suggesting(call: Callable[Given, Attached]) -> Callable[Given, Attached]:
+    """The function, which names the nearest of its arguments where there is none of a name."""
+    known = [*inspect.signature(call).parameters]
+
+    @wraps(call)
+    def called(*args: Given.args, **kwargs: Given.kwargs) -> Attached:
+        for name in kwargs:
+            near = get_close_matches(name, known, n=1)
+            if name not in known and near:
+                raise TypeError(f"attach() has no argument {name!r}. Did you mean {near[0]!r}?")
+        return call(*args, **kwargs)
+
+    return called
+
+
+@_suggesting
+@shielded
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer] | None,
+    strategy: AnyStrategy | str,
+    *,
+    scaler: GradScaler | None = None,
+    policy: Policy | None = None,
+    timeout: timedelta | None = None,
+    steps_per_epoch: int | None = None,
+    epochs: int | None = None,
+    mesh: DeviceMesh | None = None,
+    group: dist.ProcessGroup | None = None,
+    weight: float | None = None,
+    servers: Sequence[str] | None = None,
+    seed: int = 0,
+    exchange_on: Literal["device", "host"] | None = None,
+    reduction: Reduction = "mean",
+    probe: bool = False,
+    decider: Decider | None = None,
+) -> Attached:
+    """Put a strategy to work on a model of DDP or FSDP2. A collective call: every rank of the model makes it.
+
+    Args:
+        model: the wrapped model, compiled or not; torch is entered by its own hooks, and nothing is patched.
+            Of one that `fully_shard` shards on the near axis of a mesh, gradients or parameters are averaged
+            along the far axis.
+        optimizer: of the model's parameters, or several, all that step them; a step counts when each has
+            stepped, or when one is about to step again. Wrappers of Accelerate and Lightning are fine. None
+            will do where gradients are exchanged.
+        strategy: a value, or its text form such as "topk:ratio=0.01".
+        scaler: the one that scales the loss, if any. A step in which a gradient overflows is then passed over
+            on all ranks, where without it an infinity is an error; a replica that moves on its own passes
+            over steps of its own. Steps are then counted by backward passes: accumulate under `no_sync`.
+        policy: `(name, parameter) -> Compressor | None`: which compressor handles which parameter; None
+            keeps it dense. Without it: the strategy's, and dense for parameters of fewer than two dimensions
+            where its compressor exempts them.
+        timeout: after which a peer that does not answer is an error, such as timedelta(minutes=5); the
+            process group's where not given.
+        steps_per_epoch: for strategies that go by epochs: steps of the optimizer, len(loader) // accumulation
+            where that many backward passes make one.
+        epochs: how many there will be, for strategies that end otherwise than they begin.
+        mesh: of nodes x ranks of a node, for strategies that go by node; torchrun and Slurm tell it too. Of
+            a sharded model: the mesh of which `fully_shard` was given all axes but one.
+        group: of a sharded model, the ranks that have the same shards as this one, if there is no such mesh.
+        weight: of strategies that average replicas: how much this rank counts for there, and in the means
+            of gradients between, above 0, such as its number of samples (FedAvg: McMahan et al. 2017); all
+            alike where no rank gives one.
+        servers: host:port of each parameter server, in the same order everywhere; where not given, those
+            that the launcher tells (`TACIT_SERVERS`).
+        seed: of what ranks draw at random while they train, the same on every rank: which entries travel,
+            how levels are rounded. From 0 on. PowerSGD's first factors and a server's own draws do not
+            depend on it.
+        exchange_on: for a model on a GPU, where its exchanges run: on the GPU in stream order ("device"; with
+            NCCL, and a strategy that needs no value on the host), or on the host, on copies that travel by
+            Gloo ("host": less memory on the GPU, as residuals and anchors are on the host). Where not given,
+            on the GPU if that is possible. `session.active_path` tells which, and why.
+        reduction: of a sharded model's gradients along the far axis: "mean", or "sum" where the loss is
+            divided by the samples of all ranks, as torchtitan's is.
+        probe: whether to measure the links between all ranks' nodes now, for about a second a pair of nodes:
+            `session.links` then has them.
+        decider: of "auto", which chooses the strategy by what the first steps have measured; the same kind
+            on every rank. Where not given, the planner, which foretells each candidate by a clock.
+
+    Returns:
+        The attached session: a context manager. `close` (or leaving the block) takes the optimizer's hooks
+        away. DDP keeps its communication hook for life, which then averages as plain DDP does; FSDP2's are
+        taken away, and it goes on along its own axis alone.
+
+    Raises:
+        ConfigError: the strategy's text, or a number, is wrong.
+        AttachError: the model or the optimizer does not fit, or ranks differ in model or strategy.
+        PeerLost: a rank is gone or frozen, or does not attach.
+    """
+    run_report.called("attach")
+    strategy = strategy_of(strategy)
+    check_kinds(policy, timeout, mesh)
+    trained = model_of(model, mesh, group)
+    refuse_second(trained)
+    given = AttachArguments(
+        model=trained,
+        optimizers=optimizers_of(optimizer),
+        scaler=scaler,
+        policy=policy,
+        timeout=timeout,
+        steps_per_epoch=steps_per_epoch,
+        epochs=epochs,
+        mesh=mesh,
+        weight=weight,
+        servers=servers,
+        seed=seed,
+        exchange_on=exchange_on,
+        reduction=reduction,
+        probe=probe,
+    )
+    if isinstance(strategy, AutoStrategy):
+        return AutoSession(given, strategy, decider or Planner())
+    if decider is not None:
+        raise AttachError(
+            f"decider= is for 'auto', and {strategy.name!r} is named: leave it out, or write 'auto'"
+        )
+    refuse_compiled(model, strategy)
+    return Attached(fitted(given, strategy))

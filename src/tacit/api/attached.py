@@ -1,0 +1,403 @@
+"""An attached session: what the user calls during training, and how it is closed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tacit.api import status
+from tacit.attaching.active import ActiveStrategy
+from tacit.attaching.step_hooks import differ_since
+from tacit.errors import AttachError, PeerLost, first_line
+from tacit.failure import exit
+from tacit.gradients.ddp_hook import HookDispatcher
+from tacit.levels.level import Level
+from tacit.levels.node_layout import measured_links
+from tacit.levels.spec import AttachOptions
+from tacit.links import Links
+from tacit.model.torch_modes import shielded
+from tacit.model.trained_model import TrainedModel
+from tacit.planning import live_diagnosis, step_profile
+from tacit.planning.decider import Choice
+from tacit.planning.footprint import footprint
+from tacit.planning.live_diagnosis import Diagnosing
+from tacit.replicas.consensus import Consensus
+from tacit.reporting import run_report, tensorboard
+from tacit.session import Session, joined, timeline
+from tacit.strategy import AnyStrategy
+from tacit.timelines import Timeline
+from tacit.transports.process_groups import rank_in
+
+CLOSE = "write `with tacit.attach(...):` around the loop, or session.close() behind it"
+
+_log = logging.getLogger("tacit")
+
+_ATTACHING = threading.Lock()
+_ATTACHED: WeakKeyDictionary[TrainedModel, Attached] = WeakKeyDictionary()
+
+
+def session_of(model: TrainedModel) -> Attached | None:
+    """The session that is attached to the model, if one is."""
+    return _ATTACHED.get(model)
+
+
+def refuse_second(model: TrainedModel) -> None:
+    """Refuse a model that has a session.
+
+    Raises:
+        AttachError: names the session's strategy.
+    """
+    earlier = session_of(model)
+    if earlier is not None:
+        raise AttachError(f"{earlier.strategy.name!r} is attached to this model already: close it first")
+
+
+class Attached:
+    """A session at work on a model; a context manager, which closes it.
+
+    `attach` and `CommState` make it. A collective call: the ranks first compare what they give.
+
+    Args:
+        options: what to attach, and to what; checked.
+        dispatcher: answers the communication hook that the user registers; None: tacit registers its own.
+        strategy: what the user gave, where another one is at work.
+
+    Attributes:
+        strategy: as given.
+        optimizers: those whose steps it follows, without what frameworks wrap around them.
+        links: what the links between nodes carry, where `attach` was to measure them, or the strategy goes by
+            them.
+    """
+
+    strategy: AnyStrategy
+    optimizers: Sequence[Optimizer]
+    links: Links | None
+
+    def __init__(
+        self,
+        options: AttachOptions,
+        dispatcher: HookDispatcher | None = None,
+        strategy: AnyStrategy | None = None,
+    ) -> None:
+        self.strategy = options.strategy if strategy is None else strategy
+        self._model, self.optimizers = options.model, options.optimizers
+        self._process = os.getpid()
+        if not _ATTACHING.acquire(blocking=False):
+            raise AttachError(
+                "another thread of this process is attaching, and ranks have to attach in the same order: "
+                "attach one model after the other, from one thread"
+            )
+        try:
+            self._active = ActiveStrategy(options, dispatcher)
+        finally:
+            _ATTACHING.release()
+        _ATTACHED[self._model] = self
+        self.links = self._active.links
+        try:
+            run_report.began(self)
+            tensorboard.began(self)
+            exit.began(self)
+            step_profile.began(self, options)
+            if options.probe and self.links is None:
+                self.links = measured_links(options.group, options.mesh)
+            live_diagnosis.began(self)
+        except BaseException as error:
+            Attached.__exit__(self, type(error), error, error.__traceback__)
+            raise
+
+    @property
+    def levels(self) -> list[Level]:
+        """The levels of the strategy that is at work, near to far."""
+        return self._active.levels
+
+    @property
+    def session(self) -> Session:
+        """The session of the nearest level; of the only one, where there are no levels."""
+        return self.levels[0].session
+
+    @property
+    def options(self) -> AttachOptions:
+        """What is at work, and on what: strategy, model, optimizers, parameters by name, process group."""
+        return self._active.options
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session has ended; in a process that was forked it is the parent's, and so has."""
+        return session_of(self._model) is not self or os.getpid() != self._process
+
+    # ---- while it is at work --------------------------------------------------------------------------
+
+    @shielded
+    def observe(self, loss: Tensor | float) -> None:
+        """Give the loss of this step to strategies that depend on it; others ignore it.
+
+        To be called once a step, before `optimizer.step`.
+        """
+        for level in self.levels:
+            if level.progress is not None:
+                level.progress.observations.observe(loss)
+
+    def discard(self, wish: bool = True) -> bool:
+        """Take back the step that is under way, if any rank wishes it: of a batch with a spike, say.
+
+        A collective call, between the last backward of a step and `optimizer.step`, in every step in which a
+        rank may wish it. Where it returns True, clear the gradients and do not step. Residuals, momenta,
+        counters and random streams are then as if this batch had never been.
+
+        Args:
+            wish: this rank's; that of one suffices.
+
+        Returns:
+            Whether the step is taken back; the same on all ranks.
+
+        Raises:
+            AttachError: there is no backward to take back, no wish in `wish`, or the strategy cannot.
+            RoundError: the ranks could not agree, or the round of that backward has failed.
+        """
+        if self.closed:
+            raise AttachError("session.discard() was called when the session was closed: call it before")
+        return self._active.discard(wish)
+
+    def flush(self) -> None:
+        """Wait until no message is in flight, as before a checkpoint. Raises what went wrong.
+
+        An answer that is to be applied later is kept until then.
+        """
+        self._active.flush()
+
+    def check_called(self) -> None:
+        """To be called behind a first step, by who has attached for somebody else.
+
+        Raises:
+            AttachError: torch has not called the hooks, so nothing was exchanged; says why that may be.
+        """
+        self._active.check_called()
+
+    def sync(self) -> None:
+        """Make all replicas equal now; behind `close` they are. A collective call, behind the same step.
+
+        They become their mean, or what the strategy has in its place, such as the centre of `easgd`; what has
+        moved travels uncompressed. Weights that the script has written become their mean, and all begin anew.
+        All compare a checksum: where gradients are averaged, a warning tells which rank was written alone.
+
+        Raises:
+            AttachError: a Parameter of the model has been replaced by another.
+            RoundError: it failed; `PeerLost`: a rank is gone, or has gone on without this call.
+        """
+        if not self.closed:
+            self._active.sync()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The session for a checkpoint (`Stateful`): counters, buckets, and all state that it keeps.
+
+        For torch.save each rank saves its own, as residuals differ by rank; torch.distributed.checkpoint
+        keeps them apart by their keys. All ranks call it after the same step: with `efsign` it waits for all.
+        """
+        return self._active.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint, bit for bit; load the model and the optimizer too. A collective call.
+
+        Raises:
+            CheckpointError: a rank's does not fit or is not whole; on all ranks, and nothing has changed.
+        """
+        self._active.load_state_dict(state_dict)
+
+    # ---- what it tells --------------------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, float]:
+        """This rank's numbers since the session began.
+
+        * `steps`, and `rounds`; `void_rounds`: of these, how many came to nothing, as a scaled gradient
+          overflowed or the step was discarded;
+        * `bytes_out`: sent by this rank in training, by the formulas of the collectives; `ddp_bytes_out`:
+          what DDP's own all-reduce would have sent of a rank in as many steps; `compression`: how many times
+          as much that is. `closing_bytes_out`: sent by closing the session, where replicas are averaged;
+        * `exchange_seconds`: with a round under way; `exposed_seconds`: of these, with training waiting;
+          `compute_share`: the share of the time between rounds that was not spent waiting;
+        * `lag`: how many steps after its round had left an answer was applied, on average.
+
+        Where replicas differ, and were averaged by `sync` or `tacit.measure_consensus`, how far they were
+        apart just before: `consensus_distance`, the mean over the replicas of ||x_i - mean x||, and
+        `consensus_relative`, that over ||mean x||.
+
+        With parameter servers also `push_bytes`, `pull_bytes`, `queue_seconds` and `staleness`. Of several
+        levels: their sums (`lag`: that of the farthest), and `rounds_0`, `bytes_out_0`, `rounds_1` and so on
+        for each, near to far.
+        """
+        each = [level.metrics() for level in self.levels]
+        apart = {key: value for key, value in each[-1].items() if key.startswith("consensus_")}
+        return each[0] if len(each) == 1 else joined(each) | apart
+
+    def servers(self) -> list[dict[str, Any]]:
+        """The counters of each parameter server; empty where there are none.
+
+        `pushes` and `pulls`, and their `push_bytes` and `pull_bytes`, of all workers; `stale`: how many
+        pushes were how many updates old; `late`: how many were dropped; `queue_seconds`: how long messages
+        waited for their turn, in all; `busy_seconds`; `transmitted`: bytes that its interface has sent.
+
+        Raises:
+            ServerLost: one is gone.
+        """
+        self.flush()
+        return [facts for level in self.levels for facts in level.servers()]
+
+    def footprint(self) -> dict[str, int]:
+        """Bytes that this rank keeps beside the model, its gradients and the optimizer, by what they are.
+
+        E.g. `residual` and `anchor`; `second buffers`: what a round writes while the old state is kept, so
+        that a round that fails leaves no trace; `messages`: what is sent and received, used again in the next
+        round; `scratch`: what encoding and decoding use, in the threads of all sessions.
+        """
+        return footprint([self.levels, self._active.momentum], self._model.module, self.optimizers)
+
+    @shielded
+    def diagnose(self, steps: int | None = None) -> Diagnosing:
+        """Find out where the time of the next steps goes, and what would change it; all ranks call it alike.
+
+        Each of these steps is timed, which costs some microseconds a parameter. Behind the last of them all
+        ranks compare, which takes some seconds: links are measured, and other strategies foretold. Rank 0
+        logs what was found.
+
+        Args:
+            steps: how many, 2 or more, behind five that are left out; where not given, 20, or two periods of
+                the strategy.
+
+        Returns:
+            Its `result` is None until then, and then a `Diagnosis`, equal on all ranks.
+
+        Raises:
+            AttachError: attach was given no optimizer, or the model is on a GPU.
+            ConfigError: so many steps are not possible.
+        """
+        return Diagnosing(self, steps)
+
+    def timeline(self) -> Timeline:
+        """When this rank computed and waited: its last thousand steps, and each level's last thousand rounds.
+
+        Of each round: when it began and ended, when training waited for it, its bytes. What of a step is no
+        waiting is computing, tacit's own included. Ranks of one machine have one clock. With `ddp` only steps
+        are known. Of `fusion` and `priority` also when each message was ready, left and came, and when
+        training waited for it: this is noted from the first call on. `tacit_lab.reports.trace` makes of all
+        ranks' timelines a trace for Perfetto.
+        """
+        names = ["exchange"] if len(self.levels) == 1 else [each.name for each in self.strategy.levels]
+        sessions = [level.session for level in self.levels]
+        messages = [each for level in self.levels for each in level.messages()]
+        return timeline(self.strategy.name, rank_in(), names, sessions, messages)
+
+    @property
+    def choice(self) -> Choice | None:
+        """What `auto` has chosen, and on what grounds; None before, and where the user named the strategy."""
+        return None
+
+    @property
+    def active_path(self) -> str:
+        """What runs, in one sentence: the strategy, its messages, the ranks, the kernels."""
+        return status.active_path(self._active.options, self.levels, self._active.momentum)
+
+    def describe(self) -> str:
+        """What runs, in lines: `active_path`, and all that it summarises.
+
+        Of each level its strategy as a value; which topology was chosen, and by which numbers: the bytes of
+        the busiest rank, as sent and as weighed by what a second compression loses; and each bucket with its
+        parameters, their compressors, what predicts them, and its bytes.
+        """
+        return status.describe(self._active.options, self.levels, self._active.momentum)
+
+    # ---- how it ends ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Make replicas and their optimizers equal, wait for all rounds, and leave plain DDP; idempotent.
+
+        The optimizer's hooks are taken away; DDP's communication hook stays, and averages as plain DDP does.
+        A collective call: a rank that comes early waits for the others, while they live.
+
+        Raises:
+            UnevenData: ranks have taken different numbers of steps.
+            RatesDiffer: with different learning rates.
+            RoundError: the last round failed, or an earlier one did.
+        """
+        if self.closed:
+            return
+        try:
+            first = self._active.failures.first
+            if first is None or any(
+                level.session.strategy.late and level.session.failure.unraised for level in self.levels
+            ):
+                self._active.make_equal()
+            elif isinstance(first, PeerLost):
+                raise first  # found by the failure detector, and perhaps not yet raised
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Remove the hooks and close the levels of this rank; no collective call."""
+        _ATTACHED.pop(self._model, None)
+        self._active.leave()
+        exit.ended(self)
+        run_report.ended(self)
+        tensorboard.ended(self)
+
+    def end(self, where: str, error: BaseException | None) -> None:
+        """Close a session that nobody has closed, at `where`; see `hooks.exit`. Logs what it did."""
+        since = differ_since(self.levels)
+        try:
+            if error is not None:
+                self._active.failures.lost_by(error)
+                self._leave()
+                return
+            self.close()
+        except Exception as failure:
+            undone = "" if since is None else f" The replicas, {since}, were not averaged."
+            _log.warning(
+                "the session of %r was open at %s, and could not be closed: %s.%s Close it yourself: %s",
+                *(self.strategy.name, where, first_line(failure), undone, CLOSE),
+            )
+        else:
+            if since is not None and rank_in() == 0:
+                _log.warning(
+                    "the session of %r was open at %s. The replicas, %s, have been averaged now: what was "
+                    "saved or evaluated before was one rank's own. Close it where training ends: %s",
+                    *(self.strategy.name, where, since, CLOSE),
+                )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        if self.closed:
+            return
+        lost = self._active.failures.lost_by(error)
+        self._leave()
+        if lost is not None:
+            raise lost from error
+
+
+@shielded
+def measure_consensus(session: Attached) -> Consensus | None:
+    """How far the replicas are apart now: once an epoch, say. They stay as they are. A collective call.
+
+    It averages a copy of the model, whose bytes `session.metrics` does not count, unless replicas are equal
+    by what the strategy has done; then it is 0. `session.metrics` has it from then on. None where it is not
+    measured: where replicas never differ, where workers go on by themselves, and of sharded models.
+
+    Raises:
+        RoundError: the average failed.
+    """
+    session.flush()
+    far = session.levels[-1].progress
+    return None if far is None else far.measure_consensus()

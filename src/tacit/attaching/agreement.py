@@ -1,0 +1,176 @@
+"""Ranks compare what they give `attach`, before anything else: a mismatch would make them hang later."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tacit.attaching.grad_scaler import agreed_on
+from tacit.attaching.learning_rates import Rates
+from tacit.contracts import ScheduleState
+from tacit.errors import AttachError, of_ranks
+from tacit.kernels.payloads import FORMAT
+from tacit.levels.spec import AttachOptions
+from tacit.model.trained_model import TrainedModel, locals_of
+from tacit.replicas.buffers import found_in
+from tacit.session.buckets import Policy, choice, exempting
+from tacit.strategy import AnyStrategy
+from tacit.transports.process_groups import gathered, ranks_of
+
+_TEXT = 400
+"""Bytes in which a rank says what it has, once it is known that others have something else."""
+_SHOWN = 4
+"""How many different answers an error repeats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Compared:
+    """Something that must be the same on all ranks.
+
+    Attributes:
+        text: the value, as it is compared.
+        shown: what the error shows of it where ranks differ.
+    """
+
+    text: str
+    shown: str = ""
+
+
+def agree(options: AttachOptions) -> None:
+    """Check that all ranks attach the same, by one small message. A collective call.
+
+    Raises:
+        AttachError: they do not, on every rank.
+        RuntimeError: of the group, where not all of them attach.
+    """
+    compared = _compared(options)
+    _compare(options.group, compared | _shards(options))
+    if options.sharded is not None and options.sharded.near is not None:
+        _compare(options.sharded.near, compared)
+
+
+def _compare(group: dist.ProcessGroup, compared: Mapping[str, _Compared]) -> None:
+    sums = torch.tensor([zlib.crc32(thing.text.encode()) for thing in compared.values()])
+    all_ = gathered(sums, group)
+    for column, (what, thing) in enumerate(compared.items()):
+        others = [i for i, theirs in enumerate(all_) if theirs[column] != all_[0][column]]
+        if others:
+            ranks = ranks_of(group)
+            each = dict(zip(ranks, _gathered_texts(group, thing.shown or thing.text), strict=True))
+            raise AttachError(
+                f"ranks {[ranks[i] for i in others]} attach another {what} than rank {ranks[0]}: give every "
+                f"rank the same one ({_by_rank(each)})"
+            )
+
+
+def _compared(options: AttachOptions) -> dict[str, _Compared]:
+    """What is compared, in this order: a difference in an earlier one explains those in later ones."""
+    strategy, named = options.strategy, options.named
+    numbers = sum(p.numel() for p in named.values())
+    return {
+        "version of tacit": _Compared(text=f"payloads of format {FORMAT}"),
+        "strategy": _Compared(
+            text=f"{options.chosen_by}{strategy!r}",
+            shown=f"{strategy.name!r} {options.chosen_by}{repr(strategy)[:200]}",
+        ),
+        "model": _Compared(
+            text="\n".join(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named.items()),
+            shown=f"{len(named)} parameters of {numbers} numbers: {', '.join(named)}",
+        ),
+        "buffers": _Compared(
+            text="\n".join(_buffers(strategy, options.model)), shown="see their names, shapes and types"
+        ),
+        "compressor by its policy": _Compared(
+            text="\n".join(_chosen(strategy, named, options.policy)), shown="see the policy"
+        ),
+        "scaler": _Compared(text=agreed_on(options.scaler, strategy)),
+        "steps_per_epoch or number of epochs": _Compared(text=_words(options.schedule_state)),
+        "seed": _Compared(text=repr(options.seed)),
+        "exchange_on": _Compared(text=repr(options.exchange_on)),
+        "reduction": _Compared(text=options.reduction),
+        "probe": _Compared(text=repr(options.probe)),
+        "optimizer": _Compared(text=_kinds(strategy, options.optimizers)),
+        "learning rate": _Compared(text=_rates(options)),
+    }
+
+
+def _shards(options: AttachOptions) -> dict[str, _Compared]:
+    """What ranks of the far axis alone have in common: which shards they have."""
+    if options.sharded is None:
+        return {}
+    mine = locals_of(options.named)
+    text = "\n".join(f"{name} {tuple(shard.shape)}" for name, shard in mine.items())
+    return {"shard of the model": _Compared(text=text, shown=f"shard {options.sharded.shard}")}
+
+
+def _words(schedule_state: ScheduleState) -> str:
+    return ", ".join(f"{name}={value:g}" for name, value in sorted(schedule_state.items())) or "none"
+
+
+def _kinds(strategy: AnyStrategy, optimizers: Sequence[Optimizer]) -> str:
+    if _alone(strategy):
+        return "each worker's own"
+    return ", ".join(type(each).__name__ for each in optimizers) or "none"
+
+
+def _rates(options: AttachOptions) -> str:
+    if _alone(options.strategy):
+        return "each worker's own"
+    return ", ".join(f"{lr!r}" for lr in Rates(options.optimizers, options.named).by_group()) or "none"
+
+
+def _alone(strategy: AnyStrategy) -> bool:
+    """Whether workers do not wait for each other; then each sets its learning rate by its own steps."""
+    return any(level.independent for level in strategy.levels)
+
+
+def _buffers(strategy: AnyStrategy, model: TrainedModel) -> Iterator[str]:
+    """Name, shape and type of each buffer that replicas average, where they take steps of their own."""
+    periodic = any(level.subject == "delta" for level in strategy.levels)
+    found = dict(model.module.named_buffers())
+    for name in found_in(model) if periodic else ():
+        yield f"{name} {tuple(found[name].shape)} {found[name].dtype}"
+
+
+def _chosen(strategy: AnyStrategy, named: Mapping[str, Tensor], policy: Policy | None) -> Iterator[str]:
+    """Which compressor handles each parameter, level by level."""
+    if strategy.levels[0].subject == "nothing":
+        return
+    for level in strategy.levels:
+        choose = policy or exempting(level.compressor)
+        for name, p in named.items():
+            yield f"{name} {choice(name, p, choose)!r}"
+
+
+# ---- messages -----------------------------------------------------------------------------------------
+
+
+def _gathered_texts(group: dist.ProcessGroup, text: str) -> list[str]:
+    """The text that each rank gives, in the order of the ranks. A collective call."""
+    data = text.encode()[:_TEXT]
+    mine = torch.zeros(_TEXT, dtype=torch.uint8)
+    mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
+    return [bytes(each.tolist()).rstrip(b"\0").decode(errors="ignore") for each in gathered(mine, group)]
+
+
+def _by_rank(each: Mapping[int, str]) -> str:
+    """Which ranks gave which text, shortened to its first word where this tells them apart."""
+    heads = dict(each)
+    if next(iter(each.values())).startswith("'"):
+        heads = {rank: text.split(" ", 1)[0] for rank, text in each.items()}
+    if len(set(heads.values())) == 1:
+        heads = dict(each)
+    by: dict[str, list[int]] = {}
+    for rank, head in heads.items():
+        by.setdefault(head, []).append(rank)
+    if len(by) == 1:
+        return f"here: {next(iter(by))}"
+    found = [f"{text} on {of_ranks(ranks)}" for text, ranks in by.items()]
+    more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+    return "; ".join([*found[:_SHOWN], *more])

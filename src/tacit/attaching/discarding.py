@@ -1,0 +1,114 @@
+"""Which steps can be taken back, and whether the ranks want it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tacit.attaching.failures import Failures
+from tacit.contracts import LayerwiseOverlap
+from tacit.errors import AttachError
+from tacit.gradients.accumulation import linear
+from tacit.levels.level import Level
+from tacit.levels.spec import AttachOptions
+from tacit.torch_compat import in_join
+
+WRITE = "call it once, behind a step's last backward and before optimizer.step"
+_COUNT = 20
+"""Bits of a number of ranks."""
+
+
+def refuse_discard(options: AttachOptions, levels: Sequence[Level]) -> None:
+    """Refuse strategies that cannot take a step back; on all ranks alike.
+
+    Raises:
+        AttachError: says what to write.
+    """
+    why = _why_not(options, levels)
+    if why is not None:
+        raise AttachError(f"{options.strategy.name!r} cannot discard a step here: {why}")
+
+
+def _why_not(options: AttachOptions, levels: Sequence[Level]) -> str | None:
+    near, server = levels[0].strategy, levels[0].strategy.server
+    if not options.optimizers and not options.leaves_ddp_alone:
+        return "without an optimizer the end of a backward counts as the step: give attach the optimizer"
+    if options.scaled:
+        return (
+            "a GradScaler counts each backward as an attempt, and passes over those that overflow by itself: "
+            "train in bfloat16 without a scaler"
+        )
+    if any(level.strategy.independent for level in levels):
+        return (
+            "nobody waits for anybody, so that ranks cannot agree on a step: attach an algorithm in which "
+            "they wait for each other, such as 'dense'"
+        )
+    if in_join(options.model):
+        return "in torch's Join ranks take different numbers of steps: give all the same number of batches"
+    if near.subject != "gradient":
+        return None
+    if near.late:
+        return (
+            "it gives a step the mean of the step before, so that what you see is that of an earlier batch: "
+            "attach the same compressor without the delay, such as 'dense', 'bf16' or 'int8'"
+        )
+    if isinstance(near.overlap, LayerwiseOverlap) and near.overlap.into_forward:
+        return (
+            "means come during the next forward pass, so that nobody can look at them before the step: "
+            "attach 'fusion'"
+        )
+    uses = [
+        use for bucket in levels[0].session.buckets for each in bucket.chosen if (use := each.one_shot(0))
+    ]
+    if server is not None and (server.pull or any(use.has_mean_feedback or use.is_predicted for use in uses)):
+        return "a server's answers go by those before: write pull='dense'"
+    return None
+
+
+def mistimed(options: AttachOptions, levels: Sequence[Level], backwards: int, half_taken: bool) -> str | None:
+    """What is wrong with discarding now on this rank; None: nothing.
+
+    `backwards`: how many since the last step; `half_taken`: whether some optimizers have taken this one.
+    """
+    if half_taken:
+        return (
+            "some of the optimizers have stepped already, and others have not, so that it is half taken: "
+            "call it before any of them steps"
+        )
+    if levels[0].gradient is None:
+        # In a CUDA graph's replay no hook is called, so that passes cannot be counted.
+        there = any(p.grad is not None for p in options.named.values())
+    else:
+        there = backwards > 0
+    if not there:
+        return f"there was no backward since the last step, or since it was called: {WRITE}"
+    if levels[0].gradient is not None and backwards > 1 and not linear(levels[0].session):
+        return (
+            f"{backwards} backward passes were exchanged since the last step, and only one can be taken "
+            "back: call it behind each that you leave out"
+        )
+    return None
+
+
+def no_wish(given: object) -> str | None:
+    """What is wrong with a wish; None: it is a truth value, or a number or a tensor that is 0 or 1."""
+    try:
+        fits = given in (0, 1)
+    except (RuntimeError, ValueError):  # of several elements
+        fits = False
+    return (
+        None if fits else f"wish={given!r} is neither True nor False: write session.discard(norm > 50), say"
+    )
+
+
+def agreed(failures: Failures, step: int, wish: bool, wrong: str | None) -> bool:
+    """Whether any rank wishes it. A collective call; no message leaves before all ranks have come to it.
+
+    Raises:
+        AttachError: something is wrong on a rank; on all ranks.
+        PeerLost: a rank is gone, or has gone on without it.
+    """
+    told = failures.come_to("session.discard()", int(wish) + (int(wrong is not None) << _COUNT))
+    if told >> _COUNT:
+        why = wrong or f"another rank has called it at a wrong time, or with no wish: {WRITE}"
+        raise AttachError(f"session.discard() of step {step}: {why}")
+    return told > 0

@@ -1,0 +1,249 @@
+"""What a rank does when a round fails: it finds out who is missing, ends what hangs, and tells its peers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import torch.distributed as dist
+
+from tacit.attaching.learning_rates import RateHistory
+from tacit.contracts import MixingTopology
+from tacit.errors import NonFinite, PeerLost, RoundError, TacitError, first_line
+from tacit.failure.barrier import StepsReached
+from tacit.failure.detector import FailureDetector, PostedCount
+from tacit.gradients.uneven_data import SyncedBackwards, untouched
+from tacit.levels.level import Level
+from tacit.levels.spec import AttachOptions
+from tacit.strategy import Strategy
+from tacit.torch_compat import default_store
+from tacit.transports.process_groups import abort, rank_in
+
+_log = logging.getLogger("tacit")
+
+_SESSIONS: dict[str, int] = {}
+"""How many sessions these ranks have begun: each has keys of its own in the store."""
+
+
+class Failures:
+    """The failures that one rank of an attached session knows of, its own and its peers'.
+
+    Args:
+        options: what the session was attached with.
+        levels: near to far; the list may still be filled until `watch` is called.
+        backwards: counts the backward passes.
+        notes: what all ranks must have noted the same after each step.
+    """
+
+    def __init__(
+        self,
+        options: AttachOptions,
+        levels: Sequence[Level],
+        backwards: SyncedBackwards,
+        notes: RateHistory | None,
+    ) -> None:
+        self._options, self._levels = options, levels
+        self._backwards, self._notes = backwards, notes
+        self._detector: FailureDetector | None = None
+        self._noted: BaseException | None = None
+        self._since = time.monotonic()
+        self._doing = "comparing the arguments of tacit.attach, which all ranks must call: "
+
+    def watch(self, host: int | None = None) -> None:
+        """Start to compare with the other ranks, before there are levels; not where there are no others.
+
+        To be called when all ranks are known to attach, as sessions are counted on all of them alike.
+        `host`: see `store_host`.
+        """
+        ranks, farthest = self._options.ranks, self._options.strategy.levels[-1]
+        if len(ranks) == 1:
+            return
+        name = "-".join(map(str, ranks))
+        _SESSIONS[name] = _SESSIONS.get(name, 0) + 1
+        self._detector = FailureDetector(
+            default_store(),
+            f"{name}/{_SESSIONS[name]}",
+            rank_in(),
+            ranks,
+            self._rounds,
+            self._reached,
+            self._peer_lost,
+            self._options.time_limit.total_seconds(),
+            None if self._options.leaves_ddp_alone else self._posted,
+            self._notes,
+            without_it(farthest),
+            self._overdue,
+            host,
+            0 if self._options.sharded is None else self._options.sharded.shard,
+        )
+        self._doing = "while ranks attached: "
+
+    def begin(self) -> None:
+        """The levels are made: explain what goes wrong there; or stop, where no rank waits for another."""
+        self._doing = ""
+        if self._detector is None:
+            return
+        if self._levels[-1].strategy.independent:
+            self._detector.dismiss()
+            self._detector = None
+            return
+        for level in self._levels:
+            tell = self._tell if len(level.session.ranks) < len(self._options.ranks) else None
+            meet = self._meet if level.session.strategy.late else None
+            level.session.failure.report_to(self._explain, tell, self._detector.raised, meet)
+        if self._noted is not None:
+            self._note(self._noted)
+
+    @property
+    def first(self) -> BaseException | None:
+        """The failure of the nearest level that has one."""
+        errors = (level.session.failure.error for level in self._levels)
+        return next((error for error in errors if error is not None), self._noted)
+
+    def come_to(self, call: str, told: int = 0) -> int:
+        """Wait until all ranks have come to a collective call while they train; the sum of what they tell.
+
+        Raises:
+            PeerLost: a rank is gone or frozen, or has gone on without it.
+        """
+        first = self.first
+        if isinstance(first, TacitError):
+            raise first
+        return told if self._detector is None else self._detector.come_to(call, told)
+
+    def enter_barrier(self, refused: BaseException | None) -> None:
+        """Wait until all ranks close their sessions, after the same steps; unless something has failed.
+
+        `refused`: the error for which this rank did not take its next step.
+
+        Raises:
+            UnevenData: they have taken different numbers of steps.
+            RatesDiffer: with different learning rates.
+            PeerLost: a rank is gone or frozen.
+        """
+        if self._detector is not None and self.first is None:
+            why = "" if refused is None else f"{type(refused).__name__}: {first_line(refused)}"
+            self._detector.enter_barrier(why and f"rank {rank_in()} could not take its next step: {why}")
+
+    def leave_barrier(self) -> None:
+        """Stop comparing, as the other ranks do now."""
+        if self._detector is not None:
+            self._detector.leave_barrier()
+
+    def close(self) -> None:
+        """Stop comparing, whatever others do."""
+        if self._detector is not None:
+            self._detector.close()
+
+    def lost_by(self, error: BaseException) -> TacitError | None:
+        """What was found, to which an error of the training loop is due; None where it is due to nothing.
+
+        Peers are told of an error that is this rank's own.
+        """
+        first, of_a_collective = self.first, isinstance(error, dist.DistError) or _is_of_gloo(error)
+        if first is not None:
+            return first if of_a_collective and isinstance(first, TacitError) else None
+        doing = self._doing
+        if self._detector is None and doing and of_a_collective:
+            self.watch()  # nobody of these ranks has got further, and none can go on
+        if self._detector is None:
+            return None
+        if of_a_collective:
+            lost = self._detector.alarm(doing + first_line(error))
+            self._note(lost)
+            return lost
+        # The peers may be waiting for this rank: tell them, and do not wait for them.
+        self._detector.leave(f"{type(error).__name__}: {error}")
+        self._note(error)
+        self._abort()
+        return None
+
+    # ---- called by sessions and by the detector -------------------------------------------------------
+
+    def _tell(self, error: BaseException) -> None:
+        """Tell the ranks that take no part in the failed round."""
+        if self._detector is not None and not isinstance(error, PeerLost):
+            self._detector.leave(f"{type(error).__name__}: {error}")
+
+    def _meet(self, error: BaseException) -> None:
+        """Where answers come late, ranks find what all of them are told at times of their own."""
+        if self._detector is not None and isinstance(error, NonFinite):
+            self._detector.meet()
+
+    def _explain(self, error: BaseException) -> BaseException:
+        if isinstance(self.first, PeerLost):
+            return self.first
+        assert self._detector is not None
+        own = isinstance(error, TacitError) and not isinstance(error, RoundError)
+        found = self._detector.alarm(first_line(error), own)
+        found.__cause__ = error
+        return found
+
+    def _rounds(self) -> int:
+        """How far this rank is, as ranks compare it when a round fails."""
+        if self._options.leaves_ddp_alone:
+            return sum(level.session.step for level in self._levels)
+        return sum(level.session.round for level in self._levels)
+
+    def _posted(self) -> PostedCount:
+        """What this rank has given to collectives, and when the last of it."""
+        sessions = [level.session for level in self._levels]
+        begun = self._backwards.begun if self._options.scaled else 0
+        since = max((session.lanes.posted_at for session in sessions), default=self._since)
+        return PostedCount(sum(session.lanes.posted for session in sessions) + begun, since)
+
+    def _overdue(self) -> str:
+        """Why a round on a GPU counts as failed: NCCL waits for a peer that is gone, and says nothing."""
+        seconds = self._options.time_limit.total_seconds()
+        if not any(level.session.lanes.overdue(seconds) for level in self._levels):
+            return ""
+        return f"the GPU has not ended an exchange within {seconds:g} s"
+
+    def _reached(self) -> StepsReached:
+        """How far this rank is, as ranks compare it when one closes its session."""
+        farthest = self._levels[-1].session if self._levels else None
+        steps = 0 if farthest is None else farthest.nonfinite.told(farthest.step)
+        if self._options.leaves_ddp_alone:
+            return untouched(self._options.model, steps)
+        # Behind steps ranks also ask each other beside rounds, all in the same order.
+        begun = sum(
+            level.session.pending.begun if level.progress is None else level.session.lanes.posted
+            for level in self._levels
+        )
+        # With a scaler the ranks ask each other in backward, before a round begins.
+        return StepsReached(steps, begun + (self._backwards.begun if self._options.scaled else 0))
+
+    def _peer_lost(self, error: PeerLost) -> None:
+        if self._options.leaves_ddp_alone:
+            _log.error("%s", error)  # what hangs is DDP's, and ends with an error of Gloo's
+        self._note(error)
+        self._abort()
+
+    def _note(self, error: BaseException) -> None:
+        self._noted = self._noted or error
+        for level in self._levels:
+            level.session.failure.fail(error)
+
+    def _abort(self) -> None:
+        """End what may hang: our own collectives, or DDP's where it was left to itself."""
+        for level in self._levels:
+            level.transport.abort(self.first)
+        if self._options.leaves_ddp_alone:
+            abort([self._options.group])
+
+
+def _is_of_gloo(error: BaseException) -> bool:
+    """Whether a collective of Gloo failed; most of its plain errors name a file of its sources."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("gloo" in text or "pair closure" in text)
+
+
+def without_it(strategy: Strategy) -> str:
+    """A sentence that says what could go on without a lost rank; "" where nothing that is alike could."""
+    if not isinstance(strategy.topology, MixingTopology):
+        return ""
+    return (
+        f". With {strategy.name!r} all ranks of a round wait for each other; to go on without a rank that is "
+        "gone, attach 'adpsgd:allow_lost=true'"
+    )

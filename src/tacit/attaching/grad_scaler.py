@@ -1,0 +1,201 @@
+"""Training with a `torch.amp.GradScaler`: what overflows is passed over, and replicas keep in step.
+
+A scaler calls no `optimizer.step` where it has found infinity, and torch notifies nobody: replicas that
+move on their own would each count other steps, and wait for each other at different rounds. So what is
+counted here is what all replicas do alike: backward passes in which DDP synchronises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from tacit.contracts import WORLD, LateOverlap, LayerwiseOverlap
+from tacit.errors import AttachError
+from tacit.exchange.combinators import average_, gather
+from tacit.gradients.ddp_hook import Answer, BucketFuture, after_backward
+from tacit.levels.level import Level
+from tacit.session import Session
+from tacit.strategy import AnyStrategy
+from tacit.torch_compat import GradBucket, scale_on_device
+
+
+def at_work(scaler: object, strategy: AnyStrategy) -> GradScaler | None:
+    """The scaler, if it is one and scales.
+
+    Raises:
+        AttachError: it is no GradScaler, or the strategy does not work with one.
+    """
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        raise AttachError(
+            f"scaler={scaler!r} is no torch.amp.GradScaler: give attach the one that scales the loss, or none"
+        )
+    if scaler is None or not scaler.is_enabled():
+        return None
+    near = strategy.levels[0]
+    if near.independent:
+        raise AttachError(
+            f"with {strategy.name!r} nobody waits for anybody, and a scaler passes over steps that all have "
+            "to know of: train in bfloat16 without a scaler, or attach 'ps'"
+        )
+    if near.subject == "gradient" and isinstance(near.overlap, LateOverlap):
+        raise AttachError(
+            f"{strategy.name!r} gives a step the mean of the step before, which may be scaled by another "
+            "factor, and whose overflow would be known too late to pass over it: train in bfloat16 without "
+            "a scaler, or write overlap=Bucketwise()"
+        )
+    if isinstance(near.overlap, LayerwiseOverlap):
+        raise AttachError(
+            f"{strategy.name!r} sends a gradient before all of them are known to be finite, and a scaler "
+            "passes over a step where one is not: train in bfloat16 without a scaler, or attach 'dense'"
+        )
+    return scaler
+
+
+def agreed_on(scaler: GradScaler | None, strategy: AnyStrategy) -> str:
+    """What of the scaler must be the same on all ranks; replicas that move on their own have own factors."""
+    if scaler is None:
+        return "none"
+    alone = any(level.subject == "delta" for level in strategy.levels)
+    return "one" if alone else ", ".join(f"{key} {value}" for key, value in scaler.state_dict().items())
+
+
+class ScaledSteps:
+    """Counts the attempts of a scaled optimizer, and holds the rounds that follow them.
+
+    An attempt is a backward pass in which DDP synchronises. Where a round follows, the ranks first ask each
+    other in that backward whether a gradient has overflowed. If none has, all of them will step, and the
+    round is held after the step. If one has, all gradients are made infinite, so that every scaler passes
+    over this step and lowers its factor, and the round is held at once. So no rank waits for a step that
+    another one passes over.
+
+    Args:
+        scaler: of the loss; its factor is on every gradient.
+        levels: of the strategy, near to far.
+        named: the parameters whose gradients are scaled.
+        optimizers: of them.
+    """
+
+    def __init__(
+        self,
+        scaler: GradScaler,
+        levels: Sequence[Level],
+        named: dict[str, Tensor],
+        optimizers: Sequence[Optimizer] = (),
+    ) -> None:
+        self._scaler, self._levels, self._named = scaler, levels, named
+        self._optimizers = optimizers
+        self._near = levels[0].session if levels[0].gradient is not None else None
+        self._due: list[Level] = []
+        self._held: list[tuple[Level, int]] = []
+        self._overflow = self._near_communicates = False
+        if self._near is not None:
+            # On a device as it is there: to read it would wait for all that was launched.
+            in_stream = self._near.config.in_stream
+            self._near.nonfinite.use_scale(scale_on_device(scaler) if in_stream else scaler.get_scale)  # type: ignore[arg-type]
+
+    def around(self, answer: Answer) -> Answer:
+        """The same answer to DDP's hook, with the attempt counted when backward ends."""
+
+        def counted(bucket: GradBucket) -> BucketFuture:
+            if bucket.index() == 0:
+                self._begin()
+            if self._due and not self._near_communicates and not self._overflow:
+                self._overflow = not bool(bucket.buffer().isfinite().all())
+            future = answer(bucket)
+            if bucket.is_last():
+                after_backward(self._end)
+            return future
+
+        return counted
+
+    def after_step(self) -> None:
+        """To be called after every step that was taken."""
+        for level in self._levels:
+            level.session.failure.raise_first()
+        self._hold_rounds()
+        for level in self._levels:
+            if level.progress is not None:
+                level.progress.writes.note()
+
+    def consolidate(self) -> None:
+        """Give all scalers the smallest factor of any: plain DDP needs them equal. A collective call."""
+        if self._levels[-1].progress is not None:
+            _equalize(self._scaler, self._levels[-1].session)
+
+    def _begin(self) -> None:
+        self._hold_rounds()  # nobody has stepped since, as where gradients accumulate with no `no_sync`
+        self._overflow = False
+        self._near_communicates = self._near is not None and self._near.communicates()
+        self._due = [level for level in self._levels if _acts(level)]
+
+    def _end(self) -> None:
+        overflow = self._overflow
+        if self._near is not None and self._near_communicates:
+            if self._near.config.in_stream and not self._due:
+                self._spoil_if(self._near.pending.broken)
+            else:
+                self._near.pending.verify()
+                overflow = self._near.pending.skipped
+        for level in self._due:
+            overflow = _anywhere(overflow, level)
+        self._held = [(level, level.session.step) for level in self._due]
+        for level in self._levels:
+            level.session.advance()
+        if overflow:
+            self._spoil()
+        if overflow and self._due:
+            self._hold_rounds()
+
+    def _hold_rounds(self) -> None:
+        held, self._held = self._held, []
+        for level, step in held:
+            assert level.progress is not None
+            level.progress.act(step)
+            level.progress.writes.note()
+
+    @torch.no_grad()
+    def _spoil_if(self, broken: Tensor | None) -> None:
+        """The same where only the device knows: an entry of each optimizer's, as any will do for a scaler."""
+        if broken is None:
+            return
+        infinite = torch.zeros_like(broken, dtype=torch.float32).masked_fill_(broken, math.inf)
+        for optimizer in self._optimizers:
+            held = [
+                p
+                for group in optimizer.param_groups
+                for p in group["params"]
+                if p.grad is not None and p.numel()
+            ]
+            for p in held[:1]:
+                p.grad[(0,) * p.dim()].add_(infinite.to(p.grad.dtype))
+
+    @torch.no_grad()
+    def _spoil(self) -> None:
+        for p in self._named.values():
+            if p.grad is not None:
+                p.grad.fill_(math.inf)
+
+
+def _acts(level: Level) -> bool:
+    return level.progress is not None and level.progress.acts_after(level.session.step)
+
+
+def _anywhere(overflow: bool, level: Level) -> bool:
+    """Whether it is so on any of the ranks that agree on this level."""
+    flag = torch.tensor([float(overflow)], dtype=torch.float32)
+    level.session.ask(lambda: average_(flag, level.strategy.topology.scope), "overflow")
+    return bool(flag > 0)
+
+
+def _equalize(scaler: GradScaler, session: Session) -> None:
+    state = scaler.state_dict()
+    mine = torch.tensor([state["scale"], state["_growth_tracker"]], dtype=torch.float64)
+    all_ = torch.stack(session.drive(gather(mine, WORLD), key="scaler"))
+    scale, tracker = all_.amin(0).tolist()
+    scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": int(tracker)})

@@ -1,0 +1,204 @@
+"""The learning rates, as the optimizers' groups have them now, and whether all ranks have the same.
+
+Of the parameters too, where they should have.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tacit.failure.store_comparison import StepHistory, StepNote
+from tacit.replicas.equal_parameters import WRITE
+
+_log = logging.getLogger("tacit")
+
+
+class Rates:
+    """Reads learning rates by parameter.
+
+    Which group a parameter is in is looked up once, and again when groups have been added or have grown.
+    Where one has no rate (Adafactor's relative steps: `lr=None`), it counts as 0, and nothing is rescaled.
+
+    Args:
+        optimizers: of the parameters, and perhaps of others.
+        named: the parameters by name.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]) -> None:
+        self._optimizers = optimizers
+        self._names = {id(p): name for name, p in named.items()}
+        self._none = dict.fromkeys(named, 0.0)
+        self._sizes: list[list[int]] = []
+        self._groups: list[tuple[Optimizer, int, list[str]]] = []
+
+    def __call__(self) -> dict[str, float]:
+        """The rate of each parameter: 0 where no group holds it, the largest where several do."""
+        found = dict(self._none)
+        for optimizer, i, names in self._looked_up():
+            lr = _rate(optimizer.param_groups[i])  # loading a state gives an optimizer other groups
+            for name in names:
+                found[name] = max(found[name], lr)
+        return found
+
+    def largest(self) -> float:
+        """The largest rate of any group that holds one of the parameters; 0 where none does."""
+        each = [_rate(optimizer.param_groups[i]) for optimizer, i, _ in self._looked_up()]
+        return max(each, default=0.0)
+
+    def by_group(self) -> list[float]:
+        """The rate of each group that holds one of the parameters, in their order."""
+        each = [optimizer.param_groups[i].get("lr") for optimizer, i, _ in self._looked_up()]
+        return [float(lr) for lr in each if lr is not None and not _elsewhere(lr)]
+
+    def _looked_up(self) -> list[tuple[Optimizer, int, list[str]]]:
+        sizes = [[len(group["params"]) for group in each.param_groups] for each in self._optimizers]
+        if sizes != self._sizes:
+            self._sizes = sizes
+            found = [
+                (each, i, [self._names[id(p)] for p in group["params"] if id(p) in self._names])
+                for each in self._optimizers
+                for i, group in enumerate(each.param_groups)
+            ]
+            self._groups = [entry for entry in found if entry[2]]
+        return self._groups
+
+
+def _rate(group: Mapping[str, Any]) -> float:
+    lr = group.get("lr")
+    return 0.0 if lr is None else float(lr)
+
+
+def _elsewhere(lr: object) -> bool:
+    """Whether reading it would wait for an accelerator."""
+    return isinstance(lr, Tensor) and lr.device.type != "cpu"
+
+
+_ROUNDING = 1e-9
+"""By how much, relatively, two machines may differ in a rate of the same schedule."""
+_APART = 0.01
+"""By how much of their norm two ranks' parameters may differ before it is said: kinds of processors round
+otherwise, and what adds something to parameters and takes it away again does not hit the same bits."""
+
+
+class _Rated(NamedTuple):
+    """The rates of a step, the sum of all rates up to it, and a mark of the parameters, if it was taken."""
+
+    step: int
+    now: list[float]
+    sum: float
+    loads: int
+    mark: Sequence[float] = ()
+
+    def noted(self) -> StepNote:
+        each = self.now, [self.sum], self.mark
+        return StepNote(self.step, ";".join(",".join(map(repr, part)) for part in each), self.loads)
+
+
+class RateHistory(StepHistory):
+    """Notes the rates after every step; ranks compare now and then what they noted after the same one.
+
+    Nobody tells anybody which step that will be. Of the steps since it was asked last, a rank offers the one
+    that is divisible by the largest power of two. Powers that are longer than the way between two questions
+    are offered by all. So ranks meet at one within about three times that way, or in the step that follows
+    where steps are slow.
+
+    Args:
+        rates: reads them.
+        mark: reads what tells the parameters' present values, where they are to be the same on all ranks: two
+            numbers, of which the first is their norm; called in the few steps that are offered.
+    """
+
+    def __init__(self, rates: Rates, mark: Callable[[], Sequence[float]] = tuple) -> None:
+        self._rates, self._mark = rates, mark
+        self._loads = 0
+        self._told = False
+        self._begin()
+
+    def loaded(self) -> None:
+        """A checkpoint was loaded, on every rank: what was noted before is of other steps."""
+        self._loads += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        self._sum = 0.0
+        self._last: _Rated | None = None
+        self._offered: _Rated | None = None
+
+    def stepped(self, step: int) -> None:
+        """To be called after every step, with how many there have been."""
+        now = self._rates.by_group()
+        self._sum += sum(now)
+        self._last = _Rated(step, now, self._sum, self._loads)
+        offered = self._offered
+        if offered is None or _power(step) >= _power(offered.step):
+            self._offered = self._last._replace(mark=self._mark())
+
+    @property
+    def last(self) -> StepNote | None:
+        return None if self._last is None else self._last.noted()
+
+    def take(self) -> StepNote | None:
+        offered, self._offered = self._offered, None
+        return None if offered is None else offered.noted()
+
+    def differ(self, one: int, ones: StepNote, other: int, others: StepNote) -> str | None:
+        """What to say of two ranks, unless all rates and their sums are the same but for rounding.
+
+        Where their parameters are others, which DDP would not find either, it logs that, once.
+        """
+        if one > other:
+            one, ones, other, others = other, others, one, ones
+        (our_rates, our_sum, ours), (their_rates, their_sum, theirs) = map(_parts, (ones, others))
+        if ours and theirs and not self._told and not _near(ours, theirs):
+            self._told = True
+            _log.warning(
+                "after step %d ranks %d and %d have other parameters, which all ranks should have the same: "
+                "one of them was written alone. %s. session.sync() on every rank makes them their mean",
+                *(ones.step, one, other, WRITE),
+            )
+        if _same([*our_rates, *our_sum], [*their_rates, *their_sum]):
+            return None
+        found = (
+            f"rank {one} has taken step {ones.step} with the learning rate {_listed(our_rates)}, "
+            f"rank {other} with {_listed(their_rates)}"
+        )
+        if our_rates == their_rates:
+            found = f"ranks {one} and {other} had different learning rates in a step before {ones.step}"
+        return (
+            f"{found}, so their replicas drift apart: have all ranks change it alike, by the same schedule, "
+            "and where that goes by a loss (ReduceLROnPlateau), by the mean of the ranks' losses"
+        )
+
+
+def _parts(note: StepNote) -> list[list[float]]:
+    return [[float(each) for each in part.split(",") if each] for part in note.text.split(";")]
+
+
+def _same(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    """Whether they are, but for rounding; NaN is."""
+    return repr(ours) == repr(theirs) or (
+        len(ours) == len(theirs)
+        and all(math.isclose(a, b, rel_tol=_ROUNDING) for a, b in zip(ours, theirs, strict=True))
+    )
+
+
+def _near(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    """Whether two marks are of about the same parameters."""
+    return repr(ours) == repr(theirs) or all(
+        abs(a - b) <= _APART * max(ours[0], theirs[0]) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _listed(rates: Sequence[float]) -> str:
+    return ", ".join(map(repr, rates))
+
+
+def _power(step: int) -> int:
+    """The largest power of two that divides it."""
+    return step & -step

@@ -1,0 +1,311 @@
+"""The hooks of an attached session on the model and on its optimizers: registered here, and taken away."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+from tacit.attaching.epochs import BackwardPasses
+from tacit.attaching.grad_scaler import ScaledSteps
+from tacit.attaching.learning_rates import RateHistory
+from tacit.errors import AttachError
+from tacit.fsdp.gradients import ShardedGradients
+from tacit.gradients.accumulation import AccumulationCheck, linear
+from tacit.gradients.ddp_hook import (
+    Answer,
+    BucketFuture,
+    GradientHook,
+    HookDispatcher,
+    no_exchange,
+    plain_mean,
+)
+from tacit.gradients.layerwise.forward_steps import ForwardSteps
+from tacit.gradients.layerwise.hook import LayerwiseHook
+from tacit.gradients.layerwise.planner import MessagePlanner
+from tacit.gradients.uneven_data import SyncedBackwards
+from tacit.levels.level import Level
+from tacit.levels.spec import AttachOptions
+from tacit.model.frozen_check import FrozenCheck
+from tacit.model.not_copied import OnlyHere
+from tacit.model.torch_modes import shielded
+from tacit.optimizer_hooks.closures import with_gradients
+from tacit.optimizer_hooks.kept_variance import KeptVariance
+from tacit.optimizer_hooks.seen_steps import SeenSteps
+from tacit.optimizer_hooks.taken_momentum import Taken
+from tacit.replicas.buffers import BufferBroadcasts
+from tacit.replicas.nonfinite_since import NonfiniteSince
+from tacit.session import Session
+from tacit.torch_compat import GradBucket
+from tacit.transports.process_groups import rank_in
+
+_log = logging.getLogger("tacit")
+
+
+class StepHooks:
+    """What happens in backward, and before and after every optimizer step.
+
+    Args:
+        options: what the session was attached with.
+        levels: near to far; the list may still be filled until `register` is called.
+        backwards: counts the backward passes.
+        frozen: checks that what is trained stays the same.
+        notes: what ranks must note alike behind every step.
+
+    Attributes:
+        called: whether a step was taken.
+    """
+
+    def __init__(
+        self,
+        options: AttachOptions,
+        levels: Sequence[Level],
+        backwards: SyncedBackwards,
+        frozen: FrozenCheck,
+        notes: RateHistory | None,
+    ) -> None:
+        self._options, self._levels = options, levels
+        self.backwards, self._frozen, self._notes = backwards, frozen, notes
+        self._passes = BackwardPasses.of(options.strategy, options.named, options.schedule_state)
+        self._handles: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
+        self._accumulating: AccumulationCheck | None = None
+        self._scaled: ScaledSteps | None = None
+        self._forward: ForwardSteps | None = None
+        self._seen: SeenSteps | None = None
+        self._planner: MessagePlanner | None = None
+        self._warned = self.called = self._whole = False
+        self._saved: tuple[str, str] | None = None
+
+    def register(
+        self, dispatcher: HookDispatcher | None, taken: Taken | None, scaled: ScaledSteps | None
+    ) -> None:
+        """Register them, in the order in which they are to be called.
+
+        Args:
+            dispatcher: stands behind the hook of DDP, or the hooks of FSDP2; None where these are left alone.
+            taken: the momentum that is now taken from the optimizers.
+            scaled: counts the attempts of a scaler.
+        """
+        self._scaled = scaled
+        optimizers, near, far = self._options.optimizers, self._levels[0], self._levels[-1]
+        if optimizers:
+            self._see_steps(dispatcher is not None)
+        if dispatcher is not None:
+            self._answer_hook(dispatcher)
+        alone = any(level.progress is not None or level.stepped is not None for level in self._levels)
+        if alone and self._options.ddp is not None:
+            self._undo.append(BufferBroadcasts(self._options.ddp).restore)
+        if not self._options.leaves_ddp_alone:
+            self._before_steps(self._frozen)
+        for level in self._levels:
+            if level.stepped is not None:
+                self._before_steps(level.stepped.before_step)
+        if far.progress is not None and scaled is None:
+            broken = NonfiniteSince(self._options.named, lambda: far.session.step)
+            far.session.nonfinite.use_origin(broken.origin)
+            self._before_steps(broken)
+        if far.progress is not None:
+            module: Any = self._options.model.module
+            self._handles.append(module.register_state_dict_pre_hook(OnlyHere(self._note_saved)))
+        counted = 0 if scaled is None else 1  # an attempt with a scaler ends with its backward
+        variance = None if far.moments is None else far.moments.variance
+        if isinstance(variance, KeptVariance):
+            variance.count_by(lambda: far.session.step - counted)
+        if taken is not None:
+            taken.take(lambda: near.session.step - counted)
+            self._undo.append(taken.restore)
+        if any(level.session.config.in_stream and level.gradient is not None for level in self._levels):
+            # The last of the hooks: while the host waits here, the device runs out of work.
+            self._before_steps(self._check_means)
+        if isinstance(near.gradient, LayerwiseHook):
+            self._plan_messages(near.gradient)
+        if self._seen is not None and near.gradient is not None and self._options.ddp is not None:
+            self._seen.watch_forward(self._options.ddp, self._frozen.moved)
+            self._before_steps(self._seen.refuse_own_gradients)
+        if not optimizers and isinstance(near.gradient, GradientHook) and scaled is None:
+            near.gradient.count_steps()
+
+    def _see_steps(self, counts: bool) -> None:
+        """Count the optimizers' steps; `counts`: whether backward passes are counted."""
+        options = self._options
+        named = {} if options.leaves_ddp_alone else options.named
+        backwards = self.backwards if counts else None
+        self._seen = seen = SeenSteps(
+            options.optimizers, named, backwards, options.strategy.name, self._before_step, self._after_step
+        )
+        self._undo.append(seen.remove)
+
+    def _plan_messages(self, hook: LayerwiseHook) -> None:
+        options, session = self._options, self._levels[0].session
+        if hook.into_forward:
+            module, named, name = options.model.module, options.named, options.strategy.name
+            self._forward = ForwardSteps(hook, module, named, options.optimizers, name)
+            self._before_steps(self._forward.before_step)
+            self._undo.append(self._forward.remove)
+        self._planner = MessagePlanner(hook, session, options.named, options.group, self._forward)
+
+    def complete(self) -> None:
+        """Take all steps that are put off until the next forward pass, and count one that was taken."""
+        if self._forward is not None:
+            self._forward.complete()
+        if self._seen is not None:
+            self._seen.complete()
+
+    def remove(self) -> None:
+        """Take them away, and give back what was taken over."""
+        self._warn_of_own_replica()
+        for handle in self._handles:
+            handle.remove()
+        for undo in self._undo:
+            undo()
+        if self._passes is not None:
+            self._passes.close()
+
+    def _before_steps(self, act: Callable[[Optimizer], object]) -> None:
+        hook = with_gradients(act if self._seen is None else self._seen.noting(act))
+        self._handles += [each.register_step_pre_hook(hook) for each in self._options.optimizers]
+
+    # ---- in backward ----------------------------------------------------------------------------------
+
+    def _answer_hook(self, dispatcher: HookDispatcher) -> None:
+        """Have the nearest level answer the hook, and what looks at every backward around it."""
+        options, near = self._options, self._levels[0]
+        self._undo.append(lambda: dispatcher.use(plain_mean(options.group)))
+        answer: Answer = near.gradient or no_exchange
+        if near.gradient is not None and options.ddp is not None and self._refuses_sums():
+            scaled, unseen = self._scaled is not None, not options.optimizers
+            self._accumulating = AccumulationCheck(options.ddp, near.session, options.named, scaled, unseen)
+            self._undo.append(self._accumulating.close)
+            stepped = self._accumulating.stepped
+            for each in options.optimizers:  # one of several may step more seldom
+                self._handles.append(each.register_step_post_hook(lambda *_: stepped()))
+            answer = self._accumulating.around(answer)
+        if self._scaled is not None:
+            answer = self._scaled.around(answer)
+        if self._seen is not None:
+            answer = self._watched(answer, self._seen)
+        dispatcher.use(self.backwards.around(answer))
+        if options.sharded is not None:
+            of_shards = ShardedGradients(options.sharded, options.named, dispatcher, options.reduction)
+            of_shards.install()
+            self._undo.append(of_shards.remove)
+            self._before_steps(of_shards.check)
+
+    def _before_step(self) -> None:
+        """What was loaded before the first step is where all replicas begin."""
+        far = self._levels[-1]
+        if far.progress is not None and far.progress.writes.before_step(far.session.step):
+            far.progress.follow_buckets()
+
+    def _watched(self, answer: Answer, seen: SeenSteps) -> Answer:
+        """The same answer; parameters that move and no step are an error in the tenth backward."""
+        progress, name = self._levels[-1].progress, self._options.strategy.name
+
+        def watched(bucket: GradBucket) -> BucketFuture:
+            if bucket.index() == 0:
+                seen.synchronises()
+                if progress is not None and seen.unseen() and progress.writes.seen:
+                    raise AttachError(
+                        f"the parameters have moved between backward passes, and {name!r} has seen no step "
+                        "of the optimizers that it was given: give attach those whose step() moves them"
+                    )
+            return answer(bucket)
+
+        return seen.noting(watched)
+
+    def _refuses_sums(self) -> bool:
+        """Whether a gradient on top of a mean is refused; delayed means look at the optimizer's steps."""
+        session = self._levels[0].session
+        return not linear(session) or (session.strategy.late and not self._options.optimizers)
+
+    @property
+    def is_half_taken(self) -> bool:
+        """Whether some of the optimizers have taken the step that is under way."""
+        return self._seen is not None and self._seen.is_half_taken
+
+    @property
+    def refused(self) -> BaseException | None:
+        """The error for which this rank did not take its last step."""
+        return None if self._seen is None else self._seen.refused
+
+    def discarded(self) -> None:
+        """To be called in place of a step that is discarded."""
+        self.backwards.stepped()
+        if self._accumulating is not None:
+            self._accumulating.discarded()
+        if self._passes is not None:
+            self._passes.discarded()
+
+    # ---- before a step --------------------------------------------------------------------------------
+
+    def _check_means(self, _: Optimizer) -> None:
+        """Before a step takes the means: read what the device has noted of them; one wait a step."""
+        for level in self._levels:
+            if level.gradient is not None and not level.session.strategy.late:
+                level.session.pending.check()
+
+    # ---- behind a step, and elsewhere -----------------------------------------------------------------
+
+    @shielded
+    def _after_step(self) -> None:
+        near, self.called = self._levels[0], True
+        self._warn_of_own_replica()
+        if self._options.leaves_ddp_alone:
+            near.session.failure.raise_first()  # DDP does not know of it
+        if near.session.config.in_stream and near.gradient is not None:
+            # Keep what was checked before the step: the device is at work again.
+            near.session.pending.verify(())
+        if self._scaled is not None:
+            self._scaled.after_step()
+        else:
+            for level in self._levels:
+                level.after_step()
+        step = self._levels[-1].session.step
+        if self._notes is not None:
+            self._notes.stepped(self._levels[-1].session.nonfinite.told(step))
+        if self._passes is not None:
+            self._passes.stepped()
+        near.session.stats.stepped(step)
+        if self._planner is not None:
+            self._planner.stepped()
+
+    def _note_saved(self, *_: object) -> None:
+        """The model's `state_dict` is called: between two rounds it is this rank's replica alone."""
+        since = differ_since(self._levels)
+        if self._saved is None and since is not None:
+            meets = _next_round_meets(self._levels[-1].session)
+            self._saved = since, "after the next round" if meets else "in session.sync() and close() alone"
+
+    def saved_whole(self) -> None:
+        """To be called where the session's state is saved too, in the same step: it holds that replica."""
+        self._whole = True
+
+    def _warn_of_own_replica(self) -> None:
+        """Behind the step that follows, or where the session ends."""
+        since, whole = self._saved, self._whole
+        self._saved, self._whole = None, False
+        if since is not None and not whole and not self._warned:
+            self._warned = True
+            _log.warning(
+                "rank %d has read the state_dict of its own replica: the replicas of %r, %s, agree again %s. "
+                "Call session.sync() on every rank before, or read it behind session.close(). A checkpoint "
+                "of every rank, with session.state_dict(), is fine as it is",
+                *(rank_in(), self._options.strategy.name, *since),
+            )
+
+
+def _next_round_meets(session: Session) -> bool:
+    whole, step = session.strategy.parts == 1, session.step
+    return whole and session.strategy.merge.meets and session.schedule.sync_at(step).apply_at <= step
+
+
+def differ_since(levels: Sequence[Level]) -> str | None:
+    """Since when the replicas differ, in words; None: they do not."""
+    progress = levels[-1].progress
+    since = None if progress is None else progress.independent
+    return (
+        None if since is None else f"which differ after {since} step{'s' if since > 1 else ''} of their own"
+    )

@@ -1,0 +1,202 @@
+"""What each rank has of its own under names that all ranks share, in a checkpoint.
+
+torch.distributed.checkpoint keeps one copy of what has one name: the first moment of one rank, the second of
+another. So does a file that rank 0 writes for all. The session therefore keeps each rank's own beside its own
+state, and puts it back behind whatever the user loads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tacit import described
+from tacit.checkpoint.saved_values import OWN_OF, OwnText, own_text
+from tacit.contracts import WORLD
+from tacit.errors import CheckpointError
+from tacit.levels.level import Level
+from tacit.levels.spec import AttachOptions
+from tacit.model.not_copied import OnlyHere
+from tacit.model.trained_model import local
+from tacit.optimizer_hooks.every_step import before_steps
+from tacit.replicas.buffers import found_in
+from tacit.replicas.replica import LiveTensors
+from tacit.torch_compat import is_normalising
+
+OWN = "own"
+"""The field of a parameter or a buffer; `own.0.exp_avg`: of what the first optimizer keeps of it."""
+
+Key = tuple[str, str]
+"""A parameter or a buffer, and a field."""
+
+
+class OwnReplica:
+    """Parameters, buffers and optimizers' state of a rank whose replica steps alone; else BatchNorm's alone.
+
+    Until the first step behind a load it keeps what was loaded, and puts it in place again whenever the
+    model or an optimizer loads a state.
+
+    Args:
+        options: what the session was attached with.
+        levels: near to far; the list may still be filled.
+    """
+
+    def __init__(self, options: AttachOptions, levels: Sequence[Level]) -> None:
+        self._options, self._levels = options, levels
+        model = options.model
+        self._alone = options.periodic
+        named = dict(model.module.named_buffers())
+        norms = {name for name, each in model.module.named_modules() if is_normalising(each)}
+        found = [n for n in found_in(model) if named[n].dtype in described.REAL]
+        buffers = [n for n in found if self._alone or n.rpartition(".")[0] in norms]
+        self._buffers = LiveTensors(model.module, buffers)
+        self._loaded: dict[Key, Tensor | float] = {}
+        self._handles: list[Any] = []
+
+    # ---- saving ---------------------------------------------------------------------------------------
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint holds of it: copies on the host, and a list of all there is, with its numbers."""
+        listed: list[tuple[str, str, float | None]] = []
+        state: dict[str, Any] = {}
+        for name, field, value in self._present():
+            listed.append((name, field, None if isinstance(value, Tensor) else value))
+            if isinstance(value, Tensor):
+                state[self._key(name, field)] = value.detach().reshape(-1).to("cpu", copy=True)
+        own = self._levels[-1].session.transport.place(WORLD).rank
+        text = OwnText(listed=listed, checksums={})
+        return state | {f"{OWN_OF}rank{own}": json.dumps(text)} if listed else {}
+
+    def not_by_entry(self) -> set[tuple[int, str, str]]:
+        """The fields that have no entry for each of a parameter's."""
+        named = self._options.named
+        return {
+            (len(self._levels) - 1, name, field)
+            for name, field, value in self._present()
+            if isinstance(value, Tensor) and name in named and value.shape != local(named[name]).shape
+        }
+
+    def _present(self) -> Iterator[tuple[str, str, Tensor | float]]:
+        """All there is now; numbers are such as Adam's count of steps."""
+        for name in self._buffers:
+            yield name, OWN, self._buffers[name]
+        for name, p in self._options.named.items() if self._alone else ():
+            yield name, OWN, local(p)
+            for i, optimizer in enumerate(self._options.optimizers):
+                for field, value in optimizer.state.get(p, {}).items():
+                    if isinstance(value, Tensor):
+                        value = local(value) if value.dim() else value.item()
+                    if type(value) in (int, float) or isinstance(value, Tensor):
+                        yield name, f"{OWN}.{i}.{field}", value
+
+    def _key(self, name: str, field: str, rank: int | None = None) -> str:
+        own = self._levels[-1].session.transport.place(WORLD).rank
+        return f"rank{own if rank is None else rank}/{len(self._levels) - 1}/{name}/{field}"
+
+    # ---- loading --------------------------------------------------------------------------------------
+
+    def found(self, state: Mapping[str, Any], saved_by: int) -> dict[Key, Tensor | float]:
+        """This rank's part of a checkpoint by `saved_by` ranks; by another number, the mean of all parts.
+
+        Raises:
+            CheckpointError: something is not there.
+            ValueError: something cannot be what was saved.
+        """
+        own, peers = self._levels[-1].session.transport.place(WORLD)
+        resized = saved_by != peers
+        ranks = range(saved_by) if resized else [own]
+        found: dict[Key, Tensor | float] = {}
+        here = {(name, field): value for name, field, value in self._present() if field == OWN}
+        for name, field, number in self._listed(state, ranks[0]):
+            if number is not None:
+                found |= {} if resized else {(name, field): number}
+                continue
+            keys = [self._key(name, field, rank) for rank in ranks]
+            missing = [key for key in keys if key not in state]
+            if len(missing) == len(keys) and (name, OWN) in here and not _numel(here[name, OWN]):
+                continue  # others have all of it
+            if missing:
+                raise CheckpointError(
+                    f"the checkpoint holds {missing[0]!r}, and it was not read: call "
+                    "get_state_dict(model, optimizer) of torch.distributed.checkpoint.state_dict before "
+                    "dcp.load, which makes the optimizer's state; on another number of ranks, load what all "
+                    "ranks saved as one, by tacit.join_states or torch's dcp_to_torch_save"
+                )
+            like = here.get((name, field), state[keys[0]])
+            each = [described.tensor(state[key], key, (_numel(like),), finite=False) for key in keys]
+            found[name, field] = torch.stack(each).double().mean(0).to(each[0].dtype) if resized else each[0]
+        return found
+
+    def _listed(self, state: Mapping[str, Any], rank: int) -> list[tuple[str, str, float | None]]:
+        """What the rank had of its own; nothing in older checkpoints."""
+        key = f"{OWN_OF}rank{rank}"
+        if key not in state:
+            others = [each for each in state if each.startswith(OWN_OF)]
+            if others:
+                raise CheckpointError(
+                    f"the checkpoint has {others[0]!r} and lacks {key!r}, so it is another rank's: load on "
+                    "every rank what it has saved itself, or all states joined by join_states"
+                )
+            return []
+        return own_text(state, key)["listed"]
+
+    def take(self, found: dict[Key, Tensor | float]) -> None:
+        """Put in place what was found, now and behind what the user loads until the next step.
+
+        Parameters that were equal on all ranks are the user's to load.
+        """
+        self.drop()
+        progress, named = self._levels[-1].progress, self._options.named
+        if progress is not None and progress.independent is None:
+            found = {key: each for key, each in found.items() if key[1] != OWN or key[0] not in named}
+        self._loaded = found
+        self._put()
+        if self._levels[-1].strategy.independent:  # others may change them from now on
+            self._loaded = {key: each for key, each in found.items() if key[1] != OWN}
+        if self._loaded:
+            module: Any = self._options.model.module
+            self._handles = [module.register_load_state_dict_post_hook(OnlyHere(self._put))]
+            for each in self._options.optimizers:
+                self._handles.append(each.register_load_state_dict_post_hook(self._put))
+            self._handles.append(before_steps(self._stepping))
+
+    def _put(self, *_: Any) -> None:
+        if not self._loaded:
+            return
+        with torch.no_grad():
+            for name, field, there in self._present():
+                mine = self._loaded.get((name, field))
+                if isinstance(there, Tensor) and isinstance(mine, Tensor) and there.numel() == mine.numel():
+                    there.copy_(mine.view(there.shape))
+                elif isinstance(mine, int | float) and mine != there:
+                    self._set(name, field, mine)
+
+    def _set(self, name: str, field: str, number: float) -> None:
+        _, i, key = field.split(".", 2)
+        state = self._options.optimizers[int(i)].state[self._options.named[name]]
+        if isinstance(state[key], Tensor):
+            state[key].fill_(number)
+        else:
+            state[key] = number
+
+    def _stepping(self, optimizer: Optimizer) -> None:
+        # torch.distributed.checkpoint steps at a rate of 0 where an optimizer has no state yet.
+        mine = any(optimizer is each for each in self._options.optimizers)
+        if mine and any(group.get("lr") != 0 for group in optimizer.param_groups):
+            self.drop()
+
+    def drop(self) -> None:
+        """Keep nothing that was loaded."""
+        self._loaded = {}
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+def _numel(value: Tensor | float) -> int:
+    return value.numel() if isinstance(value, Tensor) else 1

@@ -1,0 +1,143 @@
+"""Refuses a second backward before the optimizer steps: it would compress means as if they were gradients."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from tacit.errors import AttachError
+from tacit.gradients.ddp_hook import Answer, BucketFuture, after_backward
+from tacit.model.not_copied import OnlyHere
+from tacit.session import Session
+
+_log = logging.getLogger("tacit")
+
+
+def linear(session: Session) -> bool:
+    """Whether a gradient on top of a mean may be exchanged: no compressor drops entries or keeps state."""
+    return all(each.linear for bucket in session.buckets for each in bucket.chosen)
+
+
+class AccumulationCheck:
+    """Refuses to exchange gradients that were added to means.
+
+    DDP adds the gradients of a second backward to the means of the first, and hands the sum to its hook. A
+    compressor that leaves something out, votes, or remembers would take the mean for a gradient. Passes
+    under `no_sync` are exchanged once, with the last one.
+
+    Looks at gradients only where a forward follows a backward without a step of the optimizer in between.
+    Where the optimizer is not known, it looks in every backward whether they have been cleared.
+
+    Args:
+        model: whose forward is watched.
+        session: exchanges the gradients.
+        named: the parameters.
+        scaled: whether a GradScaler may pass over a step.
+        unseen: whether the optimizer's steps cannot be observed.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        session: Session,
+        named: Mapping[str, Tensor],
+        scaled: bool,
+        unseen: bool = False,
+    ) -> None:
+        self._session, self._named = session, named
+        self._told, self._unseen = scaled or unseen, unseen
+        self._exchanged = self._looking = self._discarded = False
+        self._watching: list[RemovableHandle] = []
+        self._handle = model.register_forward_pre_hook(OnlyHere(self._before_forward))
+
+    def around(self, answer: Answer) -> Answer:
+        """The same answer to DDP's hook; it also notes that DDP was given means."""
+
+        def noted(ddp_bucket: Any) -> BucketFuture:
+            if ddp_bucket.is_last():
+                after_backward(self._after_exchange)
+            return answer(ddp_bucket)
+
+        return noted
+
+    def stepped(self) -> None:
+        """To be called after every step of the optimizer, which has used the means."""
+        self._exchanged = self._looking = self._discarded = False
+        self._stop_watching()
+
+    def discarded(self) -> None:
+        """To be called in place of a step that is discarded; its gradients are to be cleared."""
+        self._discarded = True
+
+    def close(self) -> None:
+        """Remove the hooks from the model and its parameters."""
+        self._handle.remove()
+        self._stop_watching()
+
+    def _after_exchange(self) -> None:
+        self._exchanged = True
+
+    def _before_forward(self, *_: object) -> None:
+        if not self._exchanged or self._looking or not torch.is_grad_enabled():
+            return
+        self._looking = True
+        # Whether they still hold means is known when the first gradient is about to be added, and not before.
+        for p in () if self._watching else [p for p in self._named.values() if p.requires_grad]:
+            handle: RemovableHandle = p.register_hook(self._look)  # type: ignore[no-untyped-call]
+            self._watching.append(handle)
+
+    def _look(self, _: Tensor) -> None:
+        """To be called once, before the first gradient of a backward is added to anything."""
+        if not self._looking:
+            return
+        self._looking = False
+        if not self._unseen:  # else the next backward is looked at too
+            self._stop_watching()
+        discarded, self._discarded = self._discarded, False
+        step = self._session.nonfinite.told(self._session.step)
+        if any(has_gradient(p) for p in self._named.values()):
+            if discarded:
+                raise AttachError(
+                    f"step {step} was discarded, and its gradients are still there: write "
+                    "optimizer.zero_grad() behind session.discard()"
+                )
+            raise AttachError(
+                f"a second backward in step {step}, with no {self._missing} since the first: "
+                f"its gradients would be added to means, and {self._session.strategy.name!r} would take the "
+                "sum for a gradient. Write `with model.no_sync():` around all backward passes of a step but "
+                f"the last{self._or_else}"
+            )
+        self._exchanged = False
+        if not self._told and not discarded:
+            self._told = True
+            _log.warning(
+                "the gradients of step %d were exchanged and cleared without optimizer.step: the residuals "
+                "of %r hold a part of them, which will be sent all the same. Where a step takes two passes, "
+                "as SAM's does, compute the first inside `with model.no_sync():`. To leave a batch out, call "
+                "session.discard() on every rank before you clear them",
+                *(step, self._session.strategy.name),
+            )
+
+    @property
+    def _missing(self) -> str:
+        return "optimizer.zero_grad" if self._unseen else "optimizer.step"
+
+    @property
+    def _or_else(self) -> str:
+        return "; or give attach the optimizers, where one steps more seldom" if self._unseen else ""
+
+    def _stop_watching(self) -> None:
+        for handle in self._watching:
+            handle.remove()
+        self._watching = []
+
+
+def has_gradient(p: Tensor) -> bool:
+    """Whether its gradient is there, and not zero."""
+    return p.grad is not None and bool(p.grad.any())

@@ -1,0 +1,381 @@
+"""Gradients: DDP's communication hook.
+
+torch takes one hook for a DDP object's whole life, so the hook is a dispatcher: it calls the session that is
+attached now, or averages as plain DDP does where none is.
+"""
+
+# No `from __future__ import annotations` here: DDP checks the hook's annotations as objects.
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from tacit import ranges
+from tacit.errors import AttachError
+from tacit.gradients.bucket_layout import Piece, SliceCopy, Whole, pieces
+from tacit.gradients.delayed import DelayedMeans
+from tacit.gradients.host_copies import HostCopies
+from tacit.gradients.unused_parameters import UsedParameters
+from tacit.model.frozen_check import misfit, sparse
+from tacit.model.not_copied import NotCopied, OnlyHere
+from tacit.model.torch_modes import shielded
+from tacit.session import Session
+from tacit.session.buckets import divided
+from tacit.torch_compat import GradBucket, at_end_of_backward
+from tacit.transports.process_groups import sum_
+
+BucketFuture = torch.futures.Future[Tensor]
+Answer = Callable[[GradBucket], BucketFuture]
+
+SETTLED = 3
+"""The round from which buckets are DDP's buckets. DDP fills one bucket in its first iteration and others from
+the second on; changing at a fixed round is the same whether or not a run was resumed before it."""
+
+
+@dataclass
+class HookDispatcher(NotCopied):
+    """Answers the one hook of a DDP object, by a function that can be replaced."""
+
+    answer: Answer
+
+    def use(self, answer: Answer) -> None:
+        """Answer by this function from now on."""
+        self.answer = shielded(answer)
+
+    @staticmethod
+    def of(ddp: DistributedDataParallel) -> "HookDispatcher":
+        """The dispatcher of this DDP object; registers it on first use.
+
+        Raises:
+            AttachError: the object has a foreign communication hook.
+        """
+        if ddp not in _DISPATCHERS:
+            dispatcher = HookDispatcher(plain_mean(ddp.process_group))
+            try:
+                ddp.register_comm_hook(dispatcher, OnlyHere(_hook, allreduce_hook))
+            except RuntimeError as error:
+                raise AttachError(
+                    "this DDP object has a communication hook already, and torch takes only one: attach "
+                    f"before, or instead of, register_comm_hook ({error})"
+                ) from error
+            _DISPATCHERS[ddp] = dispatcher
+        return _DISPATCHERS[ddp]
+
+    @staticmethod
+    def unregistered(ddp: DistributedDataParallel) -> "HookDispatcher":
+        """A dispatcher for this DDP object whose hook the user registers.
+
+        Raises:
+            AttachError: the object has tacit's own hook.
+        """
+        if ddp in _DISPATCHERS:
+            raise AttachError(
+                "this DDP object keeps the hook of an earlier attach, and torch takes one for its life: "
+                "write tacit.attach again, or make another DistributedDataParallel"
+            )
+        return HookDispatcher(plain_mean(ddp.process_group))
+
+
+_DISPATCHERS: WeakKeyDictionary[DistributedDataParallel, HookDispatcher] = WeakKeyDictionary()
+
+
+def _hook(dispatcher: HookDispatcher, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    return dispatcher.answer(bucket)  # DDP wants this parameter to be called `bucket`
+
+
+def plain_mean(group: dist.ProcessGroup) -> Answer:
+    """What DDP does without a hook."""
+
+    def answer(ddp_bucket: GradBucket) -> BucketFuture:
+        return sum_(ddp_bucket.buffer().div_(group.size()), group)
+
+    return answer
+
+
+def no_exchange(ddp_bucket: GradBucket) -> BucketFuture:
+    """Every replica keeps its own gradient."""
+    return _now(ddp_bucket.buffer())
+
+
+def _now(value: Tensor) -> BucketFuture:
+    future = _future(value)
+    future.set_result(value)
+    return future
+
+
+def _future(value: Tensor) -> BucketFuture:
+    """A future that will hold it; of a tensor on a GPU it must know the device, for streams to wait."""
+    if not value.is_cuda:
+        return torch.futures.Future()
+    future: BucketFuture = torch.futures.Future(devices=[value.device])
+    return future
+
+
+# ---- from buckets to buckets -----------------------------------------------------------------------------
+
+
+@dataclass
+class _Staged:
+    """A bucket of the session that is put together from pieces of one or more of DDP's buckets."""
+
+    flat: Tensor
+    missing: int
+    pieces: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    waiting: list["_DdpBucket"] = field(default_factory=list)
+
+    def complete_with(self, slices: int) -> bool:
+        """Note that so many more parameters have been copied; returns whether these were the last."""
+        self.missing -= slices
+        return self.missing == 0
+
+
+@dataclass(eq=False)
+class _DdpBucket:
+    """A bucket of DDP that waits for the session's buckets in which its parameters travel."""
+
+    buffer: Tensor
+    future: BucketFuture
+    open: int
+    inside: Callable[[], AbstractContextManager[object]]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def completed(self) -> None:
+        with self.lock:  # called by the lane and by backward
+            self.open -= 1
+            last = self.open == 0
+        if last:
+            with self.inside():  # the stream on which the answer was written last
+                self.future.set_result(self.buffer)
+
+
+class GradientHook:
+    """Cuts DDP's buckets into the session's, and answers each of DDP's when those are complete.
+
+    Args:
+        session: exchanges the buckets.
+        named: the parameters.
+        used: notes which of them took part in backward.
+        modules: FSDP2's, which are cut for good: of each the parameters, with the entries for which there is
+            room in what torch gives. None of DDP, whose buckets change, and hold parameters without gaps.
+        share: how much this rank counts for in the mean; 1 on average over the ranks.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        named: dict[str, Tensor],
+        used: UsedParameters | None = None,
+        modules: Sequence[Mapping[str, int]] = (),
+        share: float = 1.0,
+    ) -> None:
+        self._session, self._share = session, share
+        self._used = used
+        self.fixed = [[*each] for each in modules]
+        """What torch gives at once, where that never changes; of some of it a rank may have no entry."""
+        self._widths = {name: p.numel() for name, p in named.items()}
+        for each in modules:
+            self._widths |= each
+        self._names = {id(p): name for name, p in named.items()}
+        self._copies = HostCopies.of(session, named)
+        self._routes: dict[tuple[int, ...], list[Piece]] = {}
+        self._routed = session.buckets
+        self._staged: dict[int, _Staged] = {}
+        self._flats: dict[int, Tensor] = {}
+        self._seen: list[list[str]] = []
+        self._fresh = False
+        self._arrived: set[int] = set()
+        self.layout: list[list[str]] | None = None
+        """DDP's buckets as they were last seen, until the buckets have settled on them."""
+        self.late = DelayedMeans(session) if session.strategy.late else None
+        """Where means are applied a step late: all buckets are copied then."""
+        self._counts_steps = self._communicates = False
+
+    def count_steps(self) -> None:
+        """Take the end of each backward for a step, as no optimizer is known."""
+        self._counts_steps = True
+
+    def __call__(self, ddp_bucket: GradBucket) -> BucketFuture:
+        """The hook's answer: a future that holds the bucket, with means in place of gradients."""
+        session = self._session
+        session.failure.raise_first()
+        if ddp_bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing():
+            raise AttachError(
+                f"a CUDA graph is being captured, and its replays would not exchange by "
+                f"{session.strategy.name!r}, as they run no Python: capture without backward, or attach a "
+                "strategy that averages parameters, such as 'diloco', whose rounds are outside of the graph"
+            )
+        if ddp_bucket.index() == 0:
+            self._communicates = session.communicates()
+        if not self._communicates:
+            return no_exchange(ddp_bucket)
+        parameters = ddp_bucket.parameters()
+        if ddp_bucket.buffer().is_sparse:
+            raise sparse(self._names.get(id(parameters[0]), "a parameter"), session.strategy.name)
+        if ddp_bucket.index() == 0:
+            self._begin()
+        if self._share != 1.0:
+            ddp_bucket.buffer().mul_(self._share)
+        route = self._route(parameters, ddp_bucket.buffer().dtype)
+        if ddp_bucket.is_last():
+            self._check_arrived()
+        self._note(parameters, ddp_bucket.is_last())
+        late = self.late is not None and self.late.late
+        buckets = 0 if late else len({part.bucket for part in route})
+        inside = session.lanes.inside if self._copies is None else self._copies.inside
+        if late:  # what DDP gets is there, and the round that leaves is the next backward's
+            inside = nullcontext
+        waiting = _DdpBucket(ddp_bucket.buffer(), _future(ddp_bucket.buffer()), 1 + buckets, inside)
+        for part in route:
+            if isinstance(part, Whole):
+                session.submit(part.bucket, waiting.buffer[part.start : part.stop], waiting.completed)
+            else:
+                self._stage(part, waiting)
+        if ddp_bucket.is_last():
+            if not late:
+                session.pending.wait_from_now()
+            after_backward(self._ended, self._wait)
+        waiting.completed()
+        return waiting.future
+
+    def resume(self, layout: list[list[str]] | None) -> None:
+        """Go on from a checkpoint. The single bucket of DDP's next iteration is not its final layout."""
+        self.layout, self._fresh = layout, True
+        if self.late is not None:
+            self.late.resume()
+
+    def _wait(self) -> None:
+        self._waiting = ranges.within(self._session.strategy.name, "wait")
+        self._waiting.__enter__()
+
+    def _ended(self) -> None:
+        self._waiting.__exit__(None, None, None)
+        self._session.failure.raise_first()
+        if self._used is not None:
+            self._used.clear()
+        if self._counts_steps:
+            self._session.pending.verify()
+            self._session.advance()
+            self._session.stats.stepped(self._session.step)
+
+    def _begin(self) -> None:
+        session = self._session
+        if self.late is not None:
+            self.late.begin()
+        session.pending.verify()
+        session.pending.discard()
+        self._staged.clear()
+        self._seen = []
+        self._arrived = set()
+        settles = session.strategy.server is None
+        if settles and session.round >= SETTLED and self.layout is not None:
+            session.rebucket(divided(self.layout, session.context.tensors, session.context.topology))
+            self.layout = None
+        if self._routed is not session.buckets:
+            self._routed = session.buckets
+            self._routes.clear()
+            self._flats.clear()
+            if self.late is not None:
+                self.late.follow_buckets()
+
+    def _note(self, parameters: list[Tensor], last: bool) -> None:
+        """Note DDP's layout, which is final in the round before the session takes over DDP's buckets."""
+        if self.fixed or self._session.round >= SETTLED:
+            return
+        if self._fresh:
+            self._fresh = not last
+            return
+        self._seen.append([self._names[id(p)] for p in parameters])
+        if last:
+            self.layout = self._seen
+
+    def _route(self, parameters: list[Tensor], dtype: torch.dtype) -> list[Piece]:
+        key = tuple(map(id, parameters))
+        if key not in self._routes:
+            places, start = {}, 0
+            strange = [
+                f"a parameter of shape {tuple(p.shape)}" for p in parameters if id(p) not in self._names
+            ]
+            if strange:
+                raise misfit(strange, "frozen")
+            for p in parameters:
+                places[self._names[id(p)]] = start
+                start += self._widths[self._names[id(p)]]
+            copied = self.late is not None or self._copies is not None
+            self._routes[key] = [
+                part
+                for i, bucket in enumerate(self._session.buckets)
+                for part in pieces(i, bucket, places, copied or bucket.dtype != dtype)
+            ]
+        self._arrived.update(key)
+        return self._routes[key]
+
+    def _check_arrived(self) -> None:
+        if len(self._arrived) < len(self._names):
+            raise misfit([name for i, name in self._names.items() if i not in self._arrived], "unfrozen")
+
+    def _flat(self, i: int) -> Tensor:
+        """The memory of a bucket; the same in all rounds if the session never takes over DDP's buckets."""
+        if self.late is not None:
+            return self.late.flats[i]
+        bucket = self._session.buckets[i]
+        if self._session.strategy.server is None and self._copies is None:
+            return bucket.like(bucket.device)
+        if i not in self._flats:
+            self._flats[i] = (
+                bucket.like(bucket.device) if self._copies is None else self._copies.pinned(bucket)
+            )
+        return self._flats[i]
+
+    def _stage(self, part: SliceCopy, ddp_bucket: _DdpBucket) -> None:
+        bucket = self._session.buckets[part.bucket]
+        staged = self._staged.get(part.bucket)
+        if staged is None:
+            staged = self._staged[part.bucket] = _Staged(self._flat(part.bucket), len(bucket.slices))
+        here = ddp_bucket.buffer[part.start : part.start + part.numel]
+        if self.late is not None and self.late.late:
+            self.late.swap_(part.bucket, part.to, here)
+        else:
+            there = staged.flat[part.to : part.to + part.numel]
+            self._copy(here, there)
+            staged.pieces.append((here, there))
+            if ddp_bucket not in staged.waiting:
+                staged.waiting.append(ddp_bucket)
+        if staged.complete_with(part.slices):
+            ready = None if self._copies is None else self._copies.arrived()
+            self._session.submit(part.bucket, staged.flat, lambda: self._unstage(staged), ready=ready)
+
+    def _copy(self, here: Tensor, there: Tensor) -> None:
+        if self._copies is None:
+            there.copy_(here)
+        else:
+            self._copies.down(here, there)
+
+    def _unstage(self, staged: _Staged) -> None:
+        if self._copies is None:
+            with self._session.lanes.inside():
+                for here, there in staged.pieces:
+                    here.copy_(there)
+        else:
+            self._copies.up(staged.pieces)
+        for ddp_bucket in staged.waiting:
+            ddp_bucket.completed()
+
+
+def after_backward(call: Callable[[], None], before: Callable[[], None] = lambda: None) -> None:
+    """Call it in the thread of backward after DDP has taken all answers; what it raises, backward raises.
+
+    `before` is called when the graph is done, and DDP has not begun to wait for the answers.
+    """
+
+    def done() -> None:
+        at_end_of_backward(shielded(call))
+        before()
+
+    at_end_of_backward(done)

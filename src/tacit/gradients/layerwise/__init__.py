@@ -1,0 +1,1 @@
+"""Gradients that leave layer by layer, in messages of tacit's own."""

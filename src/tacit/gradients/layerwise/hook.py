@@ -1,0 +1,307 @@
+"""Gradients that leave as soon as backward has them, in messages of tacit's own and in a planned order."""
+
+# No `from __future__ import annotations` here: DDP checks the hook's annotations as objects.
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping
+
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from tacit import ranges
+from tacit.contracts import LayerwiseOverlap
+from tacit.errors import AttachError
+from tacit.exchange.halves import Halves
+from tacit.gradients.ddp_hook import SETTLED, BucketFuture, GradientHook, after_backward, no_exchange
+from tacit.gradients.layerwise.message_plan import MessagePlan
+from tacit.gradients.layerwise.message_times import MessageLog
+from tacit.gradients.layerwise.messages import DdpBuffers, GradientTimes, LayerMessage, LinkTime
+from tacit.model.not_copied import OnlyHere
+from tacit.model.torch_modes import shielded
+from tacit.session import Session
+from tacit.session.buckets import parameter_of
+from tacit.torch_compat import GradBucket, behind_accumulation
+
+
+class LayerwiseHook:
+    """Sends gradients from where they lie in DDP's buckets, as soon as they are there.
+
+    Until there is a plan it goes by DDP's buckets. Then a message leaves when DDP has copied the last of its
+    gradients into its bucket, though the bucket be not full; and DDP's own hook, which comes when it is,
+    answers at once. Means are waited for when backward ends.
+
+    Args:
+        session: exchanges the messages.
+        model: DDP's.
+        named: the parameters.
+
+    Attributes:
+        into_forward: whether means may come as late as the next forward pass.
+        times: when gradients were there.
+        link: when messages were under way.
+        log: when each message was where, once asked for.
+        buffers: DDP's buckets.
+        fixed, late: see `GradientHook`; nothing here is either.
+    """
+
+    def __init__(self, session: Session, model: DistributedDataParallel, named: Mapping[str, Tensor]) -> None:
+        overlap = session.strategy.overlap
+        assert isinstance(overlap, LayerwiseOverlap)
+        self._session, self._model, self._named = session, model, dict(named)
+        self._names = {id(p): name for name, p in named.items()}
+        self._by_buckets = GradientHook(session, self._named)
+        self._credit = math.inf if overlap.credit is None else 1e6 * overlap.credit
+        self._lock = threading.RLock()
+        self._plan: MessagePlan | None = None
+        self._flats: list[Tensor] = []
+        self._split = overlap.split
+        self._order: list[tuple[int, bool]] = []
+        self._messages: list[LayerMessage] = []
+        self._places: dict[str, list[int]] = {}
+        self._arrived: set[str] = set()
+        self._next = self._under_way = 0
+        self._open = self._communicates = False
+        self._kept: tuple[Callable[[], None], Callable[[], None]] | None = None
+        self.into_forward = overlap.into_forward
+        self.times = GradientTimes()
+        self.link = LinkTime()
+        self.log = MessageLog()
+        self.buffers = DdpBuffers()
+        self.fixed: list[list[str]] = []
+        self.late = None
+        self._handles = [behind_accumulation(p, self._noting(name)) for name, p in named.items()]
+        self._handles.append(model.module.register_forward_pre_hook(OnlyHere(self._before_forward)))
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def keep_means(self, begins: Callable[[], None], ended: Callable[[], None]) -> None:
+        """Leave the means here when backward ends, and wait for none.
+
+        `begins` is called before a backward overwrites them; `ended`, when it has ended. It may `give_means`.
+        """
+        self._kept = begins, ended
+
+    # ---- which messages there are ---------------------------------------------------------------------
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether there is a plan, be it at work or not."""
+        return self._plan is not None
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether gradients leave by a plan."""
+        return bool(self._flats)
+
+    @property
+    def layout(self) -> list[list[str]] | None:
+        """The planned messages' members, in the order in which they leave; before, see `GradientHook`."""
+        return self._by_buckets.layout if self._plan is None else [[*each] for each in self._plan.messages]
+
+    def use(self, plan: MessagePlan) -> None:
+        """Send these messages, in this order, from the next backward on in which that is possible."""
+        self._plan = plan
+        self._flats = []
+
+    def resume(self, layout: list[list[str]] | None) -> None:
+        """Go on from a checkpoint; the session has its buckets already, which are the messages of a plan."""
+        self._flats, self._plan = [], None
+        if layout is not None and self._session.round > SETTLED:
+            self._plan, layout = MessagePlan(tuple(tuple(each) for each in layout)), None
+        self._by_buckets.resume(layout)
+
+    def _try_plan(self) -> None:
+        """Begin to send by the plan, where DDP has settled on its buckets."""
+        if self._plan is None or self._flats or not self.buffers.are_settled:
+            return
+        found = [self.buffers.stretch(names, self._named) for names in self._plan.messages]
+        flats = [flat for flat in found if flat is not None]
+        if len(flats) < len(found):
+            self._plan = None  # of other buckets: DDP was made with another bucket_cap_mb
+            return
+        session = self._session
+        if [bucket.members for bucket in session.buckets] != [*self._plan.messages]:
+            session.rebucket(self._plan.messages)
+        self._flats = flats
+        each = range(len(flats))
+        self._order = [(i, not self._split) for i in each]
+        if self._split:  # all-gathers in the order of the next forward pass
+            self._order += [(i, True) for i in reversed(each)]
+        self._places = {name: [] for name in self._named}
+        for i, members in enumerate(self._plan.messages):
+            for name in dict.fromkeys(parameter_of(each, self._named) for each in members):
+                self._places[name].append(i)
+
+    # ---- in backward ----------------------------------------------------------------------------------
+
+    def _before_forward(self, *_: object) -> None:
+        self._open = False  # a backward that has failed is not gone on with
+
+    def _noting(self, name: str) -> Callable[[], None]:
+        def accumulated() -> None:
+            # As DDP itself has noted in the last forward pass: not within `no_sync`.
+            if self._model.require_forward_param_sync:
+                self._begin()
+                if self._communicates:
+                    self.times.note(name)
+                    self._arrive(name)
+
+        return accumulated
+
+    def __call__(self, ddp_bucket: GradBucket) -> BucketFuture:
+        """The hook's answer."""
+        self._begin()
+        parameters = ddp_bucket.parameters()
+        if ddp_bucket.is_last():  # of its own parameters some are still to be noted
+            after_backward(self._ended, self._wait)
+        if not self._flats:
+            answer = self._by_buckets(ddp_bucket)
+            if self._communicates:
+                self.link.left(ddp_bucket.buffer().nbytes)
+                answer.add_done_callback(lambda _: self.link.came())
+            self.buffers.note([self._names[id(p)] for p in parameters], ddp_bucket)
+            return answer
+        if not self._communicates:
+            return no_exchange(ddp_bucket)
+        if not self.buffers.is_at(ddp_bucket.index(), ddp_bucket.buffer()):
+            raise AttachError(
+                f"DDP has made other buckets, and {self._session.strategy.name!r} sends gradients from where "
+                "they lie in them: close the session, and attach again"
+            )
+        for p in parameters:
+            self._arrive(self._names[id(p)])
+        return no_exchange(ddp_bucket)
+
+    def _begin(self) -> None:
+        """A backward begins: its first gradient is there, or DDP's first bucket."""
+        if not self._open:
+            self._opened()
+
+    @shielded
+    def _opened(self) -> None:
+        session = self._session
+        session.failure.raise_first()
+        self._open, self._communicates = True, session.communicates()
+        if not self._communicates:
+            return
+        if self._kept is not None:
+            self._kept[0]()
+        for message in self._messages:
+            message.over.wait()
+        session.failure.raise_first()
+        self._try_plan()
+        self.times.begin()
+        if self._flats:
+            session.pending.verify()
+            session.pending.discard()
+            shapes = zip(self._flats, session.buckets, strict=True)
+            self._messages = [
+                LayerMessage(flat, len(bucket.names), Halves() if self._split else None)
+                for flat, bucket in shapes
+            ]
+            self.log.next_round(session.step, self._messages, self._plan)
+            self._arrived = set()
+            self._next = self._under_way = 0
+
+    def _arrive(self, name: str) -> None:
+        """DDP has copied this gradient into its bucket."""
+        if name in self._arrived or not self._flats:
+            return
+        self._arrived.add(name)
+        filled = [self._messages[i] for i in self._places[name] if self._messages[i].filled()]
+        for message in filled:
+            self.log.ready(message)
+        if filled:
+            self._leave()
+
+    @shielded
+    def _leave(self) -> None:
+        """Send what is ready and has its turn."""
+        with self._lock:  # called by backward and by the lane
+            while self._next < len(self._order):
+                i, last = self._order[self._next]
+                message, size = self._messages[i], self._flats[i].nbytes // (1 + self._split)
+                full = self._under_way > 0 and self._under_way + size > self._credit
+                if full or not message.may_leave(last):
+                    return
+                self.link.left(size)
+                self.log.left(message)
+                self._next += 1
+                self._under_way += size
+                completed = self._completed(message, last, size)
+                self._session.submit(i, message.flat, completed, halves=message.halves)
+
+    def _completed(self, message: LayerMessage, last: bool, size: int) -> Callable[[], None]:
+        def completed() -> None:
+            if last:
+                self.log.came(message)
+            message.completed(last)
+            with self._lock:
+                self._under_way -= size
+            self.link.came()
+            self._leave()
+
+        return completed
+
+    def _wait(self) -> None:
+        self._waiting = ranges.within(self._session.strategy.name, "wait")
+        self._waiting.__enter__()
+
+    def _ended(self) -> None:
+        """Backward is over, and DDP has its answers."""
+        self._open = False
+        try:
+            if self._communicates and self._kept is not None:
+                self._kept[1]()
+            elif self._communicates:
+                self.give_means()
+        finally:
+            self._waiting.__exit__(None, None, None)
+
+    def give_means(self) -> None:
+        """Wait for the means, and have them be the gradients; where DDP's own hook waits, they are."""
+        if not self._flats:
+            return
+        self.wait_for(self._named)
+        if self._model.gradient_as_bucket_view:
+            return
+        for name, p in self._named.items():  # which DDP has given what was in its buckets before
+            if p.grad is not None:
+                p.grad.copy_(self.mean(name))
+
+    # ---- what has come --------------------------------------------------------------------------------
+
+    def wait_for(self, names: Iterable[str]) -> None:
+        """Wait until the means of these parameters are here.
+
+        Raises:
+            RoundError: the round failed.
+        """
+        waiting = {i for name in names for i in self._places[name]}
+        with self._session.pending.waited_for():
+            for i in waiting:
+                self.log.wait_for(self._messages[i], self._messages[i].over)
+        self._session.failure.raise_first()
+
+    def is_here(self, name: str) -> bool:
+        """Whether the mean is."""
+        return all(self._messages[i].over.is_set() for i in self._places[name])
+
+    def mean(self, name: str) -> Tensor:
+        """The mean of the parameter's gradients: a view, of its shape and layout."""
+        flat = self.buffers.stretch([name], self._named)
+        assert flat is not None, "a parameter lies in one of DDP's buckets"
+        return laid_out(flat, self._named[name])
+
+
+def laid_out(flat: Tensor, p: Tensor) -> Tensor:
+    """A view of `flat` as DDP lays a gradient of `p` out: in the order of its memory, if that has no gaps."""
+    step = 1
+    for stride, size in sorted(zip(p.stride(), p.shape, strict=True)):
+        if size != 1 and stride != step:
+            return flat.view(p.shape)
+        step *= size
+    return flat.as_strided(p.shape, p.stride(), flat.storage_offset())

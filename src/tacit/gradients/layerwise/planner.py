@@ -1,0 +1,157 @@
+"""Plans which gradients travel together, and in which order, once the first steps have been seen."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from statistics import median
+
+import torch.distributed as dist
+from torch import Tensor
+
+from tacit.contracts import WORLD, LayerwiseOverlap
+from tacit.gradients.layerwise.forward_steps import ForwardSteps
+from tacit.gradients.layerwise.hook import LayerwiseHook
+from tacit.gradients.layerwise.message_plan import (
+    Gradient,
+    Link,
+    LinkUse,
+    MessagePlan,
+    by_priority,
+    by_size,
+    fitted,
+    merged,
+)
+from tacit.session import Session
+from tacit.session.buckets import stretch_of
+from tacit.transports.probing import ring_cost
+from tacit.transports.process_groups import said
+
+SKIPPED, SEEN = 3, 5
+"""Rounds that are left out, as kernels are compiled and DDP's buckets change; and those looked at.
+
+As many are looked at again, when messages leave by the plan: a link carries less while ranks compute."""
+
+_log = logging.getLogger("tacit")
+
+
+class MessagePlanner:
+    """Looks at the first rounds, and then has the hook send the messages that it has planned.
+
+    Args:
+        hook: takes the gradients.
+        session: exchanges them.
+        named: the parameters.
+        group: all ranks.
+        forward: the steps that are put off, where they are.
+    """
+
+    def __init__(
+        self,
+        hook: LayerwiseHook,
+        session: Session,
+        named: Mapping[str, Tensor],
+        group: dist.ProcessGroup,
+        forward: ForwardSteps | None,
+    ) -> None:
+        overlap = session.strategy.overlap
+        assert isinstance(overlap, LayerwiseOverlap)
+        self._overlap, self._hook, self._session, self._named = overlap, hook, session, named
+        self._group, self._forward = group, forward
+        self._steps = self._tried = 0
+        self._idle: Link | None = None
+        self._few = LinkUse(0.0, 0.0, 0)
+
+    def stepped(self) -> None:
+        """To be called behind every step, on all ranks; a collective call where a plan is made."""
+        self._steps += 1
+        hook = self._hook
+        if self._steps == SKIPPED:
+            hook.times.clear()
+            hook.link.clear()
+        if self._steps >= SKIPPED + SEEN and not hook.is_planned:
+            self._use(self._first_plan())
+        if self._forward is not None and hook.is_at_work and not self._forward.at_work:
+            self._forward.begin()
+        if self._idle is not None and hook.is_at_work:
+            self._tried += 1
+            if self._tried == 1:
+                hook.link.clear()
+            if self._tried == 1 + SEEN:
+                link, self._idle = fitted(self._few, hook.link.seen(self._share()), self._idle), None
+                self._use(self._agreed(link))
+
+    def _use(self, plan: MessagePlan) -> None:
+        if self._forward is not None:
+            self._forward.complete()
+        self._session.flush()
+        self._hook.use(plan)
+
+    def _first_plan(self) -> MessagePlan:
+        if self._overlap.megabytes is not None and not self._overlap.into_forward:
+            unplanned = [Gradient(name, p.nbytes, 0.0) for name, p in self._named.items()]
+            return by_size(self._in_buckets(unplanned), 1e6 * self._overlap.megabytes)
+        ring = ring_cost(self._group)
+        hops = 2 * (self._group.size() - 1)
+        self._few = self._hook.link.seen(self._share())
+        # A message takes processor time from computing, too.
+        cost = (ring.latency + ring.per_hop) * hops
+        self._idle = Link(cost, ring.rate * self._group.size() / max(hops, 1))
+        return self._agreed(self._idle)
+
+    def _agreed(self, link: Link) -> MessagePlan:
+        """The plan of the first rank, as each has its own times."""
+        mine = json.dumps(self._planned(link).messages)
+        plan = MessagePlan(tuple(tuple(each) for each in json.loads(said(mine, self._group)[0])))
+        if self._group.rank() == 0:
+            stretches = [[stretch_of(member, self._named) for member in each] for each in plan.messages]
+            sizes = [
+                sum((stop - start) * self._named[name].itemsize for name, start, stop in each) / 1e6
+                for each in stretches
+            ]
+            _log.info(
+                "%s: %d messages of %.2g to %.2g MB are planned, for links that carry %.4g Mbit/s of a "
+                "gradient and take %.2g ms a message",
+                *(self._session.strategy.name, len(sizes), min(sizes), max(sizes)),
+                *(8e-6 * link.rate, 1e3 * link.latency),
+            )
+        return plan
+
+    def _planned(self, link: Link) -> MessagePlan:
+        share, cut = self._share(), self._cuttable()
+        needed = {} if self._forward is None else self._forward.needed
+        ready = {name: median(times) for name, times in self._hook.times.ready.items()}
+        last = max(ready.values(), default=0.0)
+        found = self._in_buckets(
+            Gradient(
+                *(name, share * p.nbytes, ready.get(name, last), needed.get(name, 0)),
+                entries=p.numel() if name in cut else 0,
+            )
+            for name, p in self._named.items()
+        )
+        if not self._overlap.into_forward:
+            return merged(found, link)
+        megabytes, credit = self._overlap.megabytes, self._overlap.credit
+        most = None if megabytes is None else 1e6 * megabytes
+        return by_priority(found, link, most, 1e6 * (credit or 0.0), self._overlap.split)
+
+    def _in_buckets(self, gradients: Iterable[Gradient]) -> list[Gradient]:
+        """As they lie in DDP's buckets, which is how backward comes to them; messages keep to one bucket."""
+        by_name = {each.name: each for each in gradients}
+        layout = self._hook.buffers.layout
+        return [replace(by_name[name], bucket=i) for i, names in enumerate(layout) for name in names]
+
+    def _cuttable(self) -> set[str]:
+        """The parameters of which any stretch may travel by itself, as nothing is kept of them."""
+        session = self._session
+        kept = {name for name, _ in session.store.named_state()}
+        anywhere = [bucket for bucket in session.buckets if isinstance(bucket.edges, range)]
+        return {name for bucket in anywhere for name in bucket.names} - kept
+
+    def _share(self) -> float:
+        """What a gradient's bytes are on the wire, for each byte of it, by the compressor's formulas."""
+        peers = self._session.transport.place(WORLD).peers
+        dense = 2 * (peers - 1) / peers * sum(p.nbytes for p in self._named.values())
+        return sum(cost.sent.total() for cost in self._session.store.costs) / dense if dense else 1.0

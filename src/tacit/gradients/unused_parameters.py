@@ -1,0 +1,50 @@
+"""Which parameters took part in a backward, where DDP was told that not all always do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from tacit.model.trained_model import TrainedModel
+
+
+class UsedParameters:
+    """The parameters that have had a gradient since the last exchange; as DDP itself counts them.
+
+    With `find_unused_parameters` DDP leaves alone the gradient of a parameter that no rank has used, and
+    throws away what its hook has answered for it. Passes under `no_sync` count too.
+
+    Args:
+        named: the parameters to watch.
+    """
+
+    def __init__(self, named: Mapping[str, Tensor]) -> None:
+        self._used: set[str] = set()
+        self._handles: list[RemovableHandle] = []
+        for name, p in named.items():
+            self._handles.append(p.register_hook(self._noted(name)))  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def of(model: TrainedModel, named: Mapping[str, Tensor]) -> UsedParameters | None:
+        """None where whatever the hook answers is applied: by DDP, and by FSDP2 always."""
+        unused = isinstance(model, DistributedDataParallel) and model.find_unused_parameters
+        return UsedParameters(named) if unused else None
+
+    def _noted(self, name: str) -> Callable[[Tensor], None]:
+        return lambda gradient: self._used.add(name)
+
+    def idle(self, name: str) -> bool:
+        """Whether the parameter has had no gradient since the last exchange."""
+        return name not in self._used
+
+    def clear(self) -> None:
+        """An exchange is over: forget the gradients seen."""
+        self._used.clear()
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()

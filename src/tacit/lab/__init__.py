@@ -1,1 +1,0 @@
-"""What measures: emulated clusters, recipes, records, reports. Only `cli` imports it."""

@@ -1,0 +1,268 @@
+"""Adam's variance where replicas step by gradients of their own, scaled to that of the mean gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Adam, Optimizer
+
+from tacit.exchange.combinators import average_
+from tacit.model.trained_model import local
+from tacit.optimizer_hooks.closures import around_steps
+from tacit.optimizer_hooks.taken_momentum import in_memory_order
+from tacit.session import Session
+from tacit.torch_compat import add_squares_of_each_, divide_each_, multiply_each_
+from tacit.transports.process_groups import gathered
+
+SAMPLED = 256
+"""About so many entries of a parameter's gradient are compared with those of the peers."""
+OFTEN, PERIOD = 10, 8
+"""They are compared after each of the first 10 steps, and after every 8th from there on."""
+
+
+@dataclass(slots=True)
+class Squares:
+    """Of one parameter, over as many steps as Adam's variance: means of squares, summed over a sample.
+
+    Attributes:
+        own: of the replicas' gradients, in the mean of the replicas; `common`: of the mean gradient.
+        step: of the last sample.
+    """
+
+    own: float = 0.0
+    common: float = 0.0
+    step: int = -1
+
+    def share(self, replicas: int) -> float:
+        """The squares of the mean gradient by those of the replicas': from 1 / replicas, for noise, to 1."""
+        return min(1.0, max(1 / replicas, self.common / self.own)) if self.own > 0 else 1.0
+
+    def move(self, own: float, common: float, step: int, beta: float) -> None:
+        """Take a sample in; `beta`: Adam's `betas[1]`."""
+        kept = beta ** (step - self.step)
+        self.own += (1 - kept) * (own - self.own)
+        self.common += (1 - kept) * (common - self.common)
+        self.step = step
+
+
+class ScaledVariance:
+    """Has Adam, on each replica, divide by the root of what its variance would be of the mean gradient.
+
+    A replica's gradient is of a batch that is as many times smaller as there are replicas, so its squares are
+    larger than those of the mean: as many times, where all is noise. Adam divides by their root. So replicas
+    would move too little, each parameter by another factor, which changes while one trains. Replicas compare
+    a sample of each parameter's gradient now and then, and r, the squares of the mean gradient by those of
+    their own, is what a step's variance is multiplied by. Between steps Adam's state has its own, as ever.
+
+    What r tells is the gradient noise scale (McCandlish et al. 2018, arXiv 1812.06162), of each parameter by
+    itself; to scale Adam by it is ours.
+
+    Args:
+        session: of the replicas. optimizers: of the parameters; all but Adam and AdamW are left alone.
+        named: the parameters. near: the ranks that have the other shards of this replica.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        optimizers: Sequence[Optimizer],
+        named: Mapping[str, Tensor],
+        near: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._session, self._named = session, named
+        self._replicas, self._near = len(session.ranks), near
+        self._names = {id(p): name for name, p in named.items()}
+        self._optimizers = [each for each in optimizers if isinstance(each, Adam)]
+        self.squares = {
+            self._names[id(p)]: Squares()
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if id(p) in self._names and can_scale(group)
+        }
+        self._samples: dict[str, Tensor] = {}
+        self._unscaled: dict[int, tuple[list[Tensor], list[float]]] = {}
+        self._seen: set[str] = set()
+        self._of_mean: set[str] = set()
+        """Whose variance was of mean gradients, before these replicas have taken a step; until r is known."""
+        self._handles: list[Any] = []
+        if self._replicas > 1 and self.squares:
+            self._handles = around_steps(self._optimizers, self._before, self._behind)
+
+    # ---- around a step --------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _before(self, optimizer: Optimizer) -> None:
+        """Sample the gradients, and have Adam find a variance that its step makes the scaled one."""
+        self._behind(optimizer)  # of a step that has raised
+        if skips(optimizer):
+            return
+        step, scale = self._session.step, getattr(optimizer, "grad_scale", None)
+        samples = self.due(step) or self.due(step - 1)  # an attempt with a scaler ends with its backward
+        variances, gradients, shares, factors = [], [], [], []
+        for _, group, p, name in self._parameters([optimizer]):
+            if p.grad is None or p.grad.is_sparse:
+                continue
+            g = local(p.grad) if scale is None else local(p.grad) / scale
+            if samples:
+                self._samples[name] = sampled(g).to(torch.float32, copy=True)
+            variance = variance_of(p, optimizer)
+            if name not in self._seen and variance is not None:
+                self._of_mean.add(name)
+            self._seen.add(name)
+            if variance is None:
+                continue
+            # Below that, rounding could make it negative on the way.
+            share = max(self.squares[name].share(self._replicas), 4 * torch.finfo(variance.dtype).eps)
+            if share == 1.0:
+                continue
+            beta = float(group["betas"][1])
+            variances.append(variance)
+            gradients.append(with_decay(g, local(p.detach()), group))
+            shares.append(share)
+            factors.append((share - 1) * (1 - beta) / beta)
+        if shares:
+            # Adam makes beta x + (1 - beta) g^2 of x: r times what it would have made of its own variance.
+            multiply_each_(variances, shares)
+            add_squares_of_each_(variances, gradients, factors)
+            self._unscaled[id(optimizer)] = variances, shares
+
+    @torch.no_grad()
+    def _behind(self, optimizer: Optimizer, *_: Any) -> None:
+        """Have the optimizer's state hold its own variance again."""
+        variances, shares = self._unscaled.pop(id(optimizer), ([], []))
+        if shares:
+            divide_each_(variances, shares)
+
+    # ---- what replicas tell each other ----------------------------------------------------------------
+
+    def due(self, step: int) -> bool:
+        """Whether gradients are compared behind this step, counted from 0."""
+        return bool(self._handles) and (step < OFTEN or (step + 1) % PERIOD == 0)
+
+    @torch.no_grad()
+    def exchange(self, step: int) -> None:
+        """Compare what was sampled. A collective call."""
+        samples, self._samples = self._samples, {}
+        device = self._session.buckets[0].device
+        parts = [
+            (samples[name] if name in samples else self._nothing(name)).to(device) for name in self.squares
+        ]
+        counts = torch.tensor(
+            [float(name in samples) for name in self.squares], device=device, dtype=torch.float32
+        )
+        own = torch.stack([each.square().sum() for each in parts])
+        flat = torch.cat([*parts, own, counts])
+        scope = self._session.strategy.topology.scope
+        self._session.ask(partial(average_, flat, scope), "variances", of=flat)
+        *means, owns, counts = torch.split(flat, [each.numel() for each in (*parts, own, counts)])
+        common = torch.stack([each.square().sum() for each in means])
+        told = torch.stack([owns, common, counts]).cpu()
+        if self._near is not None:
+            shards = torch.stack(gathered(told, self._near))
+            told[:2] = shards[:, :2].sum(0)
+        if not bool(told.isfinite().all()):
+            return  # the round of the parameters says who has what is not finite
+        betas = {name: float(group["betas"][1]) for _, group, _, name in self._parameters(self._optimizers)}
+        for name, (square, mean, count) in zip(self.squares, told.t().tolist(), strict=True):
+            if count > 0:
+                self.squares[name].move(square / count, mean / count**2, step, betas[name])
+        self._adopt()
+
+    def _nothing(self, name: str) -> Tensor:
+        """In place of a sample, where this replica has taken no step."""
+        return torch.zeros_like(sampled(local(self._named[name].detach())), dtype=torch.float32)
+
+    def _adopt(self) -> None:
+        """Bring variances that were of mean gradients to the size of the replicas' own."""
+        known = {name for name in self._of_mean if self.squares[name].step >= 0}
+        self._multiply(known, lambda share: 1 / share)
+        self._of_mean -= known
+
+    @torch.no_grad()
+    def _multiply(self, names: set[str], factor: Callable[[float], float]) -> None:
+        for optimizer, _, p, name in self._parameters(self._optimizers):
+            variance = variance_of(p, optimizer)
+            if name in names and variance is not None:
+                variance.mul_(factor(self.squares[name].share(self._replicas)))
+
+    def _parameters(
+        self, optimizers: Sequence[Optimizer]
+    ) -> Iterator[tuple[Optimizer, dict[str, Any], Tensor, str]]:
+        """With their groups as they are now: loading a state gives an optimizer others."""
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    if (name := self._names.get(id(p))) in self.squares:
+                        yield optimizer, group, p, name
+
+    # ---- the end, and checkpoints ---------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Leave Adam the variance of the mean gradient, as it goes on from there."""
+        if self._handles:
+            self._multiply(set(self.squares) - self._of_mean, lambda share: share)
+        self.close()
+
+    def close(self) -> None:
+        """Leave the optimizers alone."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def kept(self) -> dict[str, Any]:
+        """Plain values, equal on all ranks."""
+        found = {name: (each.own, each.common, each.step) for name, each in self.squares.items()}
+        return {"replicas": self._replicas, "squares": found}
+
+    def resume(self, kept: Mapping[str, Any]) -> None:
+        """Go on from what `kept` gave, with optimizers whose variances are the replicas' own."""
+        for name, (own, common, step) in kept.get("squares", {}).items():
+            if name in self.squares and step >= 0:
+                mean = of_others(own, common, kept["replicas"], self._replicas)
+                self.squares[name] = Squares(own, mean, step)
+                self._seen.add(name)
+                self._of_mean.discard(name)
+
+
+def of_others(own: float, common: float, before: int, replicas: int) -> float:
+    """The squares of a mean of `replicas` gradients, by those of a mean of `before`."""
+    noise = (own - common) / (1 - 1 / before) if before > 1 else 0.0
+    return max(0.0, own - noise * (1 - 1 / replicas))
+
+
+def can_scale(group: Mapping[str, Any]) -> bool:
+    """Whether a group of Adam's takes steps that hooks of Python see."""
+    return not (group["capturable"] or group["differentiable"])
+
+
+def skips(optimizer: Optimizer) -> bool:
+    """Whether a scaler has told a fused optimizer to leave this step out."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(float(found))
+
+
+def sampled(x: Tensor) -> Tensor:
+    """About `SAMPLED` entries at equal distances, in the order of memory: the same on all ranks."""
+    flat = in_memory_order(x, x)
+    return flat[:: max(1, flat.numel() // SAMPLED)]
+
+
+def variance_of(p: Tensor, optimizer: Optimizer) -> Tensor | None:
+    """Adam's own tensor, or this rank's shard of it; None before its first step."""
+    found = optimizer.state.get(p, {}).get("exp_avg_sq")
+    return None if found is None else local(found)
+
+
+def with_decay(g: Tensor, p: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """The gradient that Adam squares, with an L2 penalty in it; AdamW has none."""
+    decay = 0.0 if group.get("decoupled_weight_decay") else group["weight_decay"]
+    if not decay:
+        return g
+    return torch.add(g, p, alpha=-decay if group["maximize"] else decay)

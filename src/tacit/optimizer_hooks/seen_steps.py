@@ -1,0 +1,210 @@
+"""Which steps of which optimizers are a step of the session, and which must not be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from tacit.errors import AttachError, TacitError
+from tacit.gradients.accumulation import has_gradient
+from tacit.gradients.uneven_data import SyncedBackwards
+from tacit.model.not_copied import OnlyHere
+from tacit.optimizer_hooks.closures import closure_of
+from tacit.optimizer_hooks.every_step import before_steps
+
+Given = ParamSpec("Given")
+T = TypeVar("T")
+UNSEEN = 10
+"""Backward passes without a step, after which it is looked whether parameters have moved all the same."""
+
+
+class SeenSteps:
+    """Counts a step when every optimizer has stepped, or when one is about to step once more.
+
+    So they may step in any order, and one of them more seldom than another. What is none: a step with no
+    backward pass before it that changes nothing, as by tools that have an optimizer make its state.
+
+    Args:
+        optimizers: those that the session was given.
+        named: the parameters that no other optimizer may step.
+        backwards: counts the backward passes; None where nobody does.
+        name: of the strategy.
+        begin: called before the first optimizer steps.
+        count: called when a step has ended.
+
+    Attributes:
+        refused: the error for which the last step was not taken.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        named: Mapping[str, Tensor],
+        backwards: SyncedBackwards | None,
+        name: str,
+        begin: Callable[[], None],
+        count: Callable[[], None],
+    ) -> None:
+        self._optimizers, self._backwards = optimizers, backwards
+        self._name, self._begin, self._count = name, self.noting(begin), count
+        self.refused: TacitError | None = None
+        self._names = {id(p): name for name, p in named.items()}
+        self._stepped: set[int] = set()
+        self._begun = {id(each): 0 for each in optimizers}
+        self._none: dict[int, bool] = {}
+        self._stepping: Optimizer | None = None
+        self._others: WeakSet[Optimizer] = WeakSet()
+        self._alone = False
+        self._moved: Callable[[], str] = lambda: ""
+        self._handles: list[Any] = [before_steps(self.noting(self._refuse_others))]
+        for each in optimizers:
+            self._handles += [
+                each.register_step_pre_hook(self._before),
+                each.register_step_post_hook(self._behind),
+            ]
+
+    def complete(self) -> None:
+        """Count a step that some of the optimizers have taken, and the others do not."""
+        if self._stepped:
+            self._stepped.clear()
+            self._count()
+            self.refused = None
+
+    def noting(self, call: Callable[Given, T]) -> Callable[Given, T]:
+        """The same function around a step, whose error is kept in `refused`."""
+
+        def noted(*args: Given.args, **kwargs: Given.kwargs) -> T:
+            try:
+                return call(*args, **kwargs)
+            except TacitError as error:
+                self.refused = error
+                raise
+
+        return noted
+
+    @property
+    def is_half_taken(self) -> bool:
+        """Whether some of the optimizers have stepped behind the last backward, and others may still."""
+        if self._backwards is None:
+            return bool(self._stepped)
+        return any(self._begun[each] == self._backwards.begun for each in self._stepped)
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    # ---- around a step ----------------------------------------------------------------------------------
+
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if id(optimizer) in self._stepped:
+            self.complete()
+        computed = closure_of(args, kwargs) is None  # else its backward is still to come
+        none = self._none[id(optimizer)] = computed and self._is_none(optimizer)
+        if not self._stepped and not none:
+            self._begin()
+        self._stepping = optimizer
+
+    def _behind(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._stepping = None
+        none = self._none.pop(id(optimizer), False)
+        if none or (closure_of(args, kwargs) is not None and self._is_none(optimizer)):
+            return
+        if self._backwards is not None:
+            self._begun[id(optimizer)] = self._backwards.begun
+            self._backwards.stepped()
+        self._stepped.add(id(optimizer))
+        if len(self._stepped) == len(self._begun):
+            self.complete()
+
+    def _is_none(self, optimizer: Optimizer) -> bool:
+        """Whether the step has changed nothing: torch's tools make state by a rate or gradients of zero."""
+        if self._backwards is not None and self._backwards.begun != self._begun[id(optimizer)]:
+            return False
+        still = all(_zero(group.get("lr")) for group in optimizer.param_groups)
+        if self._backwards is None:
+            return still and not _has_gradients(optimizer)
+        return still or not _has_gradients(optimizer)
+
+    def _refuse_others(self, optimizer: Optimizer) -> None:
+        """Refuse a step of the parameters by an optimizer that is not known; not one inside of another's."""
+        if self._stepping is not None or id(optimizer) in self._begun or optimizer in self._others:
+            return
+        if any(id(each) in self._begun for each in _inside(optimizer)):
+            return  # a container: those inside are seen as they step
+        held = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        name = next((self._names[each] for each in held if each in self._names), None)
+        if name is None:
+            self._others.add(optimizer)
+            return
+        given = ", ".join(dict.fromkeys(type(each).__name__ for each in self._optimizers))
+        raise AttachError(
+            f"{type(optimizer).__name__} steps {name}, and {self._name!r} was attached with {given}, so it "
+            "would not see the step: give attach each optimizer whose step() the script calls (of one that "
+            "calls another's, the one inside where its own step() is not called), as a list where there are "
+            "several. Where a training goes on with a new one, close the session and attach again"
+        )
+
+    # ---- gradients that were not exchanged --------------------------------------------------------------
+
+    def watch_forward(self, model: DistributedDataParallel, moved: Callable[[], str]) -> None:
+        """Note forward passes under `no_sync`, whose gradients stay on this rank.
+
+        `moved`: asked where gradients were not exchanged: what DDP does not follow, and what to do.
+        """
+        self._moved = moved
+
+        def before(*_: Any) -> None:
+            if not model.require_backward_grad_sync and torch.is_grad_enabled():
+                self._alone = True
+
+        self._handles.append(model.register_forward_pre_hook(OnlyHere(before)))
+
+    def synchronises(self) -> None:
+        """To be called as a backward begins in which DDP synchronises: it exchanges those before it too."""
+        self._alone = False
+
+    def refuse_own_gradients(self, optimizer: Optimizer) -> None:
+        """To be called before a step by gradients that all ranks are to share.
+
+        Raises:
+            AttachError: some have not been exchanged.
+        """
+        assert self._backwards is not None
+        never = self._backwards.begun == self._begun[id(optimizer)]
+        if (never or self._alone) and _has_gradients(optimizer):
+            why = self._moved() or (
+                "compute the loss by calling the DistributedDataParallel, and not model.module, and leave "
+                "model.no_sync() out of the last backward of a step, which then exchanges those before it too"
+            )
+            raise AttachError(
+                f"a step is about to be taken by gradients that {self._name!r} has not exchanged, as DDP did "
+                f"not call its hook in the last backward, and replicas would drift apart: {why}"
+            )
+
+    def unseen(self) -> bool:
+        """Whether ten backward passes, or twenty and so on, have begun since a step was seen."""
+        assert self._backwards is not None
+        since = self._backwards.begun - max(self._begun.values(), default=0)
+        return since > 0 and since % UNSEEN == 0
+
+
+def _inside(optimizer: Optimizer) -> list[object]:
+    """What an optimizer holds, by itself or in a list."""
+    held = [*vars(optimizer).values()]
+    return held + [each for some in held if isinstance(some, list | tuple) for each in some]
+
+
+def _zero(lr: object) -> bool:
+    return isinstance(lr, int | float | Tensor) and not bool(lr)
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    """Whether a gradient is not zero."""
+    return any(has_gradient(p) for group in optimizer.param_groups for p in group["params"])

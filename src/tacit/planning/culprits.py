@@ -1,0 +1,339 @@
+"""The known reasons for slow steps, each with what tells it, what it costs, and what to change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from statistics import fmean, median, median_low
+
+from tacit.links import Links
+from tacit.planning.diagnosis import Diagnosis, Facts, Finding, Shares, in_ms, shares, typical
+
+__all__ = ["diagnosed"]
+
+WORTH = 0.03
+"""A share of the step from which on it is worth a finding."""
+_SLOWER, _OFTEN = 1.15, 0.6
+"""A rank is slow if its own work takes so much longer than the others', in such a share of the periods."""
+_MUCH = 0.1
+_SEVERAL = 1.3
+"""So many times one stream's rate several together must have for one to be held back by its buffers."""
+_FASTER = 1.5
+_NEARER = 2.0
+"""So many times the rate between nodes links inside a node must have for rings by node to be worth it."""
+_BUCKET_BYTES = 25 << 20
+"""DDP's default."""
+_TINY_BYTES, _SEVERAL_BUCKETS = 1 << 20, 4
+"""So many buckets of less than DDP's own first one are named, even if the planner sees no gain."""
+_PAUSED = 0.006
+"""The share of waiting for links that each node with BBR costs: the median of five pairs of runs with cubic
+and with BBR, on 4 and on 8 nodes, where it was 0.002 to 0.013 (dev/LOG.md, 2026-11-25)."""
+_HOW_TO_LOAD = "more worker processes (num_workers=), prefetch_factor=, or data that is decoded beforehand"
+
+
+def diagnosed(facts: Facts, notes: Iterable[str] = ()) -> Diagnosis:
+    """What is known of the steps, and what was found, the costliest first.
+
+    Args:
+        notes: what could not be looked at.
+    """
+    taken = shares(facts)
+    found = [finding for rule in _RULES for finding in rule(facts, taken)]
+    found.sort(key=lambda each: -each.seconds)
+    return Diagnosis(
+        algorithm=facts.algorithm,
+        steps=len(facts.ranks[0].wall),
+        ranks=len(facts.ranks),
+        seconds=facts.seconds,
+        parts=taken.parts,
+        limit=taken.limit,
+        findings=tuple(found),
+        traffic=_traffic(facts),
+        notes=tuple(notes),
+    )
+
+
+def _slow_rank(facts: Facts, _: Shares) -> Iterable[Finding]:
+    own = facts.own
+    slowest = Counter(max(range(len(row)), key=row.__getitem__) for row in own)
+    which, times = slowest.most_common(1)[0]
+    mine = median(row[which] for row in own)
+    others = [median(row[i] for row in own) for i in range(len(facts.ranks)) if i != which]
+    if not others or times < _OFTEN * len(own) or mine < _SLOWER * median(others):
+        return
+    costs = fmean(max(row) - median_low(sorted(row)) for row in own)
+    if costs < WORTH * facts.seconds:
+        return
+    rank = facts.ranks[which]
+    more = {part: rank.parts.get(part, 0.0) - typical(facts, part) for part in rank.parts}
+    part = max(more, key=more.__getitem__)
+    says = (
+        f"rank {rank.rank} (node {rank.node}, {rank.host}) works {in_ms(mine)} a step by itself, and the "
+        f"others {in_ms(median(others))}; what takes longer is mainly {_PARTS[part]}, by {in_ms(more[part])}"
+    )
+    if part == "loading":
+        yield Finding("data loader", says, f"on that node: {_HOW_TO_LOAD}", costs)
+    else:
+        yield Finding(
+            "slow rank",
+            says,
+            "see what else runs on that machine, and whether its processor is as fast as the others'; give "
+            "that rank a smaller share of the batch, or average replicas less often ('localsgd')",
+            costs,
+        )
+
+
+_PARTS = {
+    "loading": "waiting for its data loader",
+    "data": "work between steps",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer's step",
+}
+
+
+def _loader(facts: Facts, _: Shares) -> Iterable[Finding]:
+    loading, working = typical(facts, "loading"), typical(facts, "data")
+    if any(each.passes > 1 for each in facts.ranks):
+        return  # with accumulation the other passes are among it
+    if loading >= WORTH * facts.seconds:
+        says = f"each rank waits {in_ms(loading)} a step for its data"
+        yield Finding("data loader", says, _HOW_TO_LOAD, loading)
+    if working >= _MUCH * facts.seconds:
+        says = (
+            f"the training thread itself works {in_ms(working)} between the optimizer's step and the next "
+            "forward pass"
+        )
+        advice = "have worker processes load and transform the data (num_workers=), and log less often"
+        yield Finding("data loader", says, advice, working)
+
+
+def _links(facts: Facts, _: Shares) -> Iterable[Finding]:
+    if facts.links is None or not facts.links.slow():
+        return
+    slow = facts.links.slow()
+    rate = min(facts.links.rate[i][j] or 0.0 for i, j in slow)
+    others = median(
+        value
+        for i, row in enumerate(facts.links.rate)
+        for j, value in enumerate(row)
+        if i != j and value is not None and (i, j) not in slow
+    )
+    common = set.intersection(*(set(pair) for pair in slow))
+    where = (
+        f"the link of node {min(common)} ({facts.links.hosts[min(common)]})"
+        if len(common) == 1
+        else "the link from " + ", ".join(f"node {i} to node {j}" for i, j in slow[:4])
+    )
+    says = f"{where} carries {_mbit(rate)}, and the others {_mbit(others)}: all wait for it"
+    costs = facts.saved("even links")
+    if costs >= WORTH * facts.seconds:
+        yield Finding(
+            "slow link", says, "look at that cable, port and interface, or train without that node", costs
+        )
+
+
+def _threads(facts: Facts, taken: Shares) -> Iterable[Finding]:
+    crowded = {
+        machine: sum(each.threads for each in facts.ranks if each.machine == machine)
+        for machine in {each.machine for each in facts.ranks}
+    }
+    for machine, threads in crowded.items():
+        here = [each for each in facts.ranks if each.machine == machine]
+        if threads > here[0].cores and max(each.threads for each in here) > 1:
+            yield Finding(
+                "threads",
+                f"{len(here)} ranks compute with {here[0].threads} threads each on {here[0].cores} cores of "
+                f"{here[0].host}, and get in each other's way",
+                f"export OMP_NUM_THREADS={max(1, here[0].cores // len(here))} before torchrun, or "
+                "torch.set_num_threads",
+                facts.threads_gain * taken.parts["computing"],
+            )
+            return
+
+
+def _unused(facts: Facts, _: Shares) -> Iterable[Finding]:
+    if facts.searched and not facts.unused:
+        yield Finding(
+            "unused parameters",
+            "DDP looks for unused parameters behind every forward pass, and every parameter had a gradient",
+            "DistributedDataParallel(..., find_unused_parameters=False)",
+        )
+
+
+def _views(facts: Facts, _: Shares) -> Iterable[Finding]:
+    if facts.copying:
+        yield Finding(
+            "bucket views",
+            "gradients are copied into DDP's buckets and back",
+            "DistributedDataParallel(..., gradient_as_bucket_view=True), which also saves their memory",
+            facts.copying,
+        )
+
+
+def _flat_ring(facts: Facts, _: Shares) -> Iterable[Finding]:
+    costs = facts.saved("by node")
+    if facts.links is None or costs < WORTH * facts.seconds:
+        return
+    far = median(facts.links.between(facts.links.rate))
+    near = [facts.links.rate[i][i] for i in range(len(facts.links.hosts))]
+    inside = median(rate for rate in near if rate is not None) if any(near) else 0.0
+    if inside < _NEARER * far:
+        return
+    yield Finding(
+        "flat ring",
+        f"every rank exchanges with ranks of other nodes, over links of {_mbit(far)}, while ranks of a node "
+        f"reach each other with {_mbit(inside)}",
+        "average inside the nodes first: attach(model, optimizer, "
+        "tacit.Strategy(topology=tacit.topologies.Hierarchical())), or an algorithm by node",
+        costs,
+    )
+
+
+def _small_buckets(facts: Facts, _: Shares) -> Iterable[Finding]:
+    costs = facts.saved("large buckets")
+    tiny = 0 < facts.bucket_bytes < _TINY_BYTES and facts.buckets >= _SEVERAL_BUCKETS
+    if facts.bucket_bytes < _BUCKET_BYTES and (tiny or costs >= WORTH * facts.seconds):
+        yield Finding(
+            "small buckets",
+            f"a round takes {facts.buckets} buckets of at most {facts.bucket_bytes / 2**20:.2g} MiB, and "
+            "each costs latency and processor time",
+            "DistributedDataParallel(..., bucket_cap_mb=25)",
+            costs,
+        )
+
+
+def _large_buckets(facts: Facts, _: Shares) -> Iterable[Finding]:
+    """A bucket leaves when its last gradient is there: of few large ones most bytes may leave at the end."""
+    costs = facts.saved("smaller buckets")
+    if costs >= WORTH * facts.seconds:
+        yield Finding(
+            "large buckets",
+            f"gradients leave in {facts.buckets} buckets of at most {facts.bucket_bytes / 2**20:.3g} MiB, "
+            "most of them when little of backward is left to hide them",
+            "DistributedDataParallel(..., bucket_cap_mb=10)",
+            costs,
+        )
+
+
+def _slow_interface(facts: Facts, taken: Shares) -> Iterable[Finding]:
+    for each in facts.ranks:
+        if each.faster and each.rate and (each.faster_rate or 0.0) >= _FASTER * each.rate:
+            waited = taken.parts["links"]
+            yield Finding(
+                "slow interface",
+                f"node {each.node} ({each.host}) sends by {each.interface}, which says {_mbit(each.rate)}, "
+                f"and has {each.faster}, which says {_mbit(each.faster_rate or 0.0)}",
+                f"export GLOO_SOCKET_IFNAME={each.faster} and NCCL_SOCKET_IFNAME={each.faster} on all nodes",
+                waited * (1 - each.rate / (each.faster_rate or each.rate)),
+            )
+            return
+
+
+def _buffers(facts: Facts, _: Shares) -> Iterable[Finding]:
+    links = facts.links
+    buffers = [each.buffer for each in facts.ranks if each.buffer]
+    if links is None or not buffers:
+        return
+    for i, j in ((i, j) for i in range(len(links.hosts)) for j in range(len(links.hosts)) if i != j):
+        one, several, latency = links.rate[i][j], links.rate_of_flows[i][j], links.latency[i][j]
+        if one is None or several is None or latency is None or several < _SEVERAL * one:
+            continue
+        needed, full = several / 8 * 2 * latency, one / 8 * 2 * latency > min(buffers) / 2
+        if full and needed > min(buffers):
+            yield Finding(
+                "TCP buffers",
+                f"from node {i} to node {j} one stream carries {_mbit(one)} and {links.flows} together "
+                f"{_mbit(several)}: with {1e3 * 2 * latency:.1f} ms there and back, {needed / 1e6:.1f} MB "
+                f"are under way, and a connection may have {min(buffers) / 1e6:.1f} MB",
+                f"sysctl -w net.ipv4.tcp_wmem='4096 65536 {_twice(needed)}' and the same for tcp_rmem, "
+                "on all nodes",
+                facts.saved("several streams"),
+            )
+            return
+
+
+def _congestion_control(facts: Facts, taken: Shares) -> Iterable[Finding]:
+    """BBR pauses each connection for 200 ms every ten seconds, and whoever is not paused waits."""
+    nodes = len({each.node for each in facts.ranks if each.congestion_control == "bbr"})
+    costs = taken.parts["links"] * min(1.0, _PAUSED * nodes)
+    if costs >= WORTH * facts.seconds:
+        yield Finding(
+            "congestion control",
+            f"TCP goes by BBR on {nodes} nodes, where each connection sends next to nothing for 200 ms "
+            "every ten seconds, and all others wait for it",
+            "sysctl -w net.ipv4.tcp_congestion_control=cubic on all nodes, if the network loses few packets",
+            costs,
+        )
+
+
+def _strategy(facts: Facts, taken: Shares) -> Iterable[Finding]:
+    """What the exchange itself costs, where another strategy would be faster."""
+    costs = facts.saved("strategy")
+    if costs < WORTH * facts.seconds or not facts.best:
+        return
+    says = (
+        f"a step waits {in_ms(taken.parts['links'])} for links and {in_ms(taken.parts['encoding'])} for "
+        f"encoding; {facts.best} is foretold to take {in_ms(facts.seconds - costs)} a step"
+    )
+    kind = "encoding" if taken.parts["encoding"] > taken.parts["links"] else "links"
+    yield Finding(kind, says, f'attach(model, optimizer, "{facts.best}"), or "auto"', costs)
+
+
+_RULES: tuple[Callable[[Facts, Shares], Iterable[Finding]], ...] = (
+    _slow_rank,
+    _loader,
+    _links,
+    _threads,
+    _unused,
+    _views,
+    _flat_ring,
+    _small_buckets,
+    _large_buckets,
+    _slow_interface,
+    _buffers,
+    _congestion_control,
+    _strategy,
+)
+
+
+def _traffic(facts: Facts) -> str:
+    busiest = max(facts.ranks, key=lambda each: each.sent)
+    if not busiest.sent:
+        return ""
+    rate = 8 * busiest.sent / facts.seconds
+    told = (
+        f"Node {busiest.node} sends {busiest.sent / 1e6:.2f} MB a step by {busiest.interface}, "
+        f"{_mbit(rate)} on average"
+    )
+    slowest = _slowest(facts.links)
+    if slowest is None:
+        return told + "."
+    i, j, carries = slowest
+    return (
+        f"{told}: {100 * rate / carries:.0f} % of what the slowest link carries, from node {i} to node {j}, "
+        f"{_mbit(carries)} as measured."
+    )
+
+
+def _slowest(links: Links | None) -> tuple[int, int, float] | None:
+    if links is None:
+        return None
+    found = [
+        (rate, i, j)
+        for i, row in enumerate(links.rate)
+        for j, rate in enumerate(row)
+        if i != j and rate is not None
+    ]
+    if not found:
+        return None
+    rate, i, j = min(found)
+    return i, j, rate
+
+
+def _twice(needed: float) -> int:
+    return 1 << (int(2 * needed) - 1).bit_length()
+
+
+def _mbit(rate: float) -> str:
+    return f"{rate / 1e6:.0f} Mbit/s"

@@ -1,0 +1,173 @@
+"""How a strategy is chosen: what a decider is, what it is given, what it says, and how all ranks learn it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from tacit import checks
+from tacit.errors import ConfigError, DecisionError, of_ranks
+from tacit.levels.level import Level
+from tacit.levels.spec import AttachOptions
+from tacit.planning.candidates import Candidates
+from tacit.strategy import AutoStrategy
+from tacit.timelines import Timeline
+from tacit.transports.process_groups import rank_in
+
+FromAll = Callable[[Tensor], Tensor]
+"""What all ranks give, one row a rank, in the same order on all of them. A collective call."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, and on what grounds.
+
+    Attributes:
+        algorithm: the strategy's text, such as "topk:ratio=0.01" or "ddp".
+        reason: one line for people: what was chosen, why, and what it is expected to bring.
+        seconds: that a step is foretold to take.
+        considered: every candidate, and its foretold seconds of a step; None where they cannot be foretold.
+    """
+
+    algorithm: str
+    reason: str
+    seconds: float
+    considered: tuple[tuple[str, float | None], ...] = ()
+
+    def __post_init__(self) -> None:
+        checks.real("seconds", self.seconds, "write the seconds that a step is foretold to take", above=0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object of JSON; numbers that are not finite are None."""
+        return {**asdict(self), "considered": [[text, _finite(each)] for text, each in self.considered]}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """What `to_json` has made."""
+        return cls(**{**values, "considered": tuple((text, each) for text, each in values["considered"])})
+
+
+class ChoosingSession(Protocol):
+    """What a decider is given: the session whose strategy it is to choose.
+
+    Attributes:
+        strategy: what may be chosen.
+        ranks: all that train the model, by their numbers in the world, in order.
+    """
+
+    strategy: AutoStrategy
+    ranks: list[int]
+
+    @property
+    def options(self) -> AttachOptions:
+        """What is at work, and on what: model, optimizers, parameters by name, process group."""
+
+    @property
+    def levels(self) -> Sequence[Level]:
+        """The levels of the strategy at work; their sessions know what rounds and steps took."""
+
+    def candidates(self) -> Candidates:
+        """What may be chosen here, and what may not, and why; no rank asks another."""
+
+    def from_all(self, mine: Tensor) -> Tensor:
+        """What all of `ranks` give, one row a rank: tensors on the host, of one shape. A collective call."""
+
+    def timeline(self) -> Timeline:
+        """When this rank computed and waited."""
+
+
+class Decider(Protocol):
+    """Chooses a strategy by what was measured.
+
+    Attributes:
+        steps: how many steps of plain averages it wants to be measured before it decides.
+    """
+
+    steps: int
+
+    def begin(self, session: ChoosingSession) -> None:
+        """The steps from now on are those that are measured; called on every rank behind the same step."""
+
+    def measure(self, session: ChoosingSession) -> None:
+        """Look at what was measured, and measure more; called on every rank behind the same step.
+
+        It may call collectives: nothing is under way.
+        """
+
+    def decide(self) -> Choice:
+        """Choose; called on the first rank only."""
+
+
+def decided(decider: Decider, session: ChoosingSession) -> Choice:
+    """Measure on all ranks, and choose on the first. A collective call.
+
+    Args:
+        decider: of this rank; the same on all.
+        session: at work, with nothing under way.
+
+    Raises:
+        DecisionError: a rank could not measure, or the first could not choose; on all ranks.
+    """
+    name = type(decider).__name__
+    error = _failure_of(lambda: decider.measure(session))
+    failures = from_all_texts(session.from_all, "" if error is None else _words(error))
+    if any(failures):
+        found = {rank: each for rank, each in zip(session.ranks, failures, strict=True) if each}
+        _refuse(f"{name} could not measure on {of_ranks(found)}: {next(iter(found.values()))}", error)
+    text = ""
+    if rank_in() == session.ranks[0]:
+        try:
+            text = json.dumps({"choice": _checked(decider.decide()).to_json()})
+        except Exception as raised:
+            error = raised
+            text = json.dumps({"error": _words(raised)})
+    told = json.loads(from_all_texts(session.from_all, text)[0])
+    if "error" in told:
+        _refuse(f"{name} could not choose on rank {session.ranks[0]}: {told['error']}", error)
+    return Choice.from_json(told["choice"])
+
+
+def _checked(choice: object) -> Choice:
+    if not isinstance(choice, Choice):
+        raise ConfigError(f"decide() gave {choice!r:.60}, which is no Choice")
+    return choice
+
+
+def _failure_of(call: Callable[[], None]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def _refuse(why: str, cause: Exception | None) -> NoReturn:
+    raise DecisionError(
+        f"auto: {why}. Name an algorithm in its place, such as 'dense', or go on without tacit"
+    ) from cause
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def from_all_texts(from_all: FromAll, mine: str) -> list[str]:
+    """The text that each rank gives, in the order of `from_all`. A collective call."""
+    data = mine.encode()
+    sizes = from_all(torch.tensor([len(data)])).view(-1).tolist()
+    if not any(sizes):
+        return [""] * len(sizes)
+    row = torch.zeros(max(sizes), dtype=torch.uint8)
+    row[: len(data)] = torch.tensor([*data], dtype=torch.uint8)
+    rows = from_all(row)
+    return [bytes(each[:size].tolist()).decode() for each, size in zip(rows, sizes, strict=True)]

@@ -1,0 +1,132 @@
+"""The decider of `auto`: foretells a step with each candidate by the clock, and takes the fastest."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import torch
+
+from tacit.algorithms import parse
+from tacit.errors import AttachError, ConfigError
+from tacit.fsdp.model import ShardedModel
+from tacit.levels.node_layout import read_nodes
+from tacit.model.trained_model import locals_of
+from tacit.planning.decider import Choice, ChoosingSession, from_all_texts
+from tacit.planning.prediction import Prediction
+from tacit.planning.profile import Profile
+from tacit.planning.ranking import BASE
+from tacit.planning.simulation import networks
+from tacit.planning.step_prediction import Foreteller
+from tacit.planning.step_profile import take
+from tacit.planning.step_timer import StepTimer
+from tacit.transports.probing import RingCost, ring_cost
+
+__all__ = ["Planner"]
+
+WORTH = 0.03
+"""What changes the arithmetic must be faster than plain DDP by so much, and than a plainer candidate."""
+
+
+class Planner:
+    """Profiles the steps, measures a ring of all ranks, and foretells every candidate.
+
+    Candidates are looked at in the order of what they would take if their own work cost nothing. Once the
+    next one could not be faster than the best, the others are left: to measure what one costs takes time.
+
+    Attributes:
+        steps: of plain averages that it looks at.
+    """
+
+    steps = 10
+
+    def __init__(self) -> None:
+        self._timer: StepTimer | None = None
+        self._found: list[Prediction] = []
+        self._order: list[str] = []
+        self._compute = 0.0
+
+    def begin(self, session: ChoosingSession) -> None:
+        """Time the steps from now on.
+
+        Raises:
+            AttachError: the model is on a GPU, where the clock knows nothing.
+        """
+        options = session.options
+        if any(p.is_cuda for p in options.named.values()):
+            raise AttachError(
+                "'auto' cannot foretell steps on a GPU: its clock knows processors, and has never been held "
+                "against one. Name an algorithm, or give attach a decider= of your own"
+            )
+        self.stop()
+        self._timer = StepTimer(options.model.module, options.optimizers, options.named)
+
+    def stop(self) -> None:
+        """Time no more steps; `auto` calls it when it ends, whether it has chosen or not."""
+        if self._timer is not None:
+            self._timer.close()
+
+    def measure(self, session: ChoosingSession) -> None:
+        """Make the profile, and foretell the candidates. A collective call."""
+        options = session.options
+        assert self._timer is not None
+        self.stop()
+        ring = ring_cost(options.group)
+        profile = take(self._timer, options.model, options.optimizers, ring)
+        nodes, ranks = _layout(session)
+        # Where shards are averaged, several groups of ranks have measured: all go by the first one's.
+        mine = json.dumps([profile.to_json(), asdict(ring), nodes, ranks])
+        text, rings, nodes, ranks = json.loads(from_all_texts(session.from_all, mine)[0])
+        profile, ring = Profile.from_json(text), RingCost(**rings)
+        network = networks.of_ring(nodes, ranks, ring.rate, ring.latency, profile)
+        self._compute = profile.step.seconds * max(1.0, profile.threads * network.sharing / network.cores)
+        self._order = [*session.candidates().possible]
+        foreteller = Foreteller(
+            profile=profile,
+            network=network,
+            tensors=locals_of(options.named),
+            slowest=lambda mine: float(session.from_all(torch.tensor([mine], dtype=torch.float64)).max()),
+        )
+        self._found = foreteller.all_foretold([parse(text) for text in self._order])
+
+    def decide(self) -> Choice:
+        """The fastest; the plainest of those that are as fast."""
+        if not self._found:
+            raise ConfigError("no candidate could be foretold")
+        best = min(self._found, key=lambda each: each.seconds)
+        by_text = {each.algorithm: each for each in self._found}
+        near = [by_text[text] for text in self._order if text in by_text]
+        chosen = next(each for each in near if each.seconds <= (1 + WORTH) * best.seconds)
+        base = by_text.get(BASE)
+        return Choice(
+            algorithm=chosen.algorithm,
+            reason=self._reason(chosen, base),
+            seconds=chosen.seconds,
+            considered=tuple(
+                (text, by_text[text].seconds if text in by_text else None) for text in self._order
+            ),
+        )
+
+    def _reason(self, chosen: Prediction, base: Prediction | None) -> str:
+        step, alone = 1e3 * chosen.seconds, 1e3 * self._compute
+        if base is None or chosen.algorithm == BASE:
+            return (
+                f"{chosen.algorithm} stays: a step of {step:.1f} ms is foretold, of which {alone:.1f} "
+                f"compute, and nothing that may be chosen would be faster by {100 * WORTH:.0f} %"
+            )
+        return (
+            f"{chosen.algorithm}: a step of {step:.1f} ms is foretold, {base.seconds / chosen.seconds:.1f} "
+            f"times as fast as ddp ({1e3 * base.seconds:.1f} ms); {alone:.1f} ms would be computing alone"
+        )
+
+
+def _layout(session: ChoosingSession) -> tuple[int, int]:
+    """Nodes, and ranks of each, of those that exchange; each rank a node where nobody knows."""
+    options = session.options
+    if isinstance(options.model, ShardedModel):
+        return options.group.size(), 1
+    try:
+        nodes = read_nodes(options.group, options.mesh)
+    except AttachError:
+        return options.group.size(), 1
+    return len(nodes), len(nodes[0])

@@ -1,0 +1,118 @@
+"""What a strategy would do on a cluster: predicted, never measured there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tacit.contracts import NET, NODE, AdaptiveRounds, LayerwiseOverlap, PairTopology
+from tacit.errors import ConfigError
+from tacit.planning.profile import Profile
+from tacit.planning.simulation import networks
+from tacit.planning.simulation.clock import Network
+from tacit.planning.simulation.costs import CostOf, cost_on
+from tacit.planning.simulation.rehearsal import rehearse
+from tacit.planning.simulation.steps import simulate
+from tacit.planning.simulation.timeline import ENCODING, MAIN, SimulatedSpan
+from tacit.rounds import MomentPeriods, Renewals
+from tacit.strategy import AnyStrategy
+
+__all__ = ["Prediction", "predict", "refuse"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A step of a training with one strategy, on average over its rounds; seconds and bytes of one rank.
+
+    Attributes:
+        algorithm: the strategy's text form.
+        seconds: of a step.
+        compute: of these, the main thread's own work, with other ranks on the same cores.
+        far: waiting for a link between nodes; `near`: inside a node; `encoding`: for encoding or decoding.
+        bytes_out: that leave a node in a step.
+        memory: bytes of a rank: parameters, gradients, optimizer, and what the strategy keeps.
+        spans: the timeline of a few steps.
+        notes: what was assumed.
+    """
+
+    algorithm: str
+    seconds: float
+    compute: float
+    far: float
+    near: float
+    encoding: float
+    bytes_out: float
+    memory: int
+    spans: tuple[SimulatedSpan, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def predict(strategy: AnyStrategy, profile: Profile, network: Network) -> Prediction:
+    """Predict a step of a strategy, whose cost the profile has.
+
+    Raises:
+        ConfigError: the strategy does not fit; the profile does not say what it costs; or it cannot be
+            foretold, as what it sends depends on the training or on servers.
+    """
+    refuse(strategy)
+    rehearsal = rehearse(networks.strategy_on(network, strategy), profile, network.nodes, network.ranks)
+    cost = cost_on(profile, strategy.name, network.nodes, network.ranks)
+    costs = [CostOf(level, script) for level, script in zip(cost.levels, rehearsal.levels, strict=True)]
+    found = simulate(rehearsal, profile, costs, network)
+    waits = {axis: found.exposed[axis] / found.steps for axis in (NET, NODE, ENCODING)}
+    seconds = found.seconds / found.steps
+    trained = 2 * profile.model_bytes + profile.state_bytes
+    return Prediction(
+        algorithm=strategy.name,
+        seconds=seconds,
+        compute=seconds - sum(waits.values()) - profile.step.loading,
+        far=waits[NET],
+        near=waits[NODE],
+        encoding=waits[ENCODING],
+        bytes_out=found.crossing / found.steps,
+        memory=trained + sum(level.kept_bytes for level in cost.levels),
+        spans=tuple(span for span in found.spans if span.row == MAIN or span.row in (NET, NODE, ENCODING)),
+        notes=_notes(strategy),
+    )
+
+
+def refuse(strategy: AnyStrategy) -> None:
+    """Refuse what cannot be foretold.
+
+    Raises:
+        ConfigError: what it sends depends on the training or on servers; says what to do instead.
+    """
+    for level in strategy.levels:
+        if isinstance(level.server, PairTopology):
+            raise ConfigError(
+                f"{strategy.name!r} cannot be foretold: who averages with whom, and when, is left to chance. "
+                "Try it with tacit compare"
+            )
+        if level.server is not None:
+            raise ConfigError(
+                f"{strategy.name!r} cannot be foretold: what a parameter server does is not in a profile. "
+                "Try it with tacit compare --servers 1"
+            )
+        if isinstance(level.momentum, MomentPeriods) or level.momentum == "averaged":
+            raise ConfigError(
+                f"{strategy.name!r} cannot be foretold: the optimizer's state, which travels beside the "
+                "parameters, is not in a profile. Try it with tacit compare"
+            )
+        if isinstance(level.overlap, LayerwiseOverlap):
+            raise ConfigError(
+                f"{strategy.name!r} cannot be foretold: its messages are planned by what the first steps of "
+                "a training show. Try it with tacit compare"
+            )
+        one_shot = level.compressor.one_shot(0)
+        if level.compressor.varies or (one_shot is not None and one_shot.codec.varies):
+            raise ConfigError(
+                f"{strategy.name!r} cannot be foretold: what it sends depends on the gradients. Try it "
+                "with tacit compare"
+            )
+
+
+def _notes(strategy: AnyStrategy) -> tuple[str, ...]:
+    if any(isinstance(level.rounds, AdaptiveRounds) for level in strategy.levels):
+        return ("its period changes while it trains; this is the first one",)
+    if any(isinstance(level.variance, Renewals) for level in strategy.levels):
+        return ("behind its first steps; without those in which gradients travel again",)
+    return ()

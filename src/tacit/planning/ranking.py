@@ -1,0 +1,129 @@
+"""How fast a cluster would run each strategy: all candidates, from the fastest on, and what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tacit.algorithms import known, parse
+from tacit.algorithms.auto import shaped
+from tacit.algorithms.registry import ENTRIES
+from tacit.errors import ConfigError, TacitError
+from tacit.planning.prediction import Prediction, predict
+from tacit.planning.profile import Profile
+from tacit.planning.simulation.clock import Network
+from tacit.planning.simulation.costs import without_cost
+
+__all__ = [
+    "BASE",
+    "CANDIDATES",
+    "LARGEST",
+    "ClusterPlan",
+    "every_algorithm",
+    "layouts",
+    "plan",
+    "shapes_worth_a_look",
+]
+
+CANDIDATES = (
+    "ddp",
+    "bf16",
+    "int8",
+    "efsign",
+    "topk",
+    "dgc",
+    "powersgd",
+    "mp2",
+    "localsgd",
+    "diloco:bits=4",
+    "streaming-diloco",
+    "ednncomm",
+    "daso",
+)
+"""What is planned where nobody says what: one of each kind that is worth a try on slow links."""
+_UNPLANNED = ("parameter server", "automatic")
+BASE = "ddp"
+"""What all others are compared with."""
+LARGEST = 8
+"""The most nodes of a cluster on which a strategy's own work is measured; that of more is extrapolated."""
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """Predictions for one cluster.
+
+    Attributes:
+        predictions: from the fastest on.
+        refused: by algorithm, why it could not be predicted.
+        compute: seconds of a step if communication cost nothing.
+    """
+
+    network: Network
+    predictions: tuple[Prediction, ...]
+    refused: Mapping[str, str]
+    compute: float
+
+    @property
+    def base(self) -> Prediction | None:
+        """Plain DDP, if it was asked for."""
+        return next((each for each in self.predictions if each.algorithm == BASE), None)
+
+    def speedup(self, prediction: Prediction) -> float | None:
+        """How many times as fast as DDP."""
+        return None if self.base is None else self.base.seconds / prediction.seconds
+
+
+def every_algorithm() -> list[str]:
+    """All algorithms that need no server, by their defaults."""
+    return [name for name in known() if ENTRIES[name].family not in _UNPLANNED]
+
+
+def layouts(nodes: int, ranks: int) -> list[tuple[int, int]]:
+    """The clusters on which to measure what a strategy costs on one of this size."""
+    return [(nodes, ranks)] if nodes <= LARGEST else [(LARGEST // 2, ranks), (LARGEST, ranks)]
+
+
+def shapes_worth_a_look(profile: Profile, network: Network) -> list[str]:
+    """The shapes of an all-reduce that would be faster than a ring here, if their own work cost nothing."""
+
+    def least(text: str) -> float:
+        strategy = parse(text)
+        free = without_cost(strategy, profile, network.nodes, network.ranks)
+        return predict(strategy, profile.with_costs([free]), network).seconds
+
+    texts = shaped(network.nodes, network.ranks)
+    ring = least("dense") if texts else 0.0
+    return [text for text in texts if least(text) < ring]
+
+
+def plan(
+    profile: Profile, network: Network, texts: Sequence[str], memory: float | None = None
+) -> ClusterPlan:
+    """Predict every candidate.
+
+    Args:
+        texts: of the strategies.
+        memory: bytes that a rank may use; None: without limit.
+
+    Raises:
+        ConfigError: none of them can be predicted; says why of the first.
+    """
+    found: list[Prediction] = []
+    refused: dict[str, str] = {}
+    for text in texts:
+        try:
+            prediction = predict(parse(text), profile, network)
+            if memory is not None and prediction.memory > memory:
+                raise ConfigError(
+                    f"it needs {prediction.memory / 1e9:.2f} GB of a rank, of {memory / 1e9:.2f} GB given"
+                )
+            found.append(prediction)
+        except TacitError as error:
+            refused[text] = str(error)
+    if not found:
+        name, why = next(iter(refused.items()), ("nothing", "no algorithm was given"))
+        raise ConfigError(f"nothing can be predicted: {name}: {why}")
+    found.sort(key=lambda each: each.seconds)
+    busy = max(1.0, profile.threads * network.sharing / network.cores)
+    compute = (profile.step.seconds - profile.step.loading) * busy + profile.step.loading
+    return ClusterPlan(network, tuple(found), refused, compute)

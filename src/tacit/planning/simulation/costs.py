@@ -1,0 +1,113 @@
+"""What a strategy costs a rank of a cluster, from what was measured on smaller ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tacit.errors import ConfigError
+from tacit.planning.profile import BucketCost, LevelCost, Profile, StrategyCost
+from tacit.planning.simulation.rehearsal import BucketScript, LevelScript, rehearse
+from tacit.strategy import AnyStrategy
+
+__all__ = ["CostOf", "cost_on", "without_cost"]
+
+_LEAVING = 0.4
+"""The share of the main thread's work on a round that comes before it leaves: reading the parameters."""
+
+
+@dataclass(frozen=True)
+class CostOf:
+    """The cost of a level, for the buckets and messages of a rehearsal."""
+
+    cost: LevelCost
+    script: LevelScript
+
+    def segments(self, i: int) -> tuple[float, ...]:
+        """Of bucket `i`: before its first message, between messages, and after the last."""
+        bucket = self.script.buckets[i]
+        found = _scaled(self._nearest(bucket), bucket)
+        return _stretched(found, len(bucket.messages) + 1)
+
+    def _nearest(self, bucket: BucketScript) -> BucketCost:
+        """What was measured of the bucket of the most similar size."""
+        return min(self.cost.buckets, key=lambda each: abs(each.numel - bucket.numel))
+
+    def leaving(self, buckets: Sequence[int]) -> float:
+        """What the main thread does before a round of these buckets leaves, in seconds."""
+        return _LEAVING * self._main(buckets)
+
+    def applying(self, buckets: Sequence[int]) -> float:
+        """What it does to apply the answer."""
+        return (1 - _LEAVING) * self._main(buckets)
+
+    def _main(self, buckets: Sequence[int]) -> float:
+        every = sum(each.numel for each in self.script.buckets)
+        return self.cost.main * sum(self.script.buckets[i].numel for i in buckets) / max(every, 1)
+
+
+def _scaled(cost: BucketCost, bucket: BucketScript) -> tuple[float, ...]:
+    factor = bucket.numel / cost.numel if cost.numel else 1.0
+    return tuple(factor * segment for segment in cost.segments)
+
+
+def _stretched(segments: tuple[float, ...], count: int) -> tuple[float, ...]:
+    """As many segments as there are messages: of a larger cluster there may be more of the middle ones."""
+    if len(segments) == count:
+        return segments
+    if len(segments) < 3 or count < 3:
+        return (sum(segments) / 2, *[0.0] * (count - 2), sum(segments) / 2) if count > 1 else (sum(segments),)
+    middle = sum(segments[1:-1]) / (len(segments) - 2)
+    return (segments[0], *[middle] * (count - 2), segments[-1])
+
+
+def without_cost(strategy: AnyStrategy, profile: Profile, nodes: int, ranks: int) -> StrategyCost:
+    """The cost of a strategy whose own work took no time."""
+    scripts = rehearse(strategy, profile, nodes, ranks).levels
+    levels = [
+        LevelCost(tuple(BucketCost(each.numel, (0.0,) * (len(each.messages) + 1)) for each in script.buckets))
+        for script in scripts
+    ]
+    return StrategyCost(strategy.name, nodes, ranks, tuple(levels))
+
+
+def cost_on(profile: Profile, algorithm: str, nodes: int, ranks: int) -> StrategyCost:
+    """What a strategy costs on such a cluster: as measured, or from two smaller ones by a straight line.
+
+    Raises:
+        ConfigError: the profile does not say; the message has the command that measures it.
+    """
+    found = {
+        each.nodes: each for each in profile.costs if each.algorithm == algorithm and each.ranks == ranks
+    }
+    if nodes in found:
+        return found[nodes]
+    few = sorted(found)[-2:]
+    if len(few) < 2:
+        raise ConfigError(
+            f"the profile does not say what {algorithm!r} costs a rank among {nodes} nodes of {ranks}: "
+            f"measure it with tacit profile --algorithms {algorithm} --layout {nodes}x{ranks}"
+        )
+    return _line(found[few[0]], found[few[1]], nodes)
+
+
+def _line(one: StrategyCost, other: StrategyCost, nodes: int) -> StrategyCost:
+    share = (nodes - one.nodes) / (other.nodes - one.nodes)
+    levels = [
+        LevelCost(
+            tuple(
+                BucketCost(
+                    b.numel,
+                    tuple(
+                        max(0.0, s + share * (t - s))
+                        for s, t in zip(_stretched(a.segments, len(b.segments)), b.segments, strict=True)
+                    ),
+                )
+                for a, b in zip(first.buckets, second.buckets, strict=True)
+            ),
+            second.main,
+            second.kept_bytes,
+        )
+        for first, second in zip(one.levels, other.levels, strict=True)
+    ]
+    return StrategyCost(one.algorithm, nodes, one.ranks, tuple(levels))

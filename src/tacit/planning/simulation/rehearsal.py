@@ -1,0 +1,222 @@
+"""A strategy on a model and a cluster, on meta tensors: the messages of each bucket's exchange."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tacit.contracts import NET, NODE, WORLD, AxisRank, ByLinks
+from tacit.errors import ConfigError
+from tacit.planning.profile import Profile
+from tacit.planning.simulation.echo import Layout
+from tacit.replicas.fragments import fragments
+from tacit.session.buckets import divided, fitting, group_names, most_bytes
+from tacit.session.plan import Coordinate, Plan, SessionContext
+from tacit.session.topology_choice import choose
+from tacit.strategy import AnyStrategy, Strategy
+from tacit.transports.meter import DryRun, SentMessage
+
+__all__ = [
+    "BucketScript",
+    "LevelScript",
+    "NodeMessage",
+    "Rehearsal",
+    "ddp_buckets",
+    "level_buckets",
+    "rehearse",
+]
+
+_FIRST_BUCKET = 1 << 20
+"""Bytes that close DDP's first bucket, where the script does not set `bucket_cap_mb`."""
+_CAP = 25 << 20
+_MOST_APART = 64
+TRAINING = {"steps_per_epoch": 100.0, "epochs": 10.0}
+"""The training that strategies which go by epochs are told of."""
+
+
+@dataclass(frozen=True)
+class NodeMessage:
+    """A collective of an exchange, as a whole node takes part in it.
+
+    Attributes:
+        own: as this rank does.
+        crossing: bytes that leave the busiest node.
+        by_node: bytes that leave each node, where they differ.
+    """
+
+    own: SentMessage
+    crossing: int
+    by_node: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class BucketScript:
+    """What happens to a bucket in a round.
+
+    Attributes:
+        names: its parameters.
+        messages: of one exchange, in order.
+        part: which fragment of the model it belongs to.
+    """
+
+    names: tuple[str, ...]
+    numel: int
+    messages: tuple[NodeMessage, ...]
+    part: int = 0
+
+    @property
+    def crossing(self) -> int:
+        """Bytes that leave the busiest node."""
+        return sum(each.crossing for each in self.messages)
+
+
+@dataclass(frozen=True)
+class LevelScript:
+    """A level of a strategy, ready for the clock.
+
+    Attributes:
+        strategy: with the topology that a session would choose.
+    """
+
+    strategy: Strategy
+    buckets: tuple[BucketScript, ...]
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A strategy on a cluster, near to far."""
+
+    strategy: AnyStrategy
+    layout: Layout
+    levels: tuple[LevelScript, ...]
+
+
+def ddp_buckets(profile: Profile) -> list[list[str]]:
+    """DDP's buckets from the second step on: gradients in the order in which they are ready."""
+    ready = sorted(profile.step.parameters, key=lambda each: each.ready)
+    limit = _FIRST_BUCKET if profile.bucket_bytes == _CAP else profile.bucket_bytes
+    buckets: list[list[str]] = [[]]
+    size = 0
+    for each in ready:
+        buckets[-1].append(each.name)
+        size += each.nbytes
+        if size >= limit:
+            buckets.append([])
+            size, limit = 0, profile.bucket_bytes
+    return [bucket for bucket in buckets if bucket]
+
+
+def level_buckets(strategy: Strategy, profile: Profile) -> list[tuple[int, list[str]]]:
+    """The buckets of a level, in the order in which they leave, each with its part of the model."""
+    named, topology = profile.named, strategy.topology
+    if strategy.subject != "delta":
+        return [(0, names) for names in divided(ddp_buckets(profile), named, topology)]
+    return [
+        (part, bucket)
+        for part, names in enumerate(fragments(named, strategy.parts))
+        for bucket in group_names(names, named, most_bytes(topology, profile.bucket_bytes))
+    ]
+
+
+def rehearse(strategy: AnyStrategy, profile: Profile, nodes: int, ranks: int) -> Rehearsal:
+    """Run every exchange of a round dry, as the ranks of a node would take part in it.
+
+    Raises:
+        ConfigError: the strategy does not fit this model or this number of ranks.
+    """
+    layout = Layout(nodes, ranks)
+    levels = tuple(
+        _level(each, profile, layout, replicated=number > 0) for number, each in enumerate(strategy.levels)
+    )
+    return Rehearsal(strategy, layout, levels)
+
+
+def _level(strategy: Strategy, profile: Profile, layout: Layout, replicated: bool) -> LevelScript:
+    strategy = strategy.for_training(TRAINING)
+    buckets = level_buckets(strategy, profile)
+    named = profile.named
+    names = [names for _, names in buckets]
+    policy = fitting(strategy.compressor, named)
+    apart = strategy.subject == "delta"
+    context = SessionContext(strategy.topology, layout, named, policy, apart=apart)
+    topology = choose(context, names).topology
+    strategy = replace(strategy, topology=topology)
+    context = replace(context, topology=topology)
+    plan, scripts = Plan(context, names), []
+    for i, (part, bucket_names) in enumerate(buckets):
+        step = max((0, *plan.buckets[i].compressor.changes))
+        if isinstance(topology, ByLinks) and topology.meets == WORLD:
+            scripts.append(
+                BucketScript(tuple(bucket_names), plan.buckets[i].numel, _apart(plan, i, step, layout), part)
+            )
+            continue
+        found = [
+            plan.run_dry(i, DryRun(), coordinate, step).messages for coordinate in _senders(plan, i, layout)
+        ]
+        messages = [
+            NodeMessage(_busiest(each), _crossing([other[k] for other in found], layout))
+            for k, each in enumerate(found[0])
+            if not (replicated and each.kind == "ReduceScatter" and each.axis == NODE)
+        ]
+        scripts.append(BucketScript(tuple(bucket_names), plan.buckets[i].numel, tuple(messages), part))
+    return LevelScript(strategy, tuple(scripts))
+
+
+def _apart(plan: Plan, i: int, step: int, layout: Layout) -> tuple[NodeMessage, ...]:
+    """The messages of an exchange in which ranks send as much as their links allow."""
+    context = plan.session_context
+    if len(context.coordinates) > _MOST_APART:
+        raise ConfigError(
+            f"{context.topology} is foretold for up to {_MOST_APART} ranks, as each sends another number of "
+            f"bytes, and there are {len(context.coordinates)}: plan for fewer nodes"
+        )
+    found = [plan.run_dry(i, DryRun(), each, step).messages for each in context.coordinates]
+    messages = []
+    for own, *others in zip(*found, strict=True):
+        by_rank = [_crossing([each], layout) for each in (own, *others)]
+        # What `_crossing` gives is of a node whose ranks all send as this one does.
+        nodes = [by_rank[k : k + layout.each] for k in range(0, len(by_rank), layout.each)]
+        by_node = [round(sum(node) / layout.each) for node in nodes]
+        messages.append(NodeMessage(own, max(by_node), tuple(by_node)))
+    return tuple(messages)
+
+
+def _senders(plan: Plan, i: int, layout: Layout) -> list[Coordinate]:
+    """The ranks of a node that send to others in a round; one stands for all where it does not go by node."""
+    here = plan.session_context.coordinate
+    spans = plan.spans[i]
+    in_turns = sum(stop - start for start, stop in spans) > plan.buckets[i].numel
+    if not plan.session_context.by_node or in_turns:
+        return [here]
+    return [here._replace(near=AxisRank(place, layout.each)) for place in range(layout.each)]
+
+
+def _crossing(of_node: Sequence[SentMessage], layout: Layout) -> int:
+    """Bytes that leave a node, where each of its ranks takes part in a collective as in `of_node`.
+
+    On the axis of all ranks, `of_node` has one rank, and all others do the same. There a ring passes from
+    node to node once, and of what is addressed to all peers those in other nodes get theirs. Of messages
+    between pairs it is known who sends to whom.
+    """
+    first = of_node[0]
+    if layout.count == 1 or first.axis == NODE:
+        return 0
+    if first.axis == NET:
+        return sum(_busiest(each).sent for each in of_node)
+    if first.kind == "AllToAll":
+        away = layout.count * layout.each - layout.each
+        return round(layout.each * first.sent * away / max(layout.count * layout.each - 1, 1))
+    if first.kind == "Permute":
+        sending = Counter(
+            rank // layout.each
+            for rank, end in enumerate(first.to)
+            if end is not None and end // layout.each != rank // layout.each
+        )
+        return first.size * max(sending.values(), default=0)
+    return first.sent
+
+
+def _busiest(message: SentMessage) -> SentMessage:
+    """As a rank takes part in it that sends: all wait for those that do."""
+    return message._replace(sent=message.size) if message.kind == "Permute" else message

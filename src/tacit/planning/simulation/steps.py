@@ -1,0 +1,203 @@
+"""Steps of a training by the clock: computing, the lane's exchanges, and what training waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tacit.contracts import LateOverlap, PeriodicRounds
+from tacit.planning.profile import Profile
+from tacit.planning.simulation.clock import Activity, Network
+from tacit.planning.simulation.costs import CostOf
+from tacit.planning.simulation.lane import ClockJob, ClockLane
+from tacit.planning.simulation.rehearsal import TRAINING, LevelScript, Rehearsal
+from tacit.planning.simulation.timeline import MAIN, WAITING, ClockTimeline, Simulated
+from tacit.rounds import Renewals
+from tacit.session.schedule import Schedule
+
+__all__ = ["simulate"]
+
+_FEWEST, _MOST = 8, 1000
+"""At least so many steps are simulated, and again as many before, which do not count; periods are at most as
+long as the other."""
+
+
+class _Way(NamedTuple):
+    """A round under way: when it is applied, its buckets, and the end of each one's exchange."""
+
+    apply_at: int
+    buckets: Sequence[int]
+    ends: Sequence[Activity]
+
+
+@dataclass(eq=False)
+class _Level:
+    script: LevelScript
+    cost: CostOf
+    schedule: Schedule
+    lane: ClockLane
+    under_way: list[_Way] = field(default_factory=list)
+
+
+class _Rank:
+    """The rank that stands for all."""
+
+    def __init__(
+        self, rehearsal: Rehearsal, profile: Profile, costs: Sequence[CostOf], network: Network
+    ) -> None:
+        self._profile, self._timeline = profile, ClockTimeline(profile, network)
+        schedules = [Schedule(script.strategy, TRAINING) for script in rehearsal.levels]
+        for schedule in schedules[:-1]:
+            schedule.follow(schedules[-1])
+        self._levels = [
+            _Level(script, cost, schedule, ClockLane(self._timeline))
+            for script, cost, schedule in zip(rehearsal.levels, costs, schedules, strict=True)
+        ]
+
+    def run(self, first: int, steps: int) -> Simulated:
+        """Simulate twice as many steps from the first; the second half counts."""
+        self._timeline.clock.run(self._steps(first, steps))
+        return self._timeline.end()
+
+    def _steps(self, first: int, steps: int) -> Generator[Activity, None, None]:
+        for number in range(2 * steps):
+            if number == steps:
+                self._timeline.begin(steps)
+            yield from self._step(first + number)
+
+    def _step(self, step: int) -> Generator[Activity, None, None]:
+        timed, near, timeline = self._profile.step, self._levels[0], self._timeline
+        if timed.loading:
+            yield timeline.clock.rest(timed.loading)
+        yield from timeline.compute("data", timed.data - timed.loading)
+        gradients = near.script.strategy.subject != "delta"
+        if gradients and self._profile.buffers:
+            yield from self._broadcast(self._profile.buffers)
+        yield from timeline.compute("forward", timed.forward)
+        late = isinstance(near.script.strategy.overlap, LateOverlap)
+        if late and gradients:
+            yield from self._settle(near)
+        due = gradients and near.schedule.at(step) is not None
+        yield from self._backward(near, due)
+        if not late and gradients:
+            yield from self._settle(near)
+        yield from timeline.compute("optimizer", timed.optimizer)
+        for level in self._levels:
+            if level.script.strategy.subject == "delta":
+                yield from self._deltas(level, step)
+
+    # ---- gradients ------------------------------------------------------------------------------------
+
+    def _backward(self, level: _Level, due: bool) -> Generator[Activity, None, None]:
+        ready = {each.name: each.ready for each in self._profile.step.parameters}
+        at = 0.0
+        buckets = range(len(level.script.buckets)) if due else ()
+        way = self._leaves(level, 0, buckets)
+        for i, end in zip(way.buckets, way.ends, strict=True):
+            until = max(at, *(ready[name] for name in level.script.buckets[i].names))
+            yield from self._timeline.compute("backward", until - at)
+            at = until
+            yield from self._submit(level, i, end)
+        yield from self._timeline.compute("backward", self._profile.step.backward - at)
+
+    def _settle(self, level: _Level) -> Generator[Activity, None, None]:
+        for way in level.under_way:
+            for end in way.ends:
+                yield from self._wait(end)
+        level.under_way.clear()
+
+    def _broadcast(self, size: int) -> Generator[Activity, None, None]:
+        crossing = size if self._timeline.network.nodes > 1 else 0
+        yield from self._wait(self._timeline.send("Broadcast", "", size, crossing, "buffers"))
+
+    # ---- deltas ---------------------------------------------------------------------------------------
+
+    def _deltas(self, level: _Level, step: int) -> Generator[Activity, None, None]:
+        schedule, parts = level.schedule, level.script.strategy.parts
+        due = {part: sync for part in range(parts) if (sync := schedule.at(step, part)) is not None}
+        if not (due and schedule.leaves_first):
+            for way in [way for way in level.under_way if way.apply_at <= step]:
+                yield from self._apply(level, way)
+        if not due:
+            return
+        buckets = [i for i, each in enumerate(level.script.buckets) if each.part in due]
+        for way in [way for way in level.under_way if set(way.buckets) & set(buckets)]:
+            yield from self._apply(level, way)
+        yield from self._timeline.compute("round", level.cost.leaving(buckets))
+        way = self._leaves(level, next(iter(due.values())).apply_at, buckets)
+        for i, end in zip(way.buckets, way.ends, strict=True):
+            yield from self._submit(level, i, end)
+        if way.apply_at <= step:
+            yield from self._apply(level, way)
+
+    def _apply(self, level: _Level, way: _Way) -> Generator[Activity, None, None]:
+        for end in way.ends:
+            yield from self._wait(end)
+        level.under_way.remove(way)
+        yield from self._timeline.compute("apply", level.cost.applying(way.buckets))
+
+    # ---- both -----------------------------------------------------------------------------------------
+
+    def _leaves(self, level: _Level, apply_at: int, buckets: Sequence[int]) -> _Way:
+        way = _Way(apply_at, buckets, [Activity("exchange", 0.0) for _ in buckets])
+        if buckets:
+            level.under_way.append(way)
+        return way
+
+    def _submit(self, level: _Level, i: int, over: Activity) -> Generator[Activity, None, None]:
+        inline = level.script.strategy.compressor.inline
+        job = ClockJob(level.script.buckets[i], level.cost.segments(i), over)
+        yield from level.lane.submit(job, inline)
+
+    def _wait(self, end: Activity) -> Generator[Activity, None, None]:
+        begun = self._timeline.clock.now
+        yield end
+        self._timeline.note(MAIN, WAITING, begun)
+
+
+def simulate(rehearsal: Rehearsal, profile: Profile, costs: Sequence[CostOf], network: Network) -> Simulated:
+    """Run a strategy for a few steps, or for as many as its rounds take to come round.
+
+    Args:
+        rehearsal: its buckets and messages on this cluster.
+        costs: of each level.
+        network: links and processors of the cluster.
+    """
+    rank = _Rank(rehearsal, profile, costs, network)
+    first = _first(rehearsal)
+    return rank.run(first, _cycle(rehearsal, first))
+
+
+def _first(rehearsal: Rehearsal) -> int:
+    """The step from which the strategy does what it does for most of the training."""
+    firsts = [0]
+    for script in rehearsal.levels:
+        rounds = script.strategy.rounds
+        starts = Schedule(script.strategy, TRAINING).phase_starts
+        firsts += [rounds.start_step if isinstance(rounds, PeriodicRounds) else 0, *starts[1:2]]
+        variance, overlap = script.strategy.variance, script.strategy.overlap
+        firsts.append(variance.freeze_step if isinstance(variance, Renewals) else 0)
+        firsts.append(overlap.warmup_steps if isinstance(overlap, LateOverlap) else 0)
+    return max(firsts)
+
+
+def _cycle(rehearsal: Rehearsal, first: int) -> int:
+    """So many steps make whole periods of all levels and parts."""
+    schedules = [Schedule(script.strategy, TRAINING) for script in rehearsal.levels]
+    for schedule in schedules[:-1]:
+        schedule.follow(schedules[-1])
+    periods = [
+        _period(schedule, first, part)
+        for schedule, script in zip(schedules, rehearsal.levels, strict=True)
+        for part in range(script.strategy.parts)
+    ]
+    longest = max(periods)
+    return longest * -(-_FEWEST // longest)
+
+
+def _period(schedule: Schedule, first: int, part: int) -> int:
+    """Steps from one round of the part to the next; 1 where there is none in the next thousand."""
+    due = (step for step in range(first, first + _MOST) if schedule.at(step, part) is not None)
+    one, other = next(due, 0), next(due, 0)
+    return max(1, other - one)

@@ -1,0 +1,221 @@
+"""Profiles the first steps of a training: what a step computes, and what strategies cost on this machine.
+
+If the environment variable `TACIT_STEP_PROFILE` names a file, the first session of a process takes a profile,
+and rank 0 saves it there. `tacit profile` sets it, with what else it wants, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from tacit.algorithms import parse
+from tacit.environment import STEP_PROFILE
+from tacit.errors import TacitError
+from tacit.files import spared
+from tacit.levels.spec import AttachOptions
+from tacit.model.trained_model import TrainedModel, local, locals_of
+from tacit.planning.profile import Profile, StrategyCost
+from tacit.planning.step_timer import StepTimer
+from tacit.planning.strategy_costs import measured_cost
+from tacit.transports.probing import RingCost, ring_cost
+from tacit.transports.process_groups import backend_of, said
+
+__all__ = ["ProfileRequest", "began", "cores", "machine", "processor", "take"]
+
+SKIPPED, STEPS = 3, 12
+"""So many first steps are left out, as buckets settle in them; then so many are measured."""
+_SLOWER = 1.1
+_log = logging.getLogger("tacit")
+
+
+class Flushed(Protocol):
+    """The session whose training is profiled."""
+
+    def flush(self) -> None:
+        """Wait until nothing is under way."""
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """What a profile is to have.
+
+    Attributes:
+        out: where it is saved.
+        algorithms: text forms of the strategies whose own work is measured.
+        layouts: on which clusters, as nodes and ranks of each.
+        ends: whether the training ends behind it.
+    """
+
+    out: str
+    algorithms: tuple[str, ...] = ()
+    layouts: tuple[tuple[int, int], ...] = ()
+    ends: bool = False
+
+    @classmethod
+    def from_env(cls) -> ProfileRequest | None:
+        """What the environment asks for."""
+        text = os.environ.get(STEP_PROFILE, "")
+        if not text.startswith("{"):
+            return cls(text) if text else None
+        values = json.loads(text)
+        values["algorithms"] = tuple(values["algorithms"])
+        values["layouts"] = tuple((nodes, ranks) for nodes, ranks in values["layouts"])
+        return cls(**values)
+
+
+_TAKEN: list[Any] = []
+"""Profiles being taken: one a process."""
+
+
+def began(session: Flushed, options: AttachOptions) -> None:
+    """Profile this session's training, if that was asked for and no other's was."""
+    request = None if _TAKEN else ProfileRequest.from_env()
+    if request is not None and options.optimizers:
+        _TAKEN.append(_Taking(session, options, request))
+
+
+class _Taking:
+    """Waits for the steps, and takes the profile behind the last of them."""
+
+    def __init__(self, session: Flushed, options: AttachOptions, request: ProfileRequest) -> None:
+        self._session, self._options, self._request = session, options, request
+        self._timer = StepTimer(options.model.module, options.optimizers, options.named)
+        self._stepped = 0
+        self._handle: Any = options.optimizers[-1].register_step_post_hook(lambda *_: self._after_step())
+
+    def _after_step(self) -> None:
+        self._stepped += 1
+        if self._stepped < SKIPPED + STEPS + 1:
+            return
+        self._handle.remove()
+        self._timer.close()
+        self._session.flush()
+        profile = take(self._timer, self._options.model, self._options.optimizers)
+        costs = self._costs(profile)
+        if self._options.group.rank() == 0:
+            with spared(f"the profile is not saved in {self._request.out}"):
+                profile.with_costs(costs).save(Path(self._request.out))
+        if self._request.ends:
+            raise SystemExit(0)
+
+    def _costs(self, profile: Profile) -> list[StrategyCost]:
+        """On all ranks at once, as in training."""
+        tensors, found = locals_of(self._options.named), []
+        for text in self._request.algorithms:
+            try:
+                found += [
+                    measured_cost(parse(text), profile, nodes, ranks, tensors)
+                    for nodes, ranks in self._request.layouts
+                ]
+            except TacitError as error:
+                _log.warning("what %r costs was not measured: %s", text, error)
+        return found
+
+
+def take(
+    timer: StepTimer,
+    model: TrainedModel,
+    optimizers: Sequence[torch.optim.Optimizer],
+    ring: RingCost | None = None,
+) -> Profile:
+    """The profile of the steps that were timed; see `_chosen` for whose.
+
+    A collective call; equal on all ranks.
+
+    Args:
+        ring: what collectives cost; measured now where not given.
+
+    Raises:
+        ConfigError: no step was timed.
+    """
+    group = model.process_group
+    ring = ring_cost(group) if ring is None else ring
+    mine = Profile(
+        step=timer.profile(SKIPPED),
+        bucket_bytes=int(model.bucket_bytes_cap),
+        threads=torch.get_num_threads(),
+        ranks=1,
+        cores=cores(),
+        per_byte=ring.per_byte,
+        per_message=ring.per_hop,
+        buffers=_broadcast(model) if isinstance(model, DistributedDataParallel) else 0,
+        state_bytes=_state_bytes(optimizers),
+        processor=processor(),
+        backend=backend_of(group),
+        torch_version=str(torch.__version__),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    everyone = [Profile.from_json(text) for text in said(mine.to_json(), group)]
+    here = machine()
+    return _chosen(everyone, said(here, group).count(here))
+
+
+def _chosen(everyone: Sequence[Profile], here: int) -> Profile:
+    """A rank like most; the slowest where that is clearly slower, as all wait for it.
+
+    Ranks that share too few cores wait for all that is computed there: their mean counts.
+
+    Args:
+        here: how many ranks are on this machine.
+    """
+    ranked = sorted(everyone, key=lambda each: each.step.seconds)
+    chosen = ranked[len(ranked) // 2]
+    if here * chosen.threads > chosen.cores:
+        mean = fmean(each.step.seconds for each in ranked)
+        return replace(chosen, step=chosen.step.scaled(mean / chosen.step.seconds), ranks=here)
+    if ranked[-1].step.seconds > _SLOWER * chosen.step.seconds:
+        chosen = ranked[-1]
+    return replace(chosen, ranks=here)
+
+
+def processor() -> str:
+    """The processor's name, and how many cores there are: where they are equal, costs are comparable."""
+    name = platform.processor() or platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def machine() -> str:
+    """Equal for all processes of one machine, whatever host names its containers have."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return socket.gethostname()
+
+
+def _broadcast(ddp: DistributedDataParallel) -> int:
+    """Bytes that DDP broadcasts before a forward pass."""
+    if not ddp.broadcast_buffers:
+        return 0
+    return sum(each.numel() * each.element_size() for each in ddp.module.buffers())
+
+
+def _state_bytes(optimizers: Sequence[torch.optim.Optimizer]) -> int:
+    tensors = (
+        local(value)
+        for optimizer in optimizers
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    )
+    return sum(each.numel() * each.element_size() for each in tensors)

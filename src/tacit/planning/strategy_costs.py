@@ -1,0 +1,197 @@
+"""What a strategy costs a rank of its own work, measured on this machine: encode, decode, apply answers."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from threading import Event
+
+import torch
+from torch import Tensor, nn
+
+from tacit.contracts import UnsentMerge
+from tacit.kernels.dispatch import warm_up_for
+from tacit.planning.footprint import footprint
+from tacit.planning.profile import BucketCost, LevelCost, Profile, StrategyCost
+from tacit.planning.simulation.echo import EchoTransport, Layout
+from tacit.planning.simulation.rehearsal import TRAINING, LevelScript, rehearse
+from tacit.replicas.rounds_after_step import OptimizerHook
+from tacit.rounds import Renewals
+from tacit.session import Session
+from tacit.session.schedule import Schedule
+from tacit.strategy import AnyStrategy
+
+__all__ = ["measured_cost"]
+
+_ROUNDS = 3
+_SWEPT = 8 << 20
+"""Entries that are read and written before each round: more than caches hold."""
+_MOST_STEPS = 500
+"""In so many steps each bucket is sent once, or the rest of them counts for nothing."""
+
+
+def measured_cost(
+    strategy: AnyStrategy,
+    profile: Profile,
+    nodes: int,
+    ranks: int,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> StrategyCost:
+    """Measure a strategy on tensors of this model's shapes, as one rank of such a cluster.
+
+    Nothing is sent. Tensors as large as the model, and the strategy's own state, are allocated meanwhile.
+
+    Args:
+        strategy: of which each level is measured.
+        profile: of the model.
+        nodes, ranks: of the cluster, and of each node.
+        tensors: the parameters; random ones where not given. They are not changed.
+
+    Raises:
+        ConfigError: the strategy does not fit the model, or needs a parameter server; or the tensors are not
+            those of the profile.
+    """
+    if tensors is not None:
+        profile.check_model(tensors)
+    layout = Layout(nodes, ranks)
+    scripts = rehearse(strategy, profile, nodes, ranks).levels
+    leader = Schedule(scripts[-1].strategy, TRAINING)
+    levels = [
+        _level(script, layout, _copies(profile, tensors), leader if number + 1 < len(scripts) else None)
+        for number, script in enumerate(scripts)
+    ]
+    return StrategyCost(strategy.name, nodes, ranks, tuple(levels))
+
+
+def _copies(profile: Profile, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    if tensors is not None:
+        return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    return {name: _normal(*p.shape).to(p.dtype) for name, p in profile.named.items()}
+
+
+def _normal(*shape: int) -> Tensor:
+    """Normal numbers, of no global generator."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+
+
+def _level(
+    script: LevelScript, layout: Layout, named: dict[str, Tensor], leader: Schedule | None
+) -> LevelCost:
+    """Measure a level. `leader`: the schedule of the farthest level, if this is another."""
+    if script.strategy.subject == "nothing":
+        return LevelCost(tuple(BucketCost(each.numel, (0.0, 0.0)) for each in script.buckets))
+    echo = EchoTransport(layout)
+    with warm_up_for("cpu"):
+        session = Session(
+            script.strategy,
+            named,
+            echo,
+            [list(each.names) for each in script.buckets],
+            lr=lambda: 0.01,
+            rates=lambda: dict.fromkeys(named, 0.01),
+            schedule_state=TRAINING,
+            replicated_in_node=named if script.strategy.subject == "delta" and leader is None else (),
+        )
+    if leader is not None:
+        session.schedule.follow(leader)
+    try:
+        session.connect({})
+        if script.strategy.subject == "delta":
+            cost = _deltas(session, echo, named)
+        else:
+            cost = LevelCost(tuple(_exchanges(session, echo)), kept_bytes=_kept([session], named))
+        return replace(cost, kept_bytes=cost.kept_bytes + _kept_variances(session, named))
+    finally:
+        session.close()
+
+
+def _kept(holders: list[object], named: Mapping[str, Tensor]) -> int:
+    return sum(footprint(holders, nn.ParameterList(named.values()), ()).values())
+
+
+def _kept_variances(session: Session, named: Mapping[str, Tensor]) -> int:
+    """Bytes of Adam's variances that are kept beside its own."""
+    momenta = [bucket.compressor.takes_momentum for bucket in session.buckets]
+    frozen = any(each is not None and each.freeze_step is not None for each in momenta)
+    if not frozen and not isinstance(session.strategy.variance, Renewals):
+        return 0
+    return sum(p.numel() * p.element_size() for p in named.values())
+
+
+def _exchanges(session: Session, echo: EchoTransport) -> list[BucketCost]:
+    """Rounds of all buckets, one exchange at a time."""
+    given = [_normal(bucket.numel).to(bucket.dtype).mul_(0.01) for bucket in session.buckets]
+    swept = torch.zeros(_SWEPT, dtype=torch.float32)
+    apart = session.context.apart
+    rounds = []
+    # The ranks of a node may send in turn; what counts are the rounds in which this one does.
+    turns = session.context.coordinate.near.peers if session.context.by_node else 1
+    for _ in range(1 + _ROUNDS * turns):
+        swept.add_(1)  # in training, forward and backward have left nothing of it in the caches
+        session.begin()
+        rounds.append([_exchanged(session, echo, i, x.clone(), apart) for i, x in enumerate(given)])
+        session.pending.verify()
+        session.advance()
+    return [
+        BucketCost(bucket.numel, _medians(segments))
+        for bucket, segments in zip(session.buckets, zip(*rounds[1:], strict=True), strict=True)
+    ]
+
+
+def _medians(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Segment by segment, over the rounds with the most segments."""
+    most = max(map(len, rounds))
+    own = [segments for segments in rounds if len(segments) == most]
+    return tuple(map(statistics.median, zip(*own, strict=True)))
+
+
+def _exchanged(session: Session, echo: EchoTransport, i: int, x: Tensor, apart: bool) -> list[float]:
+    """The segments of one bucket's exchange."""
+    over = Event()
+    unsent = x if apart and isinstance(session.strategy.merge, UnsentMerge) else None
+    out = torch.empty_like(x) if apart else None
+    echo.marks.clear()
+    begun = time.process_time()
+    session.submit(i, x, over.set, unsent, out=out)
+    over.wait()
+    ended = time.process_time()
+    session.failure.raise_first()
+    times = [begun, *(at for _, *pair in echo.marks for at in pair), ended]
+    return [after - before for before, after in zip(times[::2], times[1::2], strict=True)]
+
+
+def _deltas(session: Session, echo: EchoTransport, named: dict[str, Tensor]) -> LevelCost:
+    """What the hook behind the optimizer does about two cycles of rounds, less what the exchanges cost."""
+    exchanges = _exchanges(session, echo)
+    spent = {bucket.name: sum(cost.segments) for bucket, cost in zip(session.buckets, exchanges, strict=True)}
+    entries = {bucket.name: bucket.numel for bucket in session.buckets}
+    session.resume(0, session.round, session.schedule.state)
+    hook = OptimizerHook(session, named)
+    main = moved = 0.0
+    for cycle in range(2):
+        pending = set(entries)
+        for _ in range(_MOST_STEPS):
+            for p in named.values():
+                p.mul_(1.0 + 1e-3)
+            echo.marks.clear()
+            hook.observations.observe(1.0)
+            begun = time.process_time()
+            hook.after_step()
+            session.lanes.flush()
+            took = time.process_time() - begun
+            took -= sum(taken - posted for _, posted, taken in echo.marks)
+            sent = {key for key, *_ in echo.marks if key in entries}
+            if cycle:
+                main += took - sum(spent[key] for key in sent)
+                moved += sum(entries[key] for key in sent)
+            pending -= sent
+            if not pending:
+                break
+    session.flush()
+    return LevelCost(
+        tuple(exchanges),
+        max(0.0, main) * sum(entries.values()) / max(moved, 1.0),
+        _kept([session, hook], named),
+    )

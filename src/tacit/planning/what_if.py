@@ -1,0 +1,253 @@
+"""What a diagnosis asks the planner: how long a step would take with one thing changed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+import torch
+
+from tacit.algorithms import parse
+from tacit.attaching.fitting import AttachArguments
+from tacit.contracts import WORLD
+from tacit.errors import AttachError, ConfigError, TacitError, first_line
+from tacit.levels.node_layout import measured_links
+from tacit.levels.spec import AttachOptions
+from tacit.links import Links
+from tacit.model.trained_model import locals_of
+from tacit.planning.candidates import CandidateCheck
+from tacit.planning.diagnosis import Facts
+from tacit.planning.prediction import Prediction
+from tacit.planning.profile import Profile
+from tacit.planning.simulation import networks
+from tacit.planning.simulation.clock import Network
+from tacit.planning.simulation.rehearsal import rehearse
+from tacit.planning.step_prediction import Foreteller
+from tacit.planning.step_profile import take
+from tacit.planning.step_timer import StepTimer
+from tacit.strategy import Accept, AnyStrategy, Strategy
+from tacit.topologies import Hierarchical
+from tacit.transports.probing import ring_cost
+from tacit.transports.process_groups import gathered, rank_in
+
+__all__ = ["considered"]
+
+MOST_NODES = 16
+"""Of more, the links are not measured one by one: that would take minutes."""
+_LARGE = 25 << 20
+_SMALLER = 10 << 20
+_COPIED = 16 << 20
+_SIDE, _PRODUCTS, _TIMES = 384, 10, 3
+
+
+def considered(
+    facts: Facts, timer: StepTimer, options: AttachOptions, links: Links | None
+) -> tuple[Facts, list[str]]:
+    """The facts with what is measured now, and with what the planner foretells. A collective call.
+
+    Args:
+        timer: of the steps.
+        links: measured before; None: they are measured now.
+
+    Returns:
+        The facts, equal on all ranks, and what could not be looked at.
+    """
+    asking = _Asking(facts, timer, options)
+    asking.measure(links)
+    try:
+        asking.ask()
+    except TacitError as error:
+        asking.notes.append(f"what would be faster ({first_line(error)})")
+    return asking.facts, asking.notes
+
+
+@dataclass(eq=False)
+class _Asking:
+    facts: Facts
+    timer: StepTimer
+    options: AttachOptions
+    notes: list[str] = field(default_factory=list)
+
+    def measure(self, links: Links | None) -> None:
+        """The links, what copies into buckets cost, and whether threads are in each other's way."""
+        if links is None and len({each.node for each in self.facts.ranks}) > MOST_NODES:
+            self.notes.append(f"the links one by one, as there are more than {MOST_NODES} nodes")
+        elif links is None:
+            try:
+                links = measured_links(self.options.group, self.options.mesh)
+            except TacitError as error:  # on all ranks alike
+                self.notes.append(f"the links one by one ({first_line(error)})")
+        self.facts = replace(
+            self.facts, links=links, copying=self._copying(), threads_gain=self._threads_gain()
+        )
+
+    def _copying(self) -> float:
+        """Seconds a step for copies of all gradients, there and back; the median over the ranks."""
+        ddp = self.options.ddp
+        if ddp is None or ddp.gradient_as_bucket_view:
+            return 0.0
+        nbytes = sum(p.numel() * p.element_size() for p in self.options.named.values())
+        source = torch.ones(min(nbytes, _COPIED) // 4, dtype=torch.float32)
+        target = torch.empty_like(source)
+        took = []
+        for _ in range(_TIMES):
+            begun = time.thread_time()
+            target.copy_(source)
+            source.copy_(target)
+            took.append(time.thread_time() - begun)
+        mine = min(took) * nbytes / max(4 * source.numel(), 1)
+        return median(self._everyones(mine))
+
+    def _threads_gain(self) -> float:
+        """The share of a product's time that is saved where all ranks of a machine share its cores out."""
+        ranks = self.facts.ranks
+        here = next(each for each in ranks if each.rank == rank_in())
+        mates = sum(each.machine == here.machine for each in ranks)
+        now, wanted = torch.get_num_threads(), max(1, here.cores // mates)
+        if not any(self._everyones(float(mates * now > here.cores and now > 1))):
+            return 0.0
+        many = self._product_seconds()
+        torch.set_num_threads(wanted)
+        try:
+            few = self._product_seconds()
+        finally:
+            torch.set_num_threads(now)
+        return max(0.0, median(self._everyones(1 - few / many)))
+
+    def _product_seconds(self) -> float:
+        x, took = torch.ones(_SIDE, _SIDE, dtype=torch.float32), []
+        for _ in range(_TIMES):
+            self._everyones(0.0)  # all begin at once
+            begun = time.perf_counter()
+            for _ in range(_PRODUCTS):
+                torch.mm(x, x)
+            took.append(time.perf_counter() - begun)
+        return median(took)
+
+    def _everyones(self, mine: float) -> list[float]:
+        return [
+            float(each) for each in gathered(torch.tensor([mine], dtype=torch.float64), self.options.group)
+        ]
+
+    # ---- the planner ----------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """How long a step takes as it is, and with each change.
+
+        Raises:
+            ConfigError: the strategy at work cannot be foretold.
+        """
+        options, strategy = self.options, self.options.strategy
+        ring = ring_cost(options.group)
+        profile = take(self.timer, options.model, options.optimizers, ring)
+        network = _network(self.facts.links, profile, options.group.size(), ring.rate, ring.latency)
+        teller = self._teller(profile, network)
+        present = teller.foretold(strategy)
+        buckets = rehearse(strategy, profile, network.nodes, network.ranks).levels[-1].buckets
+        self.facts = replace(self.facts, buckets=len(buckets), bucket_bytes=profile.bucket_bytes)
+        if present is None:
+            raise ConfigError(f"{strategy.name!r} cannot be foretold")
+        self.facts = replace(
+            self.facts,
+            predicted=present.seconds,
+            waits={"encoding": present.encoding, "links": present.far + present.near},
+        )
+        self._ask_links(teller, strategy)
+        self._ask_layout(teller, strategy)
+        self._ask_strategies(teller, present)
+
+    def _ask_links(self, teller: Foreteller, strategy: AnyStrategy) -> None:
+        """With all links as fast as most, and with several streams on each."""
+        links, network = self.facts.links, teller.network
+        if links is None or len(links.hosts) < 2:
+            return
+        slow = set(links.slow())
+        if slow:
+            fast = [
+                rate
+                for i, row in enumerate(links.rate_both_ways)
+                for j, rate in enumerate(row)
+                if i != j and rate is not None and (i, j) not in slow
+            ]
+            self._note(
+                "even links",
+                replace(teller, network=replace(network, rate=median(fast) / 8, rates=())),
+                strategy,
+            )
+        ratio = median(
+            many / one
+            for many, one in zip(links.between(links.rate_of_flows), links.between(links.rate), strict=True)
+        )
+        if ratio > 1:
+            rates = tuple(rate * ratio for rate in network.rates)
+            faster = replace(network, rate=network.rate * ratio, rates=rates)
+            self._note("several streams", replace(teller, network=faster), strategy)
+
+    def _ask_layout(self, teller: Foreteller, strategy: AnyStrategy) -> None:
+        """With larger and with smaller buckets, and by node."""
+        if teller.profile.bucket_bytes < _LARGE:
+            large = replace(teller.profile, bucket_bytes=_LARGE)
+            self._note("large buckets", replace(teller, profile=large), strategy)
+        if teller.profile.bucket_bytes > _SMALLER and self.options.ddp is not None:
+            smaller = replace(teller.profile, bucket_bytes=_SMALLER)
+            self._note("smaller buckets", replace(teller, profile=smaller), strategy)
+        near = strategy.levels[0]
+        several = teller.network.nodes > 1 and teller.network.ranks > 1
+        if several and len(strategy.levels) == 1 and near.subject != "delta" and near.topology.meets == WORLD:
+            self._note("by node", teller, _by_node(near))
+
+    def _ask_strategies(self, teller: Foreteller, present: Prediction) -> None:
+        """With what `auto` might choose, as far as the strategy at work accepts it."""
+        check = CandidateCheck(_given(self.options))
+        accept: Accept = "periodic" if self.options.periodic else "feedback"
+        texts = [text for text in check.candidates(accept).possible if text != self.options.strategy.name]
+        found = teller.all_foretold([parse(text) for text in texts], present.seconds)
+        if found:
+            best = min(found, key=lambda each: each.seconds)
+            self.facts = replace(
+                self.facts,
+                best=best.algorithm,
+                changes={**self.facts.changes, "strategy": best.seconds},
+            )
+
+    def _teller(self, profile: Profile, network: Network) -> Foreteller:
+        return Foreteller(
+            profile=profile,
+            network=network,
+            tensors=locals_of(self.options.named),
+            slowest=lambda mine: max(self._everyones(mine)),
+        )
+
+    def _note(self, change: str, teller: Foreteller, strategy: AnyStrategy) -> None:
+        found = teller.foretold(strategy)
+        if found is not None:
+            self.facts = replace(self.facts, changes={**self.facts.changes, change: found.seconds})
+
+
+def _network(links: Links | None, profile: Profile, ranks: int, rate: float, latency: float) -> Network:
+    """The cluster as it was measured; as one ring of all ranks where nodes differ, or links are not known."""
+    if links is None or len({len(node) for node in links.ranks}) > 1:
+        return networks.of_ring(ranks, 1, rate, latency, profile)
+    return networks.measured(links, profile)
+
+
+def _by_node(strategy: Strategy) -> Strategy:
+    """The same exchange, inside the nodes first."""
+    return replace(strategy, subject="gradient", topology=Hierarchical(), name=f"{strategy.name} by node")
+
+
+def _given(options: AttachOptions) -> AttachArguments:
+    """What the user gave `attach`, as far as candidates depend on it."""
+    if options.model.process_group.size() == 1:
+        raise AttachError("this rank is alone, and exchanges nothing")
+    return AttachArguments(
+        model=options.model,
+        optimizers=options.optimizers,
+        scaler=options.scaler,
+        policy=options.policy,
+        timeout=options.timeout,
+        mesh=options.mesh,
+        reduction=options.reduction,
+        exchange_on=options.exchange_on,
+    )

@@ -1,0 +1,1 @@
+"""Predictors that are trained networks, and the files of their weights."""

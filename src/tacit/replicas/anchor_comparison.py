@@ -1,0 +1,154 @@
+"""Ranks compare the bits of the anchors: all that replicas exchange counts from there."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import AnchorMerge, Request
+from tacit.errors import RoundError, of_ranks
+from tacit.exchange.combinators import gather
+from tacit.replicas.outside_writes import lost_at_servers
+from tacit.replicas.replica import Replica
+from tacit.session import Session
+
+EVERY = 64
+"""Rounds from one comparison to the next."""
+_CHUNK = 1 << 16
+"""Entries that are added up at once."""
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class AnchorComparison:
+    """Has ranks compare their anchors in the first round; in every 64th, where the result is these.
+
+    Each rank sends one number of 8 bytes, which follows from all bits of its anchors; only where these
+    numbers differ, one for each parameter too. Where servers keep the parameters, workers have anchors of
+    their own, and nothing is compared.
+
+    Args:
+        session: whose ranks compare.
+        anchors: of its buckets, in fp32 or fp64; read when a comparison is due.
+    """
+
+    def __init__(self, session: Session, anchors: Sequence[Tensor]) -> None:
+        strategy = session.strategy
+        self._session, self._anchors = session, anchors
+        self._compares = not strategy.independent
+        self._again = isinstance(strategy.merge, AnchorMerge)
+        self._rounds = 0
+
+    def before_round(self) -> None:
+        """To be called as a round leaves, on all ranks.
+
+        Raises:
+            RoundError: anchors differ, on all ranks; names the parameters and the ranks. Nothing has left.
+        """
+        due = self._compares and self._rounds % EVERY == 0 and (self._again or self._rounds == 0)
+        self._rounds += 1
+        if due:
+            sums = Checksums(self._parameters())
+            self._session.ask(partial(self._talk, self._session.step, sums), "anchors")
+
+    def of_replicas(self, replica: Replica, written: bool = False) -> tuple[bool, bool]:
+        """Whether any replica was `written` from outside, and whether all have the same bits.
+
+        A collective call; not where servers or stores say what replicas are, where a write is an error.
+
+        Raises:
+            AttachError: this one was written, and those do not know of it.
+        """
+        session = self._session
+        if session.strategy.independent:
+            if written:
+                raise lost_at_servers(session.strategy.name)
+            return False, True
+        sums = [sum_ for i, _ in enumerate(session.buckets) for sum_ in _weighed(replica.params(i))]
+        bits = zlib.crc32(repr(torch.stack(sums).tolist() if sums else []).encode())
+        mine = torch.tensor([int(written), bits])
+        every = torch.stack(session.ask(partial(gather, mine, session.strategy.topology.scope), "replicas"))
+        return bool(every[:, 0].any()), bool((every[:, 1] == bits).all())
+
+    def _parameters(self) -> Iterator[tuple[str, Tensor]]:
+        for bucket, anchor in zip(self._session.buckets, self._anchors, strict=True):
+            for param in bucket.slices:
+                yield param.name, anchor[param.start : param.stop]
+
+    def _talk(self, step: int, sums: Checksums) -> Generator[Request, Any, None]:
+        context = self._session.context
+        if alike((yield from gather(sums.whole(), context.topology.scope))):
+            return
+        apart = sums.apart((yield from gather(sums.each(), context.topology.scope)))
+        step = self._session.nonfinite.told(step)
+        raise RoundError(
+            f"in step {step} the common point of {apart.named} has other bits on "
+            f"{apart.on(context.global_ranks)}, and no rank has sent "
+            "anything of this step: load checkpoints of one moment on all ranks, and give all of them the "
+            "same versions of tacit and torch"
+        )
+
+
+class Apart(NamedTuple):
+    """Of which tensors some peers have other bits than the first one.
+
+    Attributes:
+        names: of these tensors, at least one.
+        places: of these peers.
+    """
+
+    names: Sequence[str]
+    places: Sequence[int]
+
+    @property
+    def named(self) -> str:
+        """As a sentence names the tensors."""
+        more = len(self.names) - 1
+        return f"{self.names[0]} and {more} other parameters" if more else self.names[0]
+
+    def on(self, ranks: Sequence[int]) -> str:
+        """As a sentence names the peers, which have these numbers: "rank 1 than on rank 0"."""
+        return f"{of_ranks(ranks[place] for place in self.places)} than on rank {ranks[0]}"
+
+
+class Checksums(dict[str, int]):
+    """Of each flat tensor, by its name, a number that follows from its bits and their places."""
+
+    def __init__(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        chunks = {name: _weighed(x) for name, x in tensors}
+        parts = [sum_ for each in chunks.values() for sum_ in each]
+        found = iter(torch.stack(parts).tolist() if parts else ())
+        super().__init__(
+            (name, zlib.crc32(repr([next(found) for _ in each]).encode())) for name, each in chunks.items()
+        )
+
+    def whole(self) -> Tensor:
+        """One number of 8 bytes, which ranks compare first."""
+        return torch.tensor([zlib.crc32(repr([*self.values()]).encode())])
+
+    def each(self) -> Tensor:
+        """All of them, to be compared where those differ."""
+        return torch.tensor([*self.values()])
+
+    def apart(self, every: Sequence[Tensor]) -> Apart:
+        """What differs, by what `each` is on every peer."""
+        others = torch.stack([*every]) != every[0]
+        names = [name for name, differs in zip(self, others.any(0).tolist(), strict=True) if differs]
+        return Apart(names, others.any(1).nonzero().flatten().tolist())
+
+
+def alike(every: Sequence[Tensor]) -> bool:
+    """Whether all peers have the same."""
+    return all(torch.equal(each, every[0]) for each in every)
+
+
+def _weighed(x: Tensor) -> list[Tensor]:
+    """The bits as integers, times odd numbers that tell their places, added up in chunks; exact, mod 2^64."""
+    weights = 2 * torch.arange(min(_CHUNK, len(x)), device=x.device) + 1
+    bits = x.view(_BITS[x.element_size()])
+    chunks = [bits[at : at + _CHUNK] for at in range(0, len(bits), _CHUNK)]
+    return [(chunk * weights[: len(chunk)]).sum() for chunk in chunks]

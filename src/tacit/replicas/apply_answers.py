@@ -1,0 +1,115 @@
+"""What becomes of the anchor and of the parameters when an answer has come."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import NODE, Application, LearningRateMerge, State
+from tacit.exchange.combinators import average_
+from tacit.kernels import deltas
+from tacit.replicas.local_deltas import LocalDeltas
+from tacit.replicas.replica import Place, Replica, beside, largest_of_types, wide_like
+from tacit.session import Session
+
+
+class Answers:
+    """Has the merge apply answers, to the parameters where they lie if that is possible.
+
+    Args:
+        session: whose merge it is.
+        replica: the parameters.
+        anchors: of each bucket, in the wide type; `flats`: the mean of each, once it is there.
+        local: this rank's own part of each.
+        variances: names of what is never below zero, and may be so at a server.
+
+    Attributes:
+        states: of the merge, of each bucket.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        replica: Replica,
+        anchors: Sequence[Tensor],
+        flats: Sequence[Tensor],
+        local: LocalDeltas,
+        variances: Collection[str],
+    ) -> None:
+        self._session, self._replica, self._anchors, self._flats = session, replica, anchors, flats
+        self._local, self._variances, self._merge = local, variances, session.strategy.merge
+        self.states: list[State] = [self._merge.init(anchor) for anchor in anchors]
+        largest = largest_of_types(session.buckets) if session.schedule.leaves_first else {}
+        self._before = {dtype: wide_like(bucket) for dtype, bucket in largest.items()}
+
+    def apply(
+        self, i: int, at: Application, rates: Mapping[str, float], diverged_in_node: bool, leaves: bool
+    ) -> None:
+        """Apply the answer about bucket `i`.
+
+        Args:
+            diverged_in_node: whether the replicas of a node may differ; they are averaged before.
+            leaves: whether the next round sends the delta as it was before; it is written to what goes out.
+        """
+        anchor, before = self._anchors[i], None
+        if leaves:
+            before = self._before[self._session.buckets[i].dtype][: len(anchor)]
+            before.copy_(self._replica.params(i))
+        read = self._merge.reads_params in (("always", "late") if at.lag else ("always",))
+        reads = read or diverged_in_node or self._local.reads_params(i) or at.peers == 1
+        entrywise = self._merge.entrywise and not diverged_in_node
+        for places, params in self._replica.overwritten(i, reads, entrywise):
+            if diverged_in_node:
+                self._average_in_node(i, params)
+            self._apply(i, places, params, at, rates)
+        if before is not None:
+            deltas.subtract(before, anchor, self._local.outgoing[i])
+
+    def _average_in_node(self, i: int, params: Tensor) -> None:
+        """Overwrite `params` with the mean of the replicas of this node, which have drifted apart."""
+        anchor = self._anchors[i]
+        independent = self._replica.narrowed(i, params.sub_(anchor))
+        self._session.ask(partial(average_, independent, NODE), "node", of=independent)
+        torch.add(anchor, self._replica.widened(i, independent), out=params)
+
+    def _apply(
+        self, i: int, places: Sequence[Place], params: Tensor, at: Application, rates: Mapping[str, float]
+    ) -> None:
+        """Have the merge apply the answer about these parameters; if it goes by their rates, rate by rate."""
+        mine = self._local.of_answer(i, places, params)
+        anchor, mean = (beside(params, places, each[i]) for each in (self._anchors, self._flats))
+        mean = self._replica.widened(i, mean)
+        state = {field: beside(params, places, each) for field, each in self.states[i].items()}
+        for here, lr in self._stretches(places, at, rates):
+            self._merge.apply_(
+                params[here],
+                anchor[here],
+                mean[here],
+                None if mine is None else mine[here],
+                {field: each[here] for field, each in state.items()},
+                at._replace(lr=lr),
+            )
+        for place in places if self._variances else ():
+            if place.name in self._variances:
+                params[_within([place], places)].clamp_(min=0.0)
+
+    def _stretches(
+        self, places: Sequence[Place], at: Application, rates: Mapping[str, float]
+    ) -> Iterator[tuple[slice, float]]:
+        """Stretches of what one call of the merge is for, and their learning rate."""
+        if not isinstance(self._merge, LearningRateMerge):
+            yield slice(None), at.lr
+            return
+        for lr, run in groupby(places, lambda place: rates.get(place.name, 0.0)):
+            yield _within([*run], places), lr
+
+
+def _within(some: Sequence[Place], places: Sequence[Place]) -> slice:
+    """Where some of neighbouring parameters lie among them; all, whatever their shape."""
+    if len(some) == len(places):
+        return slice(None)
+    return slice(some[0].start - places[0].start, some[-1].stop - places[0].start)

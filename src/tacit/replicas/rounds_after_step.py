@@ -1,0 +1,376 @@
+"""Rounds after `optimizer.step`, where replicas have moved on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tacit import ranges
+from tacit.contracts import Application, Sync, UnsentMerge, consolidate_
+from tacit.exchange.combinators import average_
+from tacit.optimizer_hooks.kept_variance import KeptVariance
+from tacit.optimizer_hooks.scaled_variance import ScaledVariance
+from tacit.replicas.anchor_comparison import AnchorComparison
+from tacit.replicas.apply_answers import Answers
+from tacit.replicas.buffers import ReplicaBuffers
+from tacit.replicas.consensus import Consensus, ConsensusMeter
+from tacit.replicas.fragments import buckets_of_parts
+from tacit.replicas.local_deltas import MINE, LocalDeltas
+from tacit.replicas.observations import Observations
+from tacit.replicas.optimizer_state import OptimizerState
+from tacit.replicas.outside_writes import OutsideWrites
+from tacit.replicas.replica import Replica, wide_like
+from tacit.replicas.rounds_under_way import COMMON, MEAN, MERGE, PUT, UnappliedRound, fields_of
+from tacit.session import Session
+from tacit.session.buckets import StateSlice
+
+
+class OptimizerHook:
+    """Keeps the anchor of every bucket, and has the merge move it by the peers' mean delta.
+
+    A round sends this rank's delta: parameters less anchor. At once or some steps later, the strategy's
+    merge applies its mean to the anchor and to the parameters as they are then.
+
+    Args:
+        session: exchanges the deltas; its buckets are those of the parts, one part after the other.
+        named: the parameters, looked up anew in each round; where nobody waits for others, buffers too.
+        share: how much this rank counts for in the mean; 1 on average over the ranks.
+        rates: reads the present learning rate of each parameter.
+        buffers: averaged beside the parameters; `met`, by `sync` alone.
+        variances: names of what is never below zero, and may be so at a server.
+        moments: what the optimizers keep of the parameters, where it may travel beside them.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        named: Mapping[str, Tensor],
+        share: float = 1.0,
+        rates: Callable[[], Mapping[str, float]] = dict,
+        buffers: ReplicaBuffers | None = None,
+        variances: Collection[str] = (),
+        moments: OptimizerState | None = None,
+        on_sync: ReplicaBuffers | None = None,
+    ) -> None:
+        self._session = session
+        self._named, self._share, self._rates = named, share, rates
+        self._buffers, self._on_sync, self._variances = buffers, on_sync, frozenset(variances)
+        self.observations = Observations(session, lambda: max(rates().values(), default=0.0))
+        self._moments = moments
+        self.consensus = ConsensusMeter(session)
+        self.writes = OutsideWrites(session.strategy, named)
+        self.follow_buckets()
+
+    def follow_buckets(self, under_way: Iterable[UnappliedRound] = (), met: int = 0) -> None:
+        """Take the present parameters as the anchor, in the session's present buckets.
+
+        `met`: after how many steps they were last equal on all ranks, by the checkpoint that is loaded.
+        """
+        session, buckets = self._session, self._session.buckets
+        merge = session.strategy.merge
+        self._late = session.strategy.late
+        self._unsent = isinstance(merge, UnsentMerge)
+        self._anchor = [wide_like(bucket) for bucket in buckets]
+        self._replica = Replica(buckets, self._named, self._anchor, stays=merge.meets and not self._late)
+        self._flat = [torch.zeros_like(bucket.like(bucket.device)) for bucket in buckets]
+        self._local = LocalDeltas(session.strategy, self._replica, self._anchor, self._flat)
+        self._comparison = AnchorComparison(session, self._anchor)
+        shared = self._replica, self._anchor, self._flat, self._local
+        self._answers = Answers(session, *shared, self._variances)
+        self._parts = buckets_of_parts(buckets, self._named, session.strategy.parts)
+        for buffers in (self._buffers, self._on_sync):
+            if buffers is not None:
+                buffers.forget()
+        self._equal_at: int | None = None
+        self._equal_before = met
+        self._same_at: int | None = None
+        self.under_way: list[UnappliedRound] = list(under_way)
+        self.writes.note()
+
+    # ---- steps ----------------------------------------------------------------------------------------
+
+    def after_step(self) -> None:
+        """To be called after every attempt of the optimizer."""
+        self._session.failure.raise_first()
+        self.act(self._session.step)
+        self._session.advance()
+        self.writes.note()
+
+    def acts_after(self, step: int) -> bool:
+        """Whether something travels or is applied after this step, or replicas begin to move on their own."""
+        schedule = self._session.schedule
+        if schedule.inactive(step):
+            return not schedule.inactive(step + 1)
+        waits = self._local.is_aside or any(way.apply_at <= step for way in self.under_way)
+        beside = self._moments is not None and self._moments.due(step)
+        return waits or beside or bool(self._due(step))
+
+    def act(self, step: int) -> None:
+        """Apply the answers that are due after this step, and start the rounds that are."""
+        if not self.acts_after(step):
+            return
+        schedule = self._session.schedule
+        if schedule.inactive(step):
+            self._anchor_here()
+            return
+        with ranges.within(self._session.strategy.name, "sync"):
+            due = self._due(step)
+            self._local.take_up()
+            if self._moments is not None:
+                self._moments.before(step)
+            if not (due and schedule.leaves_first):
+                self._apply_until(step)
+            if due:
+                self._round(step, due)
+            if self._moments is not None:
+                self._moments.after(step)
+
+    def _due(self, step: int) -> dict[int, Sync]:
+        """The rounds that follow the step, by their part."""
+        syncs = {part: self._session.schedule.at(step, part) for part, has in enumerate(self._parts) if has}
+        return {part: sync for part, sync in syncs.items() if sync is not None}
+
+    def _anchor_here(self) -> None:
+        """Take the present parameters, which are equal on all ranks, for the anchor."""
+        for i, anchor in enumerate(self._anchor):
+            self._replica.anchor_here(i, anchor)
+
+    @property
+    def variance(self) -> ScaledVariance | KeptVariance | None:
+        """What changes Adam's variance, if something does."""
+        return None if self._moments is None else self._moments.variance
+
+    @property
+    def independent(self) -> int | None:
+        """How many steps the replicas have taken since they were equal; None where they are."""
+        session = self._session
+        met = self.last_equal
+        if session.step == met or session.schedule.inactive(session.step):
+            return None
+        return session.step - met
+
+    @property
+    def last_equal(self) -> int:
+        """After how many steps the replicas were last known to be equal."""
+        return self._equal_before if self._equal_at is None else self._equal_at
+
+    def measure_consensus(self) -> Consensus | None:
+        """How far the replicas are apart now; None where that is not measured.
+
+        A collective call: all ranks average a copy of the model, unless the replicas are known to be equal.
+        """
+        if self.independent is None:
+            self.consensus.equal()
+        else:
+            self.consensus.measure(self._replica)
+        return self.consensus.last
+
+    def sync(self) -> None:
+        """Make all replicas equal, now, and see by their bits that they are. A collective call.
+
+        What is under way is applied first. They become their mean, or what the merge has in its place, and
+        travel uncompressed. If one was written from outside, all begin anew at the mean of the replicas.
+
+        Raises:
+            RoundError: an exchange failed.
+        """
+        session, met = self._session, self._session.step == self._equal_at
+        with ranges.within(session.strategy.name, "sync"):
+            written, alike = self._comparison.of_replicas(self._replica, self.writes.settle())
+            if written or (met and not alike):
+                self._begin_anew(alike)
+            elif not met:
+                self._sync()
+                if not self._comparison.of_replicas(self._replica)[1]:
+                    self._begin_anew(alike=False)
+        self._equal_at = session.step
+        self.writes.note()
+        if session.step == self._same_at:
+            return
+        if self._on_sync is not None:
+            self._on_sync.average()
+        for buffers in (self._buffers, self._on_sync):
+            if buffers is not None:
+                buffers.copy_first()
+                self._same_at = session.step
+
+    def _begin_anew(self, alike: bool) -> None:
+        """Go on from the mean of the replicas, as when attached: with nothing under way, unsent or owed."""
+        session = self._session
+        session.flush()
+        for i, flat in enumerate(() if alike else self._flat):
+            self._replica.read(i, flat)
+            session.ask(partial(average_, flat, session.strategy.topology.scope), f"anew{i}", of=flat)
+            self._replica.write(i, self._replica.widened(i, flat))
+        session.rebucket([[*bucket.members] for bucket in session.buckets], carry=False)
+        self.follow_buckets()
+        if self._buffers is not None:
+            self._buffers.average()
+
+    def _sync(self) -> None:
+        session, last = self._session, self._session.step - 1
+        self._apply_until(last, every=True)
+        if session.schedule.inactive(session.step):
+            self._anchor_here()
+        if self._local.ends_at_anchor:
+            self._local.take_up()
+            self._local.put_aside()
+            self._agree()
+        elif session.strategy.independent and not self._unsent:
+            way = self._leave(last, range(len(session.buckets)), apply_at=last)
+            if way.pending is not None:
+                session.pending.wait(way.pending)
+            self._agree()
+            if self._buffers is not None:
+                self._buffers.complete(lag=0)
+            self._end(way)
+        else:
+            self._average()
+
+    def _average(self) -> None:
+        """Average the replicas densely, with what they have not sent or have not mixed."""
+        session = self._session
+        self.consensus.begin()
+        for i, (bucket, anchor) in enumerate(zip(session.buckets, self._anchor, strict=True)):
+            flat = self._flat[i]
+            self._replica.progress(i, anchor, flat)
+            if self._share != 1.0:
+                flat.mul_(self._share)
+            session.store.counted_(i, flat)
+            session.ask(partial(average_, flat, session.strategy.topology.scope), bucket.name, of=flat)
+            own = self._replica.params(i)
+            mean = self._replica.widened(i, flat)
+            self.consensus.add(own, anchor, mean)
+            consolidate_(session.strategy.merge, anchor, mean, own if len(session.ranks) == 1 else None)
+            self._replica.write(i, anchor)
+        self.consensus.end()
+        session.store.begin_anew()
+        self._completed(range(len(session.buckets)))
+        if self._buffers is not None:
+            self._buffers.average()
+
+    def _agree(self) -> bool:
+        """Whether servers keep the parameters; then replicas are at theirs now, once all have asked."""
+        agreed = self._session.agree(self._flat)
+        for i, anchor in enumerate(self._anchor if agreed else ()):
+            anchor.copy_(self._flat[i])
+            self._replica.write(i, anchor)
+        return agreed
+
+    def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:
+        """Take a server's parameters. `bring` offers it this rank's values of a bucket; returns its own.
+
+        What was under way or unsent is forgotten, as the server may have it already.
+        """
+        self.under_way.clear()
+        self._local.forget()
+        for i, bucket in enumerate(self._session.buckets):
+            self._replica.read(i, self._flat[i])
+            self._anchor[i].copy_(bring(bucket.name, self._flat[i]))
+            self._replica.write(i, self._anchor[i])
+        self.writes.note()
+
+    # ---- rounds ---------------------------------------------------------------------------------------
+
+    def _round(self, step: int, due: Mapping[int, Sync]) -> None:
+        session, leaves_first = self._session, self._session.schedule.leaves_first
+        sync = next(iter(due.values()))
+        buckets = [i for part in due for i in self._parts[part]]
+        read: set[int] = set()
+        for way in [way for way in self.under_way if set(way.buckets) & set(buckets)]:
+            self._apply(way, step, leaves=leaves_first)
+            read |= set(way.buckets) if leaves_first else set()
+        if leaves_first:
+            self.observations.observe_times(step, sync)
+            sync = session.schedule.sync_at(step)  # the period may be another one now
+        way = self._leave(step, buckets, sync.apply_at, read)
+        self.observations.observe_round(step, sync, way.pending, [self._flat[i] for i in buckets])
+        if way.apply_at <= step:
+            self._apply(way, step)
+            everything = len(buckets) == len(session.buckets)
+            self._equal_at = step + 1 if everything and session.strategy.merge.meets else None
+
+    def _leave(
+        self, step: int, buckets: Sequence[int], apply_at: int, read: Collection[int] = ()
+    ) -> UnappliedRound:
+        """Start a round. `read`: the buckets whose delta has been computed already."""
+        self._comparison.before_round()
+        session, beside = self._session, self._beside(buckets)
+        if beside is not None:
+            beside.collect()
+        for i in buckets:
+            self._local.leave(i, read=i in read)
+        self.observations.measure([self._local.outgoing[i] for i in buckets])
+        pending = session.begin(buckets)
+        if beside is not None:
+            beside.leave(pending)
+        for i in buckets:
+            x, out = self._local.outgoing[i], self._flat[i]
+            if self._share != 1.0:
+                x = torch.mul(x, self._share, out=out)
+            session.submit(i, x, lambda: None, self._local.unsent[i], out=out)
+        way = UnappliedRound(tuple(buckets), step, apply_at, pending)
+        self.under_way.append(way)
+        return way
+
+    def _beside(self, buckets: Iterable[int]) -> ReplicaBuffers | None:
+        """The buffers, if they travel with these buckets: they do with those of the last part."""
+        return self._buffers if set(self._parts[-1]) & set(buckets) else None
+
+    def _apply_until(self, step: int, every: bool = False) -> None:
+        for way in [way for way in self.under_way if every or way.apply_at <= step]:
+            self._apply(way, step)
+
+    def _apply(self, way: UnappliedRound, step: int, leaves: bool = False) -> None:
+        """Apply an answer. `leaves`: the next round sends the delta as it was before."""
+        session = self._session
+        if way.pending is not None:
+            with self.observations.waiting():
+                session.pending.wait(way.pending)
+        lag = max(0, step - way.step)
+        rates = self._rates()
+        at = Application(
+            len(session.ranks), lag, max(rates.values(), default=0.0), session.context.coordinate.here.peers
+        )
+        session.stats.applied(at.lag)
+        self.observations.note_transfer(way.pending, at.lag)
+        diverged = at.lag > 0 and session.context.by_node and session.schedule.sync_at(step).diverged_in_node
+        for i in way.buckets:
+            self._answers.apply(i, at, rates, diverged, leaves)
+        if (beside := self._beside(way.buckets)) is not None:
+            beside.complete(at.lag)
+        self._end(way)
+
+    def _end(self, way: UnappliedRound) -> None:
+        self.under_way.remove(way)
+        self._completed(way.buckets)
+
+    def _completed(self, buckets: Iterable[int]) -> None:
+        if self._moments is not None:
+            self._moments.completed(
+                [param.name for i in buckets for param in self._session.buckets[i].slices]
+            )
+
+    # ---- what it keeps --------------------------------------------------------------------------------
+
+    def kept(self) -> dict[tuple[str, str], StateSlice]:
+        """All that it keeps, by (parameter, field), as views; of what may be under way, all the time.
+
+        torch.distributed.checkpoint loads into what is there.
+        """
+        buckets = self._session.buckets
+        found = fields_of(buckets, enumerate(self._anchor), COMMON)
+        states = [(i, *each) for i, state in enumerate(self._answers.states) for each in state.items()]
+        for i, field, tensor in states:
+            found |= fields_of(buckets, [(i, tensor)], MERGE + field)
+        if self._late:
+            found |= fields_of(buckets, enumerate(self._flat), MEAN)
+            found |= fields_of(buckets, enumerate(self._local.mine), MINE)
+        for field, tensors in self._local.fields().items():
+            found |= fields_of(buckets, enumerate(tensors), field)
+        if self._late or not self._session.strategy.merge.meets:
+            found |= fields_of(buckets, enumerate(self._replica.put), PUT)
+        return found if self._buffers is None else found | self._buffers.kept()

@@ -1,0 +1,1 @@
+"""What went wrong in a session: failures, and numbers that are not finite."""

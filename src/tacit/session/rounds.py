@@ -1,0 +1,259 @@
+"""Rounds from their start until all of their exchanges are complete, and what is kept then."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import Outcome
+from tacit.session.buckets import Bucket
+from tacit.session.health.device_notes import DeviceReport, mark
+from tacit.session.health.failure import SessionFailure
+from tacit.session.rescaling import Rescaling
+from tacit.session.state import StateStore
+from tacit.session.stats import CommStats, RoundTimer
+
+
+@dataclass(eq=False)
+class PendingRound:
+    """One round of some buckets, from its start until all of their exchanges are complete.
+
+    Attributes:
+        context: what the `Context` of its exchanges says of when they take place: "step", "round", "lr",
+            "round_index".
+        diverged_in_node: whether the ranks of a node may differ in what they give.
+        rates: the learning rates of the parameters whose residual is rescaled in it.
+        outcomes: of the buckets that are complete.
+        beside: how many exchanges of it that are none of a bucket have not ended.
+        sent: bytes that this rank has sent in it, by the collectives' formulas.
+        skipped: whether nothing is kept of it, as a scaled gradient was not finite.
+        seconds: how long it was under way, once it is complete.
+        idle: the parameters that took no part in backward on any rank.
+        over: set when it is complete, or has failed.
+        began: when that was on the device, where the host does not wait for it; and then `device_report`:
+            what is to be read when the device has come so far.
+    """
+
+    buckets: tuple[int, ...]
+    context: Mapping[str, Any]
+    diverged_in_node: bool = False
+    rates: Mapping[str, float] = field(default_factory=dict)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    beside: int = 0
+    sent: int = 0
+    skipped: bool = False
+    seconds: float = 0.0
+    idle: set[str] = field(default_factory=set)
+    timer: RoundTimer = field(default_factory=RoundTimer)
+    over: threading.Event = field(default_factory=threading.Event)
+    ended: bool = False
+    began: Any = None
+    device_report: DeviceReport | None = None
+
+    @property
+    def step(self) -> int:
+        """The step that was under way when it began."""
+        step: int = self.context["step"]
+        return step
+
+    def submitted(self, device: torch.device | None = None) -> None:
+        """One of its exchanges is submitted. `device`: where buckets are exchanged in stream order."""
+        self.timer.begin()
+        if device is not None and self.began is None:
+            self.began = mark(device)
+
+    def submitted_beside(self) -> None:
+        """One of its exchanges is submitted that is none of a bucket."""
+        self.beside += 1
+        self.timer.begin()
+
+    def completed_beside(self, sent: int) -> None:
+        """An exchange that is none of a bucket has ended; it has sent so many bytes."""
+        self.sent += sent
+        self.beside -= 1
+
+    def note_sent(self, sent: int) -> None:
+        """One of its exchanges has sent so many bytes."""
+        self.sent += sent
+
+    def skip(self) -> None:
+        """Nothing of it is to be kept."""
+        self.skipped = True
+
+    def note_idle(self, bucket: Bucket, shares: Tensor, ranks: int) -> None:
+        """Note which parameters were idle on all ranks. `shares`: of ranks; empty where none are sent."""
+        for param, share in zip(bucket.slices, shares.tolist(), strict=False):
+            if share > 1 - 0.5 / ranks:  # a mean of ones, but for rounding
+                self.idle.add(param.name)
+
+    def wait_from_now(self, device: torch.device) -> bool:
+        """Training waits for it from now on; whether it did not before."""
+        first = self.timer.wait()
+        if first and self.device_report is not None:
+            self.device_report.waits(mark(device))
+        return first
+
+    def end(self) -> bool:
+        """Whether all of its exchanges have ended, and this is the first call that finds it."""
+        if self.ended or len(self.outcomes) < len(self.buckets) or self.beside:
+            return False
+        self.ended = True
+        return True
+
+    def report_from(self, report: DeviceReport) -> None:
+        """What went wrong in it will be read from there."""
+        self.device_report = report
+
+    def took(self, seconds: float) -> None:
+        """Note that it is over, and for how many seconds it was under way."""
+        self.seconds = seconds
+
+
+class PendingRounds:
+    """The rounds of a session that are under way; what they lead to is kept when they are complete.
+
+    Args:
+        failure: of the session.
+        stats: adds up what rounds cost.
+        rescaling: of residuals, where they follow the learning rate.
+        device: where buckets are exchanged.
+
+    Attributes:
+        begun: how many rounds have begun; `finished`, how many are over.
+        skipped: whether the last round was skipped: it was complete, and no state was kept.
+    """
+
+    def __init__(
+        self, failure: SessionFailure, stats: CommStats, rescaling: Rescaling | None, device: torch.device
+    ) -> None:
+        self._failure, self._stats, self._rescaling = failure, stats, rescaling
+        self._device = device
+        self._pending: dict[int, PendingRound] = {}
+        self._ending = threading.Lock()
+        self.begun = self.finished = 0
+        self.skipped = False
+        self._first_of_step = -1, 0
+
+    def follow_store(self, store: StateStore) -> None:
+        """Keep states there from now on."""
+        self._store = store
+
+    def of(self, i: int) -> PendingRound | None:
+        """The round in which bucket `i` is under way."""
+        return self._pending.get(i)
+
+    def add(self, pending: PendingRound) -> None:
+        """A round begins."""
+        if self._first_of_step[0] != pending.step:
+            self._first_of_step = pending.step, self.begun
+        self.begun += 1
+        self._pending |= dict.fromkeys(pending.buckets, pending)
+
+    def complete(self, i: int, outcome: Outcome) -> None:
+        """The exchange of bucket `i` is complete; the last one of a round ends it."""
+        pending = self._pending[i]
+        pending.outcomes[i] = outcome
+        self.end(pending)
+
+    def end(self, pending: PendingRound) -> None:
+        """End the round, if all of its exchanges have ended."""
+        with self._ending:  # two lanes may end the last two exchanges of a round at once
+            if not pending.end():
+                return
+            for each in pending.buckets:
+                del self._pending[each]
+        self._ended(pending)
+        pending.over.set()
+
+    def _ended(self, pending: PendingRound) -> None:
+        self._keep(pending)
+
+    def _keep(self, pending: PendingRound, seconds: tuple[float, float] | None = None) -> None:
+        """Keep what a round has led to, unless it is skipped. `seconds`: as the device measured it."""
+        self.skipped = pending.skipped
+        if not self.skipped:
+            self._store.commit(pending.outcomes, pending.idle)
+            if self._rescaling is not None and pending.rates:
+                self._rescaling.commit(pending.rates, pending.idle)
+        pending.took(
+            self._stats.ended(pending.timer, self.finished, pending.step, pending.sent, self.skipped, seconds)
+        )
+        self.finished += 1
+
+    def wait(self, pending: PendingRound) -> None:
+        """Wait until all exchanges of this round are complete.
+
+        Raises:
+            RoundError: it failed, or an earlier one did.
+        """
+        pending.wait_from_now(self._device)
+        pending.over.wait()
+        self._failure.raise_first()
+
+    def wait_from_now(self) -> None:
+        """Training waits for what is under way from now on: until then it was hidden."""
+        for pending in self._under_way():
+            pending.wait_from_now(self._device)
+
+    def _under_way(self) -> Iterable[PendingRound]:
+        return [*self._pending.values()]
+
+    @contextmanager
+    def waited_for(self) -> Iterator[None]:
+        """Training waits for what is under way while it is inside the block."""
+        waited_for = [pending for pending in [*self._pending.values()] if pending.timer.wait()]
+        try:
+            yield
+        finally:
+            for pending in waited_for:
+                pending.timer.go_on()
+
+    def verify(self, buckets: Collection[int] | None = None) -> None:
+        """Keep the rounds of which the device has noted nothing wrong, where they run in stream order.
+
+        Waits for the rounds of these buckets, of all where not said, until the device has run them. To be
+        called before anything of their answers is applied for good.
+
+        Raises:
+            NonFinite: a rank gave what is not finite, and there is no GradScaler.
+            Overflow: what was finite became too large on the way.
+        """
+
+    def check(self) -> None:
+        """As `verify` of all rounds, but keeps nothing yet: for a caller that has kernels to launch first.
+
+        Raises:
+            NonFinite, Overflow: as `verify`.
+        """
+
+    @property
+    def broken(self) -> Tensor | None:
+        """Whether the round that has just ended will be skipped, on the device; None where there is none."""
+        return None
+
+    def discard(self) -> None:
+        """Forget what is complete of an unfinished round."""
+        self._pending.clear()
+        self.begun = self.finished
+
+    def take_back(self, step: int) -> None:
+        """Have no round of this step begun: of states that it has changed, there must have been one."""
+        began_in, first = self._first_of_step
+        if began_in != step or first == self.finished:
+            return
+        self._stats.came_to_nothing(self.finished - first)
+        self._store.take_back()
+        if self._rescaling is not None:
+            self._rescaling.take_back()
+        self.begun = self.finished = first
+
+    def resume(self, finished: int) -> None:
+        """Count on from so many rounds."""
+        self.begun = self.finished = finished
+        self._first_of_step = -1, 0

@@ -1,0 +1,266 @@
+"""Which parameter servers a strategy uses, which server holds which parameters, and how workers join them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tacit.contracts import AxisRank, Matrix, PairTopology, ServerOption
+from tacit.environment import SERVER_SECRET, SERVER_SECRET_FILE, SERVERS, WORKER, WORKERS
+from tacit.errors import AttachError, ConfigError, TacitError
+from tacit.session.buckets import group_names
+from tacit.stores import secret as secrets
+from tacit.stores.client.transport import ServerGroup, StarTransport
+from tacit.stores.messages import OptimizerSpec, ParameterSpec, RunSpec
+from tacit.stores.secret import Secret
+from tacit.strategy import AnyStrategy, Strategy
+from tacit.topologies.star import Star
+from tacit.transports.meter import like
+from tacit.transports.process_groups import gathered
+from tacit.transports.torch import TorchTransport
+from tacit.transports.wire import nbytes
+
+Addresses = Sequence[tuple[str, int]]
+
+_BUCKETS_A_SERVER = 16
+_LEAST_MESSAGE = 1 << 20
+
+
+def addresses(text: str) -> list[tuple[str, int]]:
+    """`"host:port,host:port"` as pairs.
+
+    Raises:
+        ConfigError: it is not of that form.
+    """
+    found = []
+    for each in filter(None, (part.strip() for part in text.split(","))):
+        host, colon, port = each.rpartition(":")
+        host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16):
+            raise ConfigError(f"{each!r} is no address of a server: write host:port, such as 10.0.0.5:29600")
+        found.append((host, int(port)))
+    return found
+
+
+def needs_servers(strategy: AnyStrategy) -> bool:
+    """Whether a strategy cannot do without parameter servers."""
+    return any(
+        level.server is not None and not isinstance(level.server, PairTopology) for level in strategy.levels
+    )
+
+
+def uses_servers(strategy: AnyStrategy) -> bool:
+    """Whether a strategy uses parameter servers where there are some."""
+    return needs_servers(strategy) or any(
+        isinstance(level.topology, ServerOption) and level.topology.at_servers for level in strategy.levels
+    )
+
+
+def with_servers(strategy: AnyStrategy, where: Addresses) -> AnyStrategy:
+    """The strategy, with `Star` as its topology where it uses servers and there are some."""
+    if isinstance(strategy, Strategy) and where and not needs_servers(strategy):
+        return replace(strategy, topology=Star())
+    return strategy
+
+
+def find_servers(strategy: AnyStrategy, given: Sequence[str] | None) -> Addresses:
+    """The servers' addresses: those that were given, or those of TACIT_SERVERS.
+
+    Raises:
+        AttachError: there are none and the strategy needs some, or the other way round.
+        ConfigError: one is no address.
+    """
+    if not uses_servers(strategy):
+        if given:
+            raise AttachError(
+                f"servers={given!r} with {strategy.name!r} would do nothing, as it has no parameter server: "
+                "leave them out, or attach 'ps', say"
+            )
+        return ()
+    where = addresses(os.environ.get(SERVERS, "") if given is None else ",".join(given))
+    if where:
+        shared_secret()
+    if not where and needs_servers(strategy):
+        raise AttachError(
+            f"{strategy.name!r} needs a parameter server, and there is none: run with --servers 1 (tacit "
+            "run, tacit compare), or start `python -m tacit.stores.server --host HOST --port 29600 "
+            f"--workers N` and write attach(..., servers=['HOST:29600']), or {SERVERS}=HOST:29600"
+        )
+    return where
+
+
+def shared_secret() -> Secret:
+    """The secret that workers and servers share.
+
+    Raises:
+        AttachError: it is not there, or cannot be used.
+    """
+    try:
+        secret = secrets.find_secret()
+    except ConfigError as error:
+        raise AttachError(str(error)) from error
+    if secret is None:
+        raise AttachError(
+            "there are parameter servers, and no secret by which they and the workers would know each other: "
+            f"set {SERVER_SECRET} to the same 16 bytes or more for all of them, or "
+            f"{SERVER_SECRET_FILE} to a file with these that only you can read ({secrets.MAKE} makes them)"
+        )
+    return secret
+
+
+def homes(tensors: Mapping[str, Tensor], servers: int) -> dict[str, int]:
+    """Which server holds which parameter: about as many bytes each, the largest parameters first.
+
+    Raises:
+        AttachError: there are more servers than parameters.
+    """
+    if servers > len(tensors):
+        raise AttachError(
+            f"{servers} servers cannot share a model of {len(tensors)} parameters, of which each has one "
+            f"home: use {len(tensors)} servers at most"
+        )
+    full = [0] * servers
+    found: dict[str, int] = {}
+    for name, p in sorted(
+        tensors.items(), key=lambda item: (-item[1].numel() * item[1].element_size(), item[0])
+    ):
+        home = min(range(servers), key=lambda i: (full[i], i))
+        found[name] = home
+        full[home] += p.numel() * p.element_size()
+    return found
+
+
+def message_cap(
+    strategy: Strategy, tensors: Mapping[str, Tensor], servers: int, workers: int, cap: int
+) -> int:
+    """How many bytes of parameters travel in one bucket; at most `cap`, those of DDP's.
+
+    A server answers a bucket when it has all of it, and answers one while it receives the next. With n
+    buckets, a round takes 1 + 1 / n times as long as a push alone, and not twice as long. So a server has
+    many buckets, unless compressed ones would be so small that the messages themselves cost more.
+    """
+    share = _largest_share(strategy, workers)
+    if share is None:
+        return cap
+    size = sum(p.numel() * p.element_size() for p in tensors.values())
+    return min(cap, int(max(_LEAST_MESSAGE / share, size / (servers * _BUCKETS_A_SERVER))))
+
+
+def _largest_share(strategy: Strategy, workers: int) -> float | None:
+    """The larger of a push and its reply, as a share of the parameters' bytes; None: not known ahead."""
+    side = 1 << 10
+    matrix = Matrix(0, side, side)
+    star, one_shot = strategy.server, strategy.compressor.with_layout((matrix,)).one_shot(0)
+    if one_shot is None or star is None:
+        return None
+    x = torch.empty(side * side, device="meta", dtype=torch.float32)
+    back = star.back(x)
+    if star.pull is None and star.averages:
+        back = replace(back, codec=one_shot.codec.of_sums(x.numel(), workers))
+    push = replace(back, codec=one_shot.codec)
+    return max(nbytes(like(piece)) for piece in (push, back)) / (4 * x.numel())
+
+
+def cut_by_server(
+    names: Sequence[str],
+    tensors: Mapping[str, Tensor],
+    homes: Mapping[str, int],
+    cap: int,
+    optimizer_of: Mapping[str, int | None] | None = None,
+) -> list[list[str]]:
+    """Cut parameters into buckets, in the order of the first parameter of each.
+
+    Those of one bucket are on one server, and are stepped by one of the server's optimizers.
+    """
+    place = {name: i for i, name in enumerate(names)}
+    kinds = {name: (homes[name], None if optimizer_of is None else optimizer_of[name]) for name in names}
+    buckets = [
+        bucket
+        for kind in dict.fromkeys(kinds.values())
+        for bucket in group_names([name for name in names if kinds[name] == kind], tensors, cap)
+    ]
+    return sorted(buckets, key=lambda bucket: place[bucket[0]])
+
+
+def connect(
+    peers: TorchTransport,
+    strategy: Strategy,
+    tensors: Mapping[str, Tensor],
+    where: Addresses,
+    homes: Mapping[str, int],
+    timeout: timedelta,
+    optimizers: Sequence[OptimizerSpec] = (),
+    optimizer_of: Mapping[str, int | None] | None = None,
+) -> StarTransport:
+    """Join the servers. A collective call of the workers: if one is refused, all raise.
+
+    Args:
+        where: the servers' addresses; `homes`: which of them holds which parameter.
+        timeout: after which a peer that does not answer is lost.
+        optimizers: how a server steps, where it does; `optimizer_of`: which of them steps a parameter, None
+            for those that workers move by themselves.
+
+    Raises:
+        AttachError: a server refuses this worker, or another one.
+        ServerLost: a server cannot be reached.
+    """
+    optimizer_of = optimizer_of or {}
+    model: tuple[ParameterSpec, ...] = tuple(
+        (name, tuple(p.shape), str(p.dtype).removeprefix("torch."), optimizer_of.get(name))
+        for name, p in tensors.items()
+    )
+    star = strategy.server
+    assert star is not None
+    run = RunSpec(star, tuple(optimizers), model)
+    error: TacitError | None = None
+    servers = None
+    try:
+        servers = ServerGroup(
+            where, _me(peers, strategy), timeout, homes, run, shared_secret(), star.averages
+        )
+    except TacitError as refused:
+        error = refused
+    refused_ranks = _gather_flags(peers.parent, error is not None)
+    if error is not None:
+        raise error
+    assert servers is not None
+    if refused_ranks:
+        servers.abort(AttachError("another worker was refused"))
+        raise AttachError(f"ranks {refused_ranks} were refused by a parameter server: see what they say")
+    return StarTransport(peers, servers)
+
+
+def wait_for_all(group: dist.ProcessGroup) -> None:
+    """Wait until all workers have entered: an earlier push would move the parameters where others start."""
+    _gather_flags(group, False)
+
+
+def _me(peers: TorchTransport, strategy: Strategy) -> AxisRank:
+    """Which worker this is: as the launcher says, or by its rank."""
+    place = peers.place()
+    if WORKER not in os.environ:
+        return place
+    worker, workers = (os.environ.get(name, "") for name in (WORKER, WORKERS))
+    if not (worker.isdigit() and workers.isdigit() and int(worker) < int(workers)):
+        raise AttachError(
+            f"{WORKER}={worker!r} and {WORKERS}={workers!r} do not say which worker this is: write its "
+            f"number from 0, and how many there are, such as {WORKER}=2 {WORKERS}=4"
+        )
+    if place.peers > 1 or not strategy.independent:
+        raise AttachError(
+            f"{WORKER}={worker} is for a worker that is started alone, of a strategy that goes on without "
+            f"others, such as ps-async; this is one of {place.peers} ranks with {strategy.name!r}: unset it"
+        )
+    return AxisRank(int(worker), int(workers))
+
+
+def _gather_flags(group: dist.ProcessGroup, mine_is_set: bool) -> list[int]:
+    """The ranks whose flag is set."""
+    mine = torch.tensor([int(mine_is_set)])
+    return [rank for rank, theirs in enumerate(gathered(mine, group)) if int(theirs)]

@@ -1,0 +1,264 @@
+"""What workers and a parameter server tell each other: texts about themselves, and messages to services."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import Payload, PayloadSpec, ServerTopology, VariableLength
+from tacit.errors import PayloadError
+from tacit.stores.protocol import FrameKind, Header
+from tacit.transports.meter import like
+from tacit.transports.wire import nbytes, pack_, unpack
+
+# ---- texts --------------------------------------------------------------------------------------------
+
+OptimizerSpec: TypeAlias = Mapping[str, str | bool | float | tuple[float, ...]]
+"""An optimizer in plain values: its "kind", and the hyper-parameters that are not the learning rate."""
+
+ParameterSpec: TypeAlias = tuple[str, tuple[int, ...], str, int | None]
+"""Name, shape, type, and the index of the optimizer that steps it; None where workers move it."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What all workers of a server have in common.
+
+    Attributes:
+        star: how the server is to serve.
+        optimizers: one for each of the optimizer's groups, where the server steps.
+        model: the parameters that this server holds.
+    """
+
+    star: ServerTopology
+    optimizers: tuple[OptimizerSpec, ...]
+    model: tuple[ParameterSpec, ...]
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A worker's first message.
+
+    Attributes:
+        worker: its number; `workers`: how many it thinks there are.
+        server: which server it takes this one for.
+        process: equal for sessions of one process, and for no others.
+        timeout: seconds after which a peer that does not answer is lost.
+        run: what it has in common with the other workers.
+    """
+
+    worker: int
+    workers: int
+    server: int
+    process: str
+    timeout: float
+    run: RunSpec
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The server's answer to a `Hello`.
+
+    Attributes:
+        clocks: for each bucket that the server knows, how many pushes of the worker it has taken.
+    """
+
+    clocks: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class MessageSpec:
+    """How messages of one number are read, and the replies to them; a worker declares it before the first.
+
+    Attributes:
+        key: of the bucket that they are about.
+        pieces: how each payload of the message is read; `pulls`, how each payload of the reply is.
+        back: where the worker enters with it, how the parameters come back to it.
+    """
+
+    key: str
+    pieces: tuple[PayloadSpec, ...]
+    pulls: tuple[PayloadSpec, ...]
+    back: PayloadSpec | None = None
+
+
+ServerStats: TypeAlias = Mapping[str, int | float | Mapping[int, int] | None]
+"""What a server has counted."""
+
+
+# ---- messages to a service ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a worker tells the service of a bucket; the same at both ends.
+
+    Attributes:
+        kind: ENTER: the worker begins, or comes back. OFFER: the same, with the parameters that it begins
+            with, for which it was asked. PUSH: it pushes, and waits for the answer. MEET, or PULL: it has
+            nothing more to push for now, and waits until no other worker has.
+        sequence: counts the worker's pushes to this bucket from 1, over all of its lives; of another message,
+            any number, which the reply repeats.
+        payloads: what is pushed, each as `pieces` says; of an OFFER, the parameters as one tensor.
+        pulls: how the reply is to be encoded.
+        lr: the worker's learning rate, for a server that steps.
+    """
+
+    kind: FrameKind
+    sequence: int = 0
+    payloads: tuple[Payload, ...] = ()
+    pieces: tuple[PayloadSpec, ...] = ()
+    pulls: tuple[PayloadSpec, ...] = ()
+    lr: float = 0.0
+
+
+_LENGTH = 4
+"""Bytes of the length of a message."""
+
+
+def _extent(piece: PayloadSpec, payload: Payload) -> tuple[int, int]:
+    """The least and the most bytes of a payload in a body."""
+    if isinstance(piece.codec, VariableLength):
+        return _LENGTH, _LENGTH + piece.codec.longest(piece.numel)
+    return nbytes(payload), nbytes(payload)
+
+
+def _cut(body: Tensor, at: int, size: int) -> Tensor:
+    if at + size > len(body):
+        raise PayloadError(
+            f"a body of {len(body)} bytes is cut short: {size} were expected from byte {at} on"
+        )
+    return body[at : at + size]
+
+
+class PayloadBuffer:
+    """Payloads as the body of a frame, in memory that is kept from one frame to the next.
+
+    Args:
+        pieces: how each payload is read; their sizes follow from these.
+
+    A payload of variable length is its length in 4 bytes, and its message.
+
+    Attributes:
+        nbytes: of the payloads.
+        least, most: bytes of the body.
+    """
+
+    def __init__(self, pieces: Sequence[PayloadSpec]) -> None:
+        self._pieces = tuple(pieces)
+        self._likes = [like(piece) for piece in pieces]
+        self._flat: Payload = tuple(part for each in self._likes for part in each)
+        self.nbytes = nbytes(self._flat)
+        self._varies = any(isinstance(piece.codec, VariableLength) for piece in pieces)
+        sizes = [_extent(*each) for each in zip(pieces, self._likes, strict=True)]
+        self.least, self.most = sum(least for least, _ in sizes), sum(most for _, most in sizes)
+        self._body: Tensor | None = None
+        self._buffer: Tensor | None = None
+
+    @property
+    def buffer(self) -> Tensor:
+        """The kept bytes."""
+        if self._buffer is None:
+            self._buffer = torch.empty(self.nbytes, dtype=torch.uint8)
+        return self._buffer
+
+    def use(self, x: Tensor) -> None:
+        """Keep the bytes in this contiguous tensor from now on; it has as many."""
+        assert x.numel() * x.element_size() == self.nbytes
+        self._buffer = x.view(-1).view(torch.uint8)
+
+    def pack(self, payloads: Sequence[Payload]) -> list[Tensor]:
+        """The body; a single tensor goes as it lies in memory, with no copy."""
+        flat = tuple(part for payload in payloads for part in payload)
+        if nbytes(flat) != self.nbytes:
+            raise AssertionError(f"payloads of {nbytes(flat)} bytes, where {self.nbytes} were declared")
+        if self._varies:
+            return [torch.cat([*self._written(payloads)])]
+        if len(flat) == 1 and flat[0].is_contiguous():
+            return [flat[0].view(-1).view(torch.uint8)]
+        pack_(flat, self.buffer)
+        return [self.buffer]
+
+    def _written(self, payloads: Sequence[Payload]) -> Iterator[Tensor]:
+        for payload, piece in zip(payloads, self._pieces, strict=True):
+            if isinstance(piece.codec, VariableLength):
+                message = piece.codec.shortened(payload, piece.numel)
+                yield torch.tensor([message.numel()], dtype=torch.int32).view(torch.uint8)
+                yield message
+            else:
+                yield from (part.contiguous().view(-1).view(torch.uint8) for part in payload)
+
+    def room(self, size: int) -> Tensor:
+        """Where a body of so many bytes, from `least` to `most`, is to be read into; `arrived` comes next."""
+        if not self._varies:
+            return self.buffer
+        self._body = torch.empty(size, dtype=torch.uint8)
+        return self._body
+
+    def arrived(self) -> None:
+        """Put the payloads of the body that was read into the buffer.
+
+        Raises:
+            PayloadError: it is none of these pieces; nothing is to be read from the buffer then.
+        """
+        body, self._body = self._body, None
+        if body is None:
+            return
+        at = 0
+        for payload, piece in zip(self.unpack(), self._pieces, strict=True):
+            if isinstance(piece.codec, VariableLength):
+                size = int.from_bytes(_cut(body, at, _LENGTH).numpy().tobytes(), sys.byteorder)
+                piece.codec.restore_(_cut(body, at + _LENGTH, size), piece.numel, payload)
+                at += _LENGTH + size
+                continue
+            for part in payload:
+                size = part.numel() * part.element_size()
+                part.view(-1).view(torch.uint8).copy_(_cut(body, at, size))
+                at += size
+        if at != len(body):
+            raise PayloadError(f"a body of {len(body)} bytes, of which {at} belong to its payloads")
+
+    def unpack(self) -> tuple[Payload, ...]:
+        """The payloads that lie in the buffer, as views."""
+        flat = iter(unpack(self.buffer, self._flat))
+        return tuple(tuple(next(flat) for _ in each) for each in self._likes)
+
+
+class DeclaredMessage:
+    """A message that was declared, at either end: turns a `Message` into a frame and back.
+
+    Args:
+        number: under which it was declared.
+        spec: how it is read.
+
+    Attributes:
+        pushed: the memory for its payloads; `pulled`, for those of the reply.
+    """
+
+    def __init__(self, number: int, spec: MessageSpec) -> None:
+        self.number, self.spec = number, spec
+        self.pushed, self.pulled = PayloadBuffer(spec.pieces), PayloadBuffer(spec.pulls)
+
+    def frame(self, message: Message) -> tuple[Header, list[Tensor]]:
+        """The frame of a message."""
+        header = Header(message.kind, self.number, message.sequence, lr=message.lr)
+        if message.kind == FrameKind.OFFER:
+            return header, [message.payloads[0][0].view(torch.uint8)]
+        return header, self.pushed.pack(message.payloads)
+
+    def message(self, header: Header, body: Any) -> Message:
+        """The message of a frame; the payloads of a push lie in `pushed`, those of an offer are `body`."""
+        kind, sequence = FrameKind(header.kind), header.sequence or -self.number
+        if kind == FrameKind.PUSH:
+            payloads = self.pushed.unpack()
+            return Message(kind, sequence, payloads, self.spec.pieces, self.spec.pulls, header.lr)
+        if kind == FrameKind.OFFER:
+            dtype = torch.float32 if self.spec.back is None else self.spec.back.dtype
+            x = torch.empty(0, dtype=dtype) if body is None else body.view(dtype)
+            return Message(kind, sequence, ((x,),))
+        return Message(kind, sequence)

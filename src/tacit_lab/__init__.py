@@ -1,0 +1,1 @@
+"""The command `tacit` and what it measures with: emulated clusters, recipes, records, reports."""

@@ -1,0 +1,38 @@
+"""The command `tacit`. Its modules are imported when it runs, and torch when a subcommand does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line. An error that tacit raises on purpose is one line, and never a traceback.
+
+    Exit codes: 0: success; 1: a run failed, or nothing can be printed; 2: the command line asks for something
+    that is not possible; 129, 130 and 143: stopped by SIGHUP, SIGINT (Ctrl-C) and SIGTERM; of tacit run: the
+    script's own, see there.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _stopped)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # what such a terminal cannot show is no reason to fail
+            stream.reconfigure(errors="replace")
+    try:
+        from tacit_lab.cli import application
+
+        sys.exit(application.run())
+    finally:
+        if signal.getsignal(signal.SIGINT) is _stopped:  # else one came, and those behind it are ignored
+            signal.signal(signal.SIGINT, before)
+
+
+def _stopped(number: int, frame: FrameType | None) -> None:
+    """End at once: where there is something to clean up, `interruptible` takes the signals."""
+    os.write(2, b"tacit: stopped by SIGINT\n")
+    os._exit(128 + number)

@@ -1,0 +1,185 @@
+"""The command `tacit compare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tacit.errors import ConfigError
+from tacit_lab.cli import report
+from tacit_lab.cli.interrupts import interruptible
+from tacit_lab.reports import MEANINGS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tacit_lab.reports import Comparison
+
+__all__ = ["EPILOG", "command"]
+
+EPILOG = "The columns. " + " ".join(f"{name}: {meaning}." for name, meaning in MEANINGS.items())
+
+
+def command(
+    recipe: Annotated[
+        str, typer.Argument(help="What to train: digits, bytes, cifar10 or mnist, e.g. tacit compare bytes")
+    ] = "digits",
+    cluster: Annotated[
+        str,
+        typer.Option(
+            help="The cluster to emulate, NODESxRANKS@RATE,LATENCY or local:RANKS for plain processes, "
+            "e.g. 4x1@1gbit,20ms"
+        ),
+    ] = "2x2@100mbit",
+    algorithms: Annotated[
+        str,
+        typer.Option(
+            help="What to compare, separated by commas; parameters follow a colon, "
+            "e.g. ddp,topk:ratio=0.01,localsgd:sync_every=8"
+        ),
+    ] = "ddp,bf16,topk,powersgd,ednncomm",
+    servers: Annotated[
+        int,
+        typer.Option(
+            help="Number of parameter servers, each on a node of its own, for ps and the like, e.g. 1"
+        ),
+    ] = 0,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The network for cifar10 (by default resnet20) or mnist (lenet), e.g. vgg11-narrow",
+            show_default=False,
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or archive with the images of cifar10 or mnist, e.g. cifar-10-binary.tar.gz",
+            metavar="PATH",
+            show_default=False,
+        ),
+    ] = None,
+    download: Annotated[
+        bool,
+        typer.Option(
+            "--download",
+            help="Download the images from their authors, check them and cache them, "
+            "e.g. tacit compare mnist --download",
+        ),
+    ] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            help="Train only on so many first images of cifar10 or mnist, e.g. 10000",
+            show_default=False,
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="Type in which the network for cifar10 or mnist computes: fp32, or bf16 if the CPU has "
+            "instructions for it, e.g. bf16",
+            show_default=False,
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs to train; by default the recipe's own, e.g. 3")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Accuracy to reach, 0..1; by default the recipe's own, e.g. 0.9")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Decides the initial weights and the order of the data, e.g. 1")
+    ] = 0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that one algorithm may take, launch included, e.g. 600")
+    ] = 3600,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder for the records, made if needed, e.g. my-run; by default tacit-out/DATE-TIME-RECIPE",
+            metavar="PATH",
+            show_default=False,
+        ),
+    ] = None,
+    tensorboard: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder for TensorBoard, with a run for each algorithm: loss, accuracy and the session's "
+            "numbers by step, e.g. curves; then tensorboard --logdir curves",
+            metavar="PATH",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object on stdout, e.g. tacit compare --json | jq .rows"),
+    ] = False,
+) -> None:
+    """Train a recipe with several algorithms on an emulated cluster and compare time, bytes and accuracy.
+
+    Every algorithm starts from the same weights and sees the same data in the same order. E.g.
+    tacit compare digits --cluster 2x2@100mbit --algorithms ddp,topk:ratio=0.01
+    """
+    from rich.console import Console
+
+    from tacit_lab import reports
+    from tacit_lab.cli import parsing
+    from tacit_lab.cli.compare import options as compare_options
+    from tacit_lab.cli.compare import runner
+    from tacit_lab.cli.compare.display import open_display
+    from tacit_lab.cli.compare.recorder import ComparisonRecorder
+    from tacit_lab.recipes import Choices
+
+    options = compare_options.check(
+        recipe=recipe,
+        cluster=cluster,
+        algorithms=algorithms,
+        epochs=epochs,
+        target=target,
+        seed=seed,
+        timeout=timeout,
+        out=parsing.path("--out", out),
+        tensorboard=parsing.path("--tensorboard", tensorboard),
+        servers=servers,
+        choices=Choices(model=model, data=parsing.path("--data", data), limit=limit, precision=precision),
+        download=download,
+        tell=lambda text: typer.echo(text, err=True),
+    )
+    screen, recorder = Console(stderr=True), ComparisonRecorder(options)
+    with interruptible():
+        try:
+            with open_display(screen, options.algorithms) as display:
+                runner.train_all(options, display, recorder)
+        except BaseException:
+            # Trainings that had ended are worth a report.
+            if recorder.records:
+                _print_text(screen, _write_report(options.records))
+            raise
+    comparison = reports.compare(recorder.records)
+    _print_summary(comparison, options.records, screen if as_json else Console())
+    if as_json:
+        typer.echo(json.dumps(comparison.to_dict()))
+
+
+def _print_summary(comparison: Comparison, records: Path, console: Console) -> None:
+    from tacit_lab import reports
+
+    console.print()
+    console.print(reports.table(comparison))
+    _print_text(console, f"\nRecords: {records}\n{_write_report(records)}")
+
+
+def _print_text(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _write_report(records: Path) -> str:
+    """Write the page and the traces beside the records. Returns where they are, or why they are not there."""
+    try:
+        return "\n".join(report.write(records, records.with_name(report.PAGE)))
+    except ConfigError as error:
+        return f"Report: none, {error}"

@@ -1,0 +1,47 @@
+"""Write down what a comparison records and prints. If it cannot be written, the comparison goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tacit.files import Log, spared
+from tacit.timelines import Timeline
+from tacit_lab.cli.compare.options import CompareOptions
+from tacit_lab.records import Record
+
+__all__ = ["ComparisonRecorder"]
+
+
+class ComparisonRecorder:
+    """Keeps records in memory, for the summary, and writes them into the comparison's folder if it can.
+
+    The file is opened by its name for each line, so that a folder that was deleted is noticed.
+
+    Attributes:
+        records: All records so far, in order.
+    """
+
+    def __init__(self, options: CompareOptions) -> None:
+        """Write into the folder of these options."""
+        self.records: list[Record] = []
+        self._options = options
+
+    def add(self, record: Record | Timeline) -> None:
+        """Keep a record of a training, or a rank's timeline."""
+        if isinstance(record, Timeline):
+            self._append(self._options.timeline, record.to_json())
+        else:
+            self.records.append(record)
+            self._append(self._options.records, record.to_json())
+
+    def add_output(self, line: str) -> None:
+        """Keep a line that a rank printed."""
+        self._append(self._options.output, line)
+
+    def _append(self, path: Path, line: str) -> None:
+        with spared(f"{path.name} is not whole"):
+            log = Log(path)
+            try:
+                log.write(line)
+            finally:
+                log.close()

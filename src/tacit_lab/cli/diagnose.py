@@ -1,0 +1,80 @@
+"""`tacit diagnose`: where the time of a training script's steps goes, on an emulated cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tacit.errors import ConfigError
+from tacit.files import output
+from tacit_lab.cli import parsing
+from tacit_lab.cli.interrupts import interruptible
+
+__all__ = ["command"]
+
+
+def command(
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- SCRIPT ARGS",
+            help="After --: a script for torchrun, with tacit or without, and arguments, e.g. -- train.py",
+            show_default=False,
+        ),
+    ] = None,
+    cluster: Annotated[
+        str,
+        typer.Option(
+            help="The cluster to emulate, NODESxRANKS@RATE,LATENCY or local:RANKS, e.g. 4x1@100mbit"
+        ),
+    ] = "2x2@100mbit",
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            help="The algorithm that tacit.from_env() returns in the script, e.g. topk:ratio=0.01",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="How many steps are looked at; by default 20, or two periods, e.g. 50", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="Where to save it, as JSON, e.g. diagnosis.json", metavar="FILE", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print it as one line of JSON, e.g. tacit diagnose --json -- train.py | jq"
+        ),
+    ] = False,
+) -> None:
+    """Find out where the time of a script's steps goes, and what would change it. It ends behind them.
+
+    On real machines: torchrun ... -m tacit.diagnose train.py. E.g. tacit diagnose -- train.py
+    """
+    from tacit_lab import diagnoses
+
+    if not script:
+        raise ConfigError("there is no script: write it after --, such as tacit diagnose -- train.py")
+    shape = parsing.cluster(cluster, 0)
+    saved = parsing.path("--out", out)
+    if saved is not None:
+        output(saved, "--out")
+    if steps is not None and steps < 2:
+        raise ConfigError(f"--steps {steps} is not possible: write 2 or more, such as 20")
+    text = None if algorithm is None else parsing.split_algorithms(algorithm)[0]
+    with interruptible():
+        found = diagnoses.of_script(
+            shape, script, text, steps or 0, lambda node, line: typer.echo(f"node {node}: {line}", err=True)
+        )
+    typer.echo(found.to_json().strip() if as_json else str(found))
+    if saved is not None:
+        found.save(saved)
+        typer.echo(f"Diagnosis: {saved}", err=as_json)

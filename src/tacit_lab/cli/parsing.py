@@ -1,0 +1,184 @@
+"""Parse and check the values of options: lists, numbers, paths, clusters. Shorten long messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from tacit.errors import ConfigError
+from tacit_lab.cluster import Cluster
+
+__all__ = [
+    "at_most",
+    "cluster",
+    "numbers",
+    "path",
+    "paths",
+    "seconds",
+    "seed",
+    "shortened",
+    "split",
+    "split_algorithms",
+    "whole",
+]
+
+N = TypeVar("N", int, float)
+_LONGEST_LINE = 600
+"""Characters of a line of a message. The middle of a longer line is left out, of its long words first."""
+_LONGEST_WORD = 120
+"""Of a longer line: a word is what was given, and what is wrong with it stands around it."""
+_LONGEST = 10**9
+"""About thirty years."""
+_MOST = 10**9
+"""The largest number of epochs, images, restarts and so on."""
+_SEEDS = 2**63
+"""torch takes seeds of 63 bits."""
+
+
+def shortened(text: str) -> str:
+    """The text, with the middle of every very long line left out; of its long words, if that will do."""
+    return "\n".join(_shortened(line) for line in text.split("\n"))
+
+
+def _shortened(line: str) -> str:
+    if len(line) > _LONGEST_LINE:
+        line = " ".join(_cut(word, _LONGEST_WORD) for word in line.split(" "))
+    return _cut(line, _LONGEST_LINE)
+
+
+def _cut(text: str, longest: int) -> str:
+    half = (longest - 5) // 2
+    return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"
+
+
+def cluster(text: str, servers: int, *, planned: bool = False) -> Cluster:
+    """The cluster of --cluster, with as many parameter servers as --servers says, or the text itself if 0.
+
+    `planned`: whether it is not to be emulated.
+
+    Raises:
+        ConfigError: The text is no cluster, or the number of servers is negative or given twice.
+    """
+    parsed = Cluster.parse(text)
+    if servers < 0:
+        raise ConfigError(f"--servers {servers} is not possible: write for example --servers 1")
+    if servers and parsed.servers:
+        raise ConfigError(
+            f"--servers {servers} and --cluster {parsed} both say how many servers there are: leave one out"
+        )
+    found = replace(parsed, servers=servers) if servers else parsed
+    if not planned:
+        found.check_emulated()
+    return found
+
+
+def path(option: str, text: str | None) -> Path | None:
+    """The path that was given to an option; None if the option was not given.
+
+    Raises:
+        ConfigError: The text is empty. As a path it would mean the current folder.
+    """
+    if text is None:
+        return None
+    if not text:
+        raise ConfigError(f"{option} is empty: give a name, or . for the current folder")
+    return Path(text)
+
+
+def paths(option: str, texts: Sequence[str]) -> list[Path]:
+    """The paths that were given to an option that takes several."""
+    return [found for text in texts if (found := path(option, text)) is not None]
+
+
+def seconds(option: str, value: float, example: float) -> float:
+    """A time limit or an interval, in seconds.
+
+    Raises:
+        ConfigError: It is not above 0, or larger than 10^9, or NaN.
+    """
+    if not 0 < value <= _LONGEST:
+        raise ConfigError(
+            f"{option} {value} must be more than 0, and at most {_LONGEST:,} s, e.g. {option} {example:g}"
+        )
+    return value
+
+
+def whole(option: str, value: int, least: int = 1, most: int = _MOST) -> int:
+    """A whole number between `least` and `most`.
+
+    Raises:
+        ConfigError: It is less than `least` or more than `most`.
+    """
+    if value < least:
+        raise ConfigError(f"{option} {value} must be {'more than 0' if least == 1 else f'{least} or more'}")
+    return at_most(option, value, most)
+
+
+def at_most(option: str, value: int, most: int = _MOST) -> int:
+    """A whole number of at most `most`; its lower bound is checked elsewhere.
+
+    Raises:
+        ConfigError: It is more than `most`.
+    """
+    if value > most:
+        raise ConfigError(f"{option} {value} is too large: write {most:,} at most")
+    return value
+
+
+def seed(option: str, value: int) -> int:
+    """A seed of a random number generator.
+
+    Raises:
+        ConfigError: It is negative, or has more than 63 bits.
+    """
+    if not 0 <= value < _SEEDS:
+        raise ConfigError(f"{option} {value} must be 0 or more, and below 2^63, e.g. {option} 1")
+    return value
+
+
+def split(text: str) -> list[str]:
+    """The parts of a list with commas, without empty ones."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def numbers(option: str, text: str, kind: type[N]) -> list[N]:
+    """A list of numbers with commas, each of them 0 or more.
+
+    Raises:
+        ConfigError: The list is empty, or a part of it is no number, is negative, infinite or NaN.
+    """
+    try:
+        found = [kind(part) for part in split(text)]
+    except ValueError:
+        found = []
+    if not found or not all(0 <= each < float("inf") for each in found):
+        raise ConfigError(
+            f"{option} {text!r} is no list of numbers, 0 or more: write for example {option} 1,2"
+        )
+    return found
+
+
+def split_algorithms(text: str) -> list[str]:
+    """The texts of a list of algorithms, in which commas also separate an algorithm's parameters.
+
+    A part with "=" but without ":", such as `momentum=0.9`, is a parameter of the algorithm before it. So
+    `topk:ratio=0.1,momentum=0.9,ddp` is a list of two algorithms.
+
+    Raises:
+        ConfigError: A name is missing.
+    """
+    texts: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        if not part:
+            raise ConfigError(f"an algorithm is missing in {text!r}: write for example ddp,topk:ratio=0.01")
+        if "=" not in part or ":" in part:
+            texts.append(part)
+        elif texts and ":" in texts[-1]:
+            texts[-1] += f",{part}"
+        else:
+            raise ConfigError(
+                f"the parameter {part!r} belongs to no algorithm: write topk:{part}, for example"
+            )
+    return texts

@@ -1,0 +1,266 @@
+"""`tacit plan`: how fast each strategy would be on a cluster that one may not have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tacit.errors import ConfigError
+from tacit.files import output, put
+from tacit_lab.cli import parsing
+from tacit_lab.cli.interrupts import interruptible
+
+if TYPE_CHECKING:
+    from tacit.planning.profile import Profile
+    from tacit.planning.ranking import ClusterPlan
+    from tacit.planning.simulation.clock import Network
+    from tacit_lab.cluster import Cluster
+
+__all__ = ["EPILOG", "command"]
+
+EPILOG = (
+    "Nothing is measured on that cluster: a few steps of the training are profiled here, and a clock runs "
+    "each strategy's messages over links of these rates, by the collectives of Gloo, which are rings. Step "
+    "ms: in these training computes, and waits for links between nodes, for links inside nodes, and for "
+    "encoding. MB: what leaves a node in a step. Memory: of a rank, without activations. Parameter servers "
+    "cannot be planned."
+)
+_RANKS = 2
+
+
+def command(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE]", help="What is trained, a recipe or none with --profile, e.g. digits"
+        ),
+    ] = None,
+    cluster: Annotated[
+        str,
+        typer.Option(help="The cluster, NODESxRANKS@RATE,LATENCY, e.g. 64x8@10gbit,0.1ms"),
+    ] = "4x1@1gbit",
+    algorithms: Annotated[
+        str | None,
+        typer.Option(
+            help="The algorithms, with commas; all: those that need no server; by default one of each kind, "
+            "e.g. ddp,topk",
+            show_default=False,
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="A profile of your training that tacit profile has saved, e.g. profile.json",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    links: Annotated[
+        str | None,
+        typer.Option(
+            help="Links of this cluster that tacit probe has measured, in place of rates, e.g. links.json",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The recipe's model, e.g. resnet8", show_default=False)
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="The recipe's data, e.g. cifar10.tar.gz", metavar="PATH", show_default=False),
+    ] = None,
+    cores: Annotated[
+        float | None,
+        typer.Option(
+            help="Cores of each node; by default as many as its ranks can use, e.g. 16", show_default=False
+        ),
+    ] = None,
+    emulated: Annotated[
+        bool,
+        typer.Option(
+            "--emulated",
+            help="Plan for the emulated cluster: all nodes share this machine's cores, e.g. --emulated",
+        ),
+    ] = False,
+    memory: Annotated[
+        float | None,
+        typer.Option(help="GB that a rank may use; what needs more is left out, e.g. 16", show_default=False),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            help="Which algorithm wins at which rate and number of nodes, e.g. bandwidth=10mbit,1gbit",
+            show_default=False,
+        ),
+    ] = None,
+    page: Annotated[
+        str | None,
+        typer.Option(
+            help="Where to draw it, with the timeline of a step, e.g. plan.html",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, e.g. tacit plan digits --json | jq")
+    ] = False,
+) -> None:
+    """Predict how fast strategies would be on a cluster that you may not have.
+
+    E.g. tacit plan digits --cluster 64x8@10gbit,0.1ms, or tacit plan --profile profile.json
+    """
+    from tacit.planning import ranking
+    from tacit.planning.ranking import LARGEST
+    from tacit.planning.step_profile import processor
+    from tacit_lab.reports import plan as drawing
+
+    shape = parsing.cluster(cluster, 0, planned=True)
+    drawn = parsing.path("--page", page)
+    if drawn is not None:
+        output(drawn, "--page")
+    texts = [*ranking.CANDIDATES] if algorithms is None else parsing.split_algorithms(algorithms)
+    if texts == ["all"]:
+        texts = ranking.every_algorithm()
+    rates = None if sweep is None else _rates(sweep)
+    wanted = ranking.layouts(shape.nodes, shape.ranks_per_node)
+    if rates is not None:
+        wanted = [*dict.fromkeys([*wanted, (2, shape.ranks_per_node), (LARGEST, shape.ranks_per_node)])]
+    with interruptible():
+        found = _profiled(recipe, parsing.path("--profile", profile), model, data, texts, wanted)
+    network = _network(shape, found, links, cores, emulated)
+    if algorithms is None:
+        shapes = ranking.shapes_worth_a_look(found, network)
+        texts = [*texts, *shapes]
+        if found.processor == processor():  # else they are listed with the command that measures them
+            found = _with_costs(found, shapes, wanted)
+    made = ranking.plan(found, network, texts, None if memory is None else memory * 1e9)
+    grid = [] if rates is None else _sweep(shape, found, network, texts, rates)
+    title = f"{recipe or profile} on {shape}"
+    typer.echo(
+        json.dumps(drawing.to_json(made, title, grid)) if as_json else drawing.to_text(made, title, grid)
+    )
+    if drawn is not None:
+        put(drawn, drawing.page(made, title, grid, f"tacit plan --cluster {shape}"))
+        typer.echo(f"Page: {drawn}", err=as_json)
+
+
+def _profiled(
+    recipe: str | None,
+    saved: Any,
+    model: str | None,
+    data: str | None,
+    texts: Sequence[str],
+    layouts: Sequence[tuple[int, int]],
+) -> Profile:
+    """The profile of a recipe, taken now; or one that was saved, with the costs that it lacks."""
+    from tacit.planning.profile import Profile
+    from tacit_lab import recipes, step_profiles
+
+    if (recipe is None) == (saved is None):
+        raise ConfigError(
+            "say what is trained, by one of the two: a recipe, such as tacit plan digits, or a profile of "
+            "your own training, such as tacit plan --profile profile.json (tacit profile makes one)"
+        )
+    if saved is not None:
+        return _with_costs(Profile.load(saved), texts, layouts)
+    assert recipe is not None
+    choices = recipes.Choices(model=model, data=parsing.path("--data", data))
+    recipes.get(recipe, choices)
+    words = ["--recipe", recipe, *choices.words()]
+    return step_profiles.of_recipe(words, _RANKS, _predictable(texts), layouts)
+
+
+def _predictable(texts: Sequence[str]) -> list[str]:
+    """Those whose own work can be measured."""
+    from tacit.algorithms import parse
+    from tacit.planning.prediction import refuse
+
+    found = []
+    for text in texts:
+        try:
+            refuse(parse(text))
+        except ConfigError:
+            continue
+        found.append(text)
+    return found
+
+
+def _with_costs(profile: Profile, texts: Sequence[str], layouts: Sequence[tuple[int, int]]) -> Profile:
+    """Measure here what the profile does not say, if it is of this machine."""
+    import torch
+
+    from tacit.algorithms import parse
+    from tacit.planning.simulation.costs import cost_on
+    from tacit.planning.step_profile import processor
+    from tacit.planning.strategy_costs import measured_cost
+
+    torch.set_num_threads(profile.threads)
+    found = []
+    for text in _predictable(texts):
+        try:
+            for nodes, ranks in layouts:
+                cost_on(profile, text, nodes, ranks)
+        except ConfigError:
+            if profile.processor != processor():
+                raise
+            found += [measured_cost(parse(text), profile, *layout) for layout in layouts]
+    return profile.with_costs(found)
+
+
+def _network(
+    shape: Cluster, profile: Profile, links: str | None, cores: float | None, emulated: bool
+) -> Network:
+    from tacit.links import Links
+    from tacit.planning.simulation import networks
+
+    if cores is not None and not cores > 0:
+        raise ConfigError(f"--cores {cores} must be more than 0, e.g. --cores 16")
+    rates = [shape.free_rate_of(node) for node in range(shape.nodes)]
+    latency = max(shape.latency_of(node) for node in range(shape.nodes))
+    network = networks.described(
+        shape.nodes, shape.ranks_per_node, rates, latency, profile, cores=cores, emulated=emulated
+    )
+    saved = parsing.path("--links", links)
+    if saved is None:
+        return network
+    told = Links.load(saved)
+    nodes = [
+        range(node * shape.ranks_per_node, (node + 1) * shape.ranks_per_node) for node in range(shape.nodes)
+    ]
+    told.check_layout(nodes)
+    real = networks.measured(told, profile)
+    return replace(real, cores=network.cores, sharing=network.sharing)
+
+
+def _rates(text: str) -> list[float]:
+    from tacit_lab.cluster import Cluster
+
+    name, _, values = text.partition("=")
+    words = parsing.split(values)
+    if name != "bandwidth" or not words:
+        raise ConfigError(f"--sweep {text} is not possible: write for example --sweep bandwidth=10mbit,1gbit")
+    found = [Cluster.parse(f"2x1@{word}").rate for word in words]
+    if any(rate is None for rate in found):
+        raise ConfigError(f"--sweep {text} has something else than rates: write bandwidth=10mbit,1gbit")
+    return [rate for rate in found if rate is not None]
+
+
+def _sweep(
+    shape: Cluster, profile: Profile, network: Network, texts: Sequence[str], rates: Sequence[float]
+) -> list[ClusterPlan]:
+    """Plans for all these rates, and for 2, 4, 8 and so on of the nodes."""
+    from tacit.planning import ranking
+    from tacit.planning.simulation import networks
+
+    counts = [count for count in (2**i for i in range(1, 11)) if count < shape.nodes] + [shape.nodes]
+    found = []
+    for nodes in counts:
+        for rate in rates:
+            scaled = replace(network, nodes=nodes, rate=rate * networks.FRAMES / 8, rates=())
+            found.append(ranking.plan(profile, scaled, texts))
+    return found

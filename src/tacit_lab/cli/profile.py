@@ -1,0 +1,95 @@
+"""`tacit profile`: what a training computes in a step, and what strategies cost on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tacit.errors import ConfigError
+from tacit.files import output
+from tacit_lab.cli import parsing
+from tacit_lab.cli.interrupts import interruptible
+
+if TYPE_CHECKING:
+    from tacit.planning.profile import Profile
+
+__all__ = ["command"]
+
+
+def command(
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- SCRIPT ARGS",
+            help="After --: a script for torchrun that attaches tacit, and its arguments, e.g. -- train.py",
+            show_default=False,
+        ),
+    ] = None,
+    cluster: Annotated[
+        str,
+        typer.Option(help="On which emulated cluster it is profiled, e.g. local:4 or 4x1@1gbit"),
+    ] = "local:2",
+    algorithms: Annotated[
+        str,
+        typer.Option(help="The algorithms whose own work is measured, with commas, e.g. topk,powersgd"),
+    ] = "",
+    layout: Annotated[
+        str,
+        typer.Option(help="The clusters for which it is measured, NODESxRANKS, with commas, e.g. 4x1,8x1"),
+    ] = "4x1,8x1",
+    out: Annotated[str, typer.Option(help="Where to save it, e.g. profile.json", metavar="FILE")] = (
+        "profile.json"
+    ),
+) -> None:
+    """Profile the first steps of a training script, for tacit plan. The script ends behind them.
+
+    On real machines: set TACIT_STEP_PROFILE=profile.json, and start the script as always; it trains on.
+    E.g. tacit profile --cluster local:2 -- train.py
+    """
+    from tacit.planning.ranking import CANDIDATES
+    from tacit_lab import step_profiles
+    from tacit_lab.cluster import Cluster
+
+    if not script:
+        raise ConfigError("there is no script: write it after --, such as tacit profile -- train.py")
+    shape = parsing.cluster(cluster, 0)
+    saved = parsing.path("--out", out)
+    assert saved is not None
+    output(saved, "--out")
+    texts = parsing.split_algorithms(algorithms) if algorithms else [*CANDIDATES]
+    layouts = [
+        (each.nodes, each.ranks_per_node) for each in map(Cluster.parse, parsing.split(layout) or ["4x1"])
+    ]
+    with interruptible():
+        profile = step_profiles.of_script(shape, script, texts, layouts)
+    profile.save(saved)
+    typer.echo(_told(profile))
+    typer.echo(f"Profile: {saved}")
+
+
+def _told(profile: Profile) -> str:
+    step = profile.step
+    parts = (
+        ("data", step.data - step.loading),
+        ("waiting for the loader", step.loading),
+        ("forward", step.forward),
+        ("backward", step.backward),
+        ("optimizer", step.optimizer),
+    )
+    lines = [f"A step of a rank, ms: {1e3 * step.seconds:.1f}"]
+    lines += [f"  {name:24}{1e3 * seconds:10.1f}" for name, seconds in parts if seconds]
+    lines += [
+        f"{profile.model_bytes / 1e6:.1f} MB of parameters; {profile.ranks} ranks on {profile.cores} cores, "
+        f"{profile.threads} threads each; {profile.processor}",
+        f"Gloo takes {1e9 * profile.per_byte:.2f} ns of a processor for each byte, and "
+        f"{1e6 * profile.per_message:.0f} us for each message.",
+    ]
+    for cost in profile.costs:
+        spent = sum(sum(each.segments) for level in cost.levels for each in level.buckets)
+        main = sum(level.main for level in cost.levels)
+        lines.append(
+            f"  {cost.algorithm:24}{1e3 * spent:10.1f} ms to encode and decode a round, {1e3 * main:.1f} ms "
+            f"to read and apply, on {cost.nodes}x{cost.ranks}"
+        )
+    return "\n".join(lines)

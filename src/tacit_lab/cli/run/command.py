@@ -1,0 +1,233 @@
+"""The command `tacit run`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tacit.environment import ALGORITHM, FOOTPRINT, PROFILE, TENSORBOARD, WORKER, WORKERS
+from tacit.files import put, spared, unmake
+from tacit_lab.cli.interrupts import interruptible
+
+if TYPE_CHECKING:
+    from tacit_lab.cli.run.options import RunOptions
+    from tacit_lab.cli.run.result import RunResult
+    from tacit_lab.profiling.profile import RankProfile
+
+__all__ = ["EPILOG", "command"]
+
+EPILOG = (
+    "The script's own output goes to stdout and stderr, the summary to stderr. MB between nodes is all "
+    "that the nodes' interfaces sent from the start of a node's first rank to the end of its last, summed "
+    "over the nodes. MB by the formulas is what the sessions of all ranks sent by the formulas of the "
+    "collectives, also inside nodes. MB by the formulas and compute share are empty if no round was "
+    "counted, as with ddp. The exit code is the script's own: that of the rank that failed first. It is 2 "
+    "if an option is not possible or had no effect, 124 after the time limit, and 130 or 143 after a "
+    "signal. An error that several ranks raise is printed once; the traceback of each rank is in the "
+    "folder of run.json, in errors."
+)
+_RANK_COUNTER = Path(__file__).with_name("rank_counter.py")
+_PROFILER = ("-m", "tacit_lab.profiling.script")
+
+
+def command(
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- SCRIPT ARGS",
+            help="After --: a script for torchrun, and its arguments, e.g. -- train.py --epochs 3",
+            show_default=False,
+        ),
+    ] = None,
+    cluster: Annotated[
+        str,
+        typer.Option(
+            help="The cluster to emulate, NODESxRANKS@RATE,LATENCY or local:RANKS for plain processes, "
+            "e.g. 4x1@1gbit"
+        ),
+    ] = "2x2@100mbit",
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            help="The algorithm that tacit.from_env() returns in the script; by default ddp. The script must "
+            "call from_env, or attach this algorithm itself, e.g. topk:ratio=0.01",
+            show_default=False,
+        ),
+    ] = None,
+    servers: Annotated[
+        int,
+        typer.Option(
+            help="Number of parameter servers, each on a node of its own, for ps and the like, e.g. 2"
+        ),
+    ] = 0,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder for the checkpoints of the parameter servers, made if needed; a run goes on from "
+            "those that it finds there, e.g. servers",
+            metavar="PATH",
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint_every: Annotated[
+        float, typer.Option(help="Seconds between two checkpoints of a parameter server, e.g. 10")
+    ] = 30,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            help="Module with compressors of your own, which the parameter servers then can read; beside the "
+            "script or in the current folder; may be given several times, e.g. my_codecs",
+            metavar="MODULE",
+            show_default=False,
+        ),
+    ] = None,
+    restarts: Annotated[
+        int | None,
+        typer.Option(
+            help="Start each worker as a world of its own, which goes on if others die, and restart it at "
+            "most so many times if it dies; it then takes the servers' parameters. For ps-async and others "
+            "whose workers do not wait for each other. "
+            f"{WORKER} and {WORKERS} tell a script its share of the data, e.g. 1",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(help="Time limit for the run in seconds; by default none, e.g. 600", show_default=False),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder for run.json, made if needed, e.g. my-run; by default tacit-out/DATE-TIME-run",
+            metavar="PATH",
+            show_default=False,
+        ),
+    ] = None,
+    tensorboard: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder for TensorBoard: the session's numbers by step, while the script trains, e.g. "
+            "curves; then tensorboard --logdir curves",
+            metavar="PATH",
+            show_default=False,
+        ),
+    ] = None,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile",
+            help="Tell apart the ranks' processor time by thread, stage and cause, and draw a flame graph, "
+            "profile.svg beside run.json, e.g. tacit run --profile -- train.py",
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print the summary as one JSON object, the last line on stdout, e.g. | tail -1 | jq",
+        ),
+    ] = False,
+) -> None:
+    """Run a training script on an emulated cluster: how long it takes, and what it sends.
+
+    E.g. tacit run --cluster 2x2@100mbit --algorithm topk:ratio=0.01 -- train.py --epochs 3
+    """
+    from tacit_lab.cli import parsing
+    from tacit_lab.cli.run import options as run_options
+
+    options = run_options.check(
+        script=script or [],
+        cluster=cluster,
+        algorithm=algorithm,
+        servers=servers,
+        checkpoint=parsing.path("--checkpoint", checkpoint),
+        checkpoint_every=checkpoint_every,
+        restarts=restarts,
+        timeout=timeout,
+        out=parsing.path("--out", out),
+        tensorboard=parsing.path("--tensorboard", tensorboard),
+        profile=profile,
+        modules=modules or [],
+    )
+    with interruptible():
+        result = _run(options)
+    typer.echo("\n".join(["", *result.lines(), *_where(options, result)]), err=True)
+    if as_json:
+        typer.echo(result.to_json())
+    raise typer.Exit(result.exit_code or 0)
+
+
+def _run(options: RunOptions) -> RunResult:
+    """Run the script to its end. The result is written into the folder, however the run ends.
+
+    Raises:
+        TestbedError: The cluster cannot be emulated.
+        Interrupted: A signal came; the testbed is removed.
+    """
+    from tacit_lab.cli.run import result as results
+    from tacit_lab.profiling import profile
+    from tacit_lab.testbed import Testbed
+
+    variables = {ALGORITHM: options.algorithm, FOOTPRINT: str(options.footprint)}
+    if options.tensorboard is not None:
+        variables[TENSORBOARD] = str(options.tensorboard)
+    profiler = _PROFILER if options.profile else ()
+    if options.profile:
+        variables[PROFILE] = str(options.footprint)
+    _write(options, results.unfinished(options))
+    built = False
+    try:
+        with Testbed(options.cluster) as bed:
+            built = True
+            ended = bed.run(
+                [str(_RANK_COUNTER), str(options.footprint), *profiler, *options.script],
+                env=variables,
+                timeout=options.timeout,
+                servers=options.serving,
+                restarts=options.restarts,
+                hold_errors=True,
+            )
+    except BaseException as error:
+        if built:
+            _write(options, results.cut_off(options, error))
+        else:
+            unmake(options.record, options.footprint, options.folder)
+        raise
+    profiled = profile.read(options.footprint) if options.profile else []
+    result = results.summarize(options, ended, profiled)
+    _write(options, result)
+    if profiled:
+        _draw(options, profiled)
+    return result
+
+
+def _draw(options: RunOptions, profiled: Sequence[RankProfile]) -> None:
+    """Draw the flame graph of what the ranks have told."""
+    from tacit_lab.profiling import flame
+
+    chains = flame.merged(profiled)
+    title = (
+        f"{options.algorithm} on {options.cluster}: ms of processor time a rank and step, mean over the ranks"
+    )
+    with spared(f"{options.flame_graph} is not written"):
+        put(options.flame_graph, flame.draw(chains, title))
+
+
+def _where(options: RunOptions, result: RunResult) -> list[str]:
+    """Lines that say where the results are; of what could not be written, a note has said so."""
+    try:
+        whole = options.record.read_text(encoding="utf-8") == result.to_json() + "\n"
+    except OSError:
+        whole = False
+    drawn = result.profile is not None and options.flame_graph.exists()
+    graph = [f"Flame graph: {options.flame_graph}"] if drawn else []
+    return [*graph, *([f"Record: {options.record}"] if whole else [])]
+
+
+def _write(options: RunOptions, result: RunResult) -> None:
+    with spared(f"{options.record} is not written"):
+        put(options.record, result.to_json() + "\n")

@@ -1,0 +1,298 @@
+"""The options of `tacit run`, parsed and checked before anything is launched."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tacit import files
+from tacit.environment import ALGORITHM
+from tacit.errors import ConfigError
+from tacit_lab.cli import parsing
+from tacit_lab.cluster import Cluster
+from tacit_lab.testbed.launch import Serving
+
+if TYPE_CHECKING:
+    from tacit.strategy import AnyStrategy
+
+__all__ = ["DEFAULT", "RunOptions", "check"]
+
+DEFAULT = "ddp"
+_EXAMPLE = "write for example tacit run --cluster 2x2@100mbit --algorithm topk -- train.py --epochs 3"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """A script that can be run.
+
+    Attributes:
+        script: A file that exists and parses, and its arguments, or `-m`, a module and its arguments.
+        cluster: The cluster to emulate.
+        strategy: What --algorithm asks for; its `name` is the text that the user typed. None if not given.
+        timeout: Seconds that the run may take in all; None without limit.
+        folder: A folder that exists and can be written.
+        tensorboard: The folder for curves; None for no curves.
+        serving: How the cluster's parameter servers are run; None if it has none.
+        restarts: How often each worker, which then is a world of its own, is started again. None: all
+            workers are one world.
+        profile: Whether the ranks' processor time is told apart.
+    """
+
+    script: tuple[str, ...]
+    cluster: Cluster
+    strategy: AnyStrategy | None
+    timeout: float | None
+    folder: Path
+    tensorboard: Path | None = None
+    serving: Serving | None = None
+    restarts: int | None = None
+    profile: bool = False
+
+    @property
+    def algorithm(self) -> str:
+        """The text that `tacit.from_env()` parses in the script."""
+        return DEFAULT if self.strategy is None else self.strategy.name
+
+    @property
+    def name(self) -> str:
+        """The script without its arguments."""
+        return self.script[1] if self.script[0] == "-m" else self.script[0]
+
+    @property
+    def record(self) -> Path:
+        """The file for the result."""
+        return self.folder / "run.json"
+
+    @property
+    def flame_graph(self) -> Path:
+        """The file for the picture of the profile."""
+        return self.folder / "profile.svg"
+
+    @property
+    def footprint(self) -> Path:
+        """The folder into which every rank writes its numbers."""
+        return self.folder / "ranks"
+
+
+def check(
+    *,
+    script: Sequence[str],
+    cluster: str,
+    algorithm: str | None,
+    timeout: float | None,
+    out: Path | None,
+    tensorboard: Path | None = None,
+    servers: int = 0,
+    checkpoint: Path | None = None,
+    checkpoint_every: float = 30.0,
+    restarts: int | None = None,
+    profile: bool = False,
+    modules: Sequence[str] = (),
+) -> RunOptions:
+    """Parse and check what was typed. The folder is made last, if all else is right.
+
+    Raises:
+        ConfigError: Something is not possible; the message says what to write instead.
+    """
+    words, strategy = checked_script(tuple(script)), _strategy(algorithm)
+    parsed = _cluster(cluster, servers, strategy)
+    return RunOptions(
+        script=words,
+        cluster=parsed,
+        strategy=strategy,
+        timeout=None if timeout is None else parsing.seconds("--timeout", timeout, 600),
+        tensorboard=_curves(tensorboard),
+        profile=profile,
+        restarts=_restarts(restarts, parsed, strategy, tensorboard),
+        serving=_serving(parsed, checkpoint, checkpoint_every, tuple(modules), words),
+        folder=_folder(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-run"),
+    )
+
+
+def checked_script(words: tuple[str, ...], example: str = _EXAMPLE) -> tuple[str, ...]:
+    """A script that exists and parses, or `-m` and a module; and its arguments.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if not words:
+        raise ConfigError(f"no script was given: {example}")
+    if words[0] == "-m":
+        if len(words) == 1:
+            raise ConfigError(f"no module was given after -m: {example}, or -m package.train --epochs 3")
+        if not _is_module(words[1]):
+            raise ConfigError(f"there is no module {words[1]!r}: run tacit where python -m {words[1]} works")
+    elif words[0].startswith("-"):
+        raise ConfigError(f"{words[0]!r} is in the place of the script: {example}")
+    elif not os.path.isfile(words[0]):  # also False if a name is too long
+        raise ConfigError(f"there is no script {words[0]!r} in {Path.cwd()}: {example}")
+    elif words[0].endswith(".py"):
+        _check_syntax(Path(words[0]))
+    return words
+
+
+def _is_module(name: str, beside: Path | None = None) -> bool:
+    """Whether this module exists, here or in another folder, or at least its top-level package does."""
+    top = name.partition(".")[0]
+    if not all(part.isidentifier() for part in name.split(".")):
+        return False
+    places = [str(each) for each in (Path.cwd(), beside) if each is not None]
+    return bool(PathFinder.find_spec(top, places) or find_spec(top))
+
+
+def _check_syntax(script: Path) -> None:
+    """Refuse a script that Python cannot parse: else every rank would fail, after the cluster was made."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile(script.read_bytes(), str(script), "exec")
+    except SyntaxError as error:
+        where = f"line {error.lineno}: " if error.lineno else ""
+        raise ConfigError(f"{script} is no Python program, {where}{error.msg}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{script} cannot be read as a Python program: {error}") from error
+
+
+def _strategy(algorithm: str | None) -> AnyStrategy | None:
+    from tacit import algorithms
+
+    if algorithm is not None:
+        return algorithms.parse(algorithm)
+    inherited = os.environ.get(ALGORITHM, DEFAULT)
+    if inherited != DEFAULT:
+        raise ConfigError(
+            f"{ALGORITHM}={inherited} is set, but tacit run sets that variable itself: write "
+            f"--algorithm {inherited}, or unset it to run {DEFAULT}"
+        )
+    return None
+
+
+def _cluster(text: str, servers: int, strategy: AnyStrategy | None) -> Cluster:
+    from tacit.stores.client.placement import needs_servers, uses_servers
+
+    cluster = parsing.cluster(text, servers)
+    if strategy is None:
+        return cluster
+    if needs_servers(strategy) and not cluster.servers:
+        raise ConfigError(f"{strategy.name} needs a parameter server, and there is none: write --servers 1")
+    if cluster.servers and not uses_servers(strategy):
+        raise ConfigError(
+            f"{cluster.servers} servers would do nothing with --algorithm {strategy.name}, which needs none: "
+            "leave them out, or write --algorithm ps, say"
+        )
+    return cluster
+
+
+def _serving(
+    cluster: Cluster, checkpoint: Path | None, every: float, modules: tuple[str, ...], script: Sequence[str]
+) -> Serving | None:
+    parsing.seconds("--checkpoint-every", every, 30)
+    given = [f"--checkpoint {checkpoint}"] if checkpoint is not None else []
+    given += [f"--import {module}" for module in modules]
+    if not cluster.servers:
+        if given:
+            raise ConfigError(
+                f"{given[0]} is for parameter servers, and there are none: leave it out, or write "
+                "--servers 1 and an algorithm that needs one"
+            )
+        return None
+    folder = None if script[0] == "-m" else Path(script[0]).resolve().parent
+    for module in modules:
+        if not _is_module(module, folder):
+            raise ConfigError(
+                f"--import {module!r} is no module that Python finds in {Path.cwd()}"
+                f"{f' or {folder}' if folder else ''}: write for example --import my_codecs for my_codecs.py "
+                "beside the script"
+            )
+    serving = Serving(every=every, modules=modules, folder=folder if modules else None)
+    if checkpoint is None:
+        return serving
+    serving = replace(serving, checkpoint=checkpoint.absolute())
+    _check_files(checkpoint, serving, cluster.servers)
+    return serving
+
+
+def _restarts(
+    count: int | None, cluster: Cluster, strategy: AnyStrategy | None, curves: Path | None
+) -> int | None:
+    if count is None:
+        return None
+    parsing.whole("--restarts", count, least=0)
+    from tacit.stores.client.placement import needs_servers
+
+    name = DEFAULT if strategy is None else strategy.name
+    alone = strategy is not None and all(level.independent for level in strategy.levels)
+    if strategy is None or not (alone and needs_servers(strategy)):
+        raise ConfigError(
+            f"--restarts {count} is for workers that go on without each other, and those of {name} do not: "
+            "write --algorithm ps-async, say, or leave it out"
+        )
+    if not cluster.namespaces or cluster.ranks_per_node > 1:
+        raise ConfigError(
+            f"--restarts {count} with --cluster {cluster} is not possible, as a worker needs its own node: "
+            f"write --cluster {cluster.world_size}x1"
+        )
+    if curves is not None:
+        raise ConfigError(
+            f"--restarts {count} with --tensorboard {curves} is not possible, as all would write the same "
+            "curves: leave one out"
+        )
+    return count
+
+
+def _check_files(folder: Path, serving: Serving, servers: int) -> None:
+    """Refuse a folder with the checkpoints of another number of servers: each holds a part of the model."""
+    files.folder(folder, "--checkpoint")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write to --checkpoint {folder}: {error.strerror}") from error
+    found = {file.name for file in folder.glob("server*.pt")}
+    wanted = {serving.name(number) for number in range(servers)}
+    if found and found != wanted:
+        raise ConfigError(
+            f"--checkpoint {folder} holds {', '.join(sorted(found))}, and {servers} servers go on from "
+            f"{', '.join(sorted(wanted))}: write the same number of --servers, or another folder"
+        )
+
+
+def _curves(root: Path | None) -> Path | None:
+    if root is None:
+        return None
+    from tacit.reporting import scalars
+
+    scalars.check(root, ())
+    return root.absolute()
+
+
+def _folder(folder: Path) -> Path:
+    folder = files.folder(folder.absolute(), "--out")
+    record, ranks = folder / "run.json", folder / "ranks"
+    if os.path.lexists(record) or os.path.lexists(ranks):
+        raise ConfigError(
+            f"{folder} holds the record of another run: give another --out"
+            if _is_whole(record)
+            else f"{folder} holds what is left of a run that goes on or was cut off: give another --out, or "
+            f"remove {record} and {ranks}"
+        )
+    try:
+        ranks.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write to --out {folder}: {error.strerror}") from error
+    return folder
+
+
+def _is_whole(record: Path) -> bool:
+    """Whether this file holds the result of a run that has ended."""
+    try:
+        told = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(told, dict) and told.get("status") != "unfinished"

@@ -1,0 +1,146 @@
+"""Which functions of tacit are timed as stages where a script is profiled.
+
+They are replaced by timed ones, so that a run without a profile has nothing of it. Each name stands here as a
+text: what it names may be imported by others by name, and is replaced there too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from tacit import algorithms, compressors, merges, topologies
+from tacit.contracts import Compressor, Merge, OneShot, Topology
+from tacit.session.bucket_exchange import BucketExchanges
+from tacit_lab.profiling.stages import StageClock
+
+__all__ = ["FUNCTIONS", "GENERATORS", "KERNELS", "METHODS", "OVERRIDDEN", "replace"]
+
+KERNELS = "kernel "
+"""How the stages of kernels begin; their names follow."""
+
+FUNCTIONS = {
+    "exchange.error_feedback.encoded": "error feedback",
+    "exchange.error_feedback.transmitted": "error feedback",
+    "exchange.health.check_payload": "look for overflow",
+    "exchange.health.refuse_overflow": "look for overflow",
+    "exchange.health.finite": "look for NaN",
+    "exchange.health.divide_": "divide and add up",
+    "transports.wire.pack_": "pack a message",
+    "transports.wire.unpack": "unpack a message",
+    "contracts.transmitted.add_rescaled": "add the residual",
+}
+"""Functions, by module and name, and their stages."""
+
+METHODS = {
+    "exchange.lane.Lane._take_events": "lane",
+    "exchange.lane.Lane._happened": "hand over",
+    "exchange.lane.Lane._done": "hand over",
+    "exchange.lane.Lane.flush": "hand over",
+    "exchange.stream_lane.StreamLane.submit": "lane",
+    "transports.torch.TorchTransport.post": "start a collective",
+    "transports.posted.Later.answer": "take an answer",
+    "session.nonfinite.NonfiniteChecks.divide": "look for NaN",
+    "session.pending.PendingRounds.complete": "complete a bucket",
+    "session.session.Session.begin": "begin a round",
+    "session.session.Session.submit": "submit a bucket",
+    "hooks.ddp.GradientHook.__call__": "DDP's hook",
+    "hooks.ddp.GradientHook._copy": "copy to a bucket",
+    "hooks.ddp.GradientHook._unstage": "copy from a bucket",
+    "hooks.step_hooks.StepHooks._after_step": "after the step",
+    "hooks.frozen_check.FrozenCheck.__call__": "before the step",
+    "hooks.nonfinite_since.NonfiniteSince.__call__": "look for NaN",
+}
+"""Methods, by module, class and name, and their stages."""
+
+OVERRIDDEN: Mapping[type, Mapping[str, str]] = {
+    OneShot: {
+        "encode": "encode",
+        "encode_with_feedback": "encode",
+        "decode_": "decode",
+        "decode_add_": "decode",
+        "decode_mean_": "decode",
+    },
+    Merge: {"apply_": "merge"},
+}
+"""Methods of all that is derived from these, and their stages."""
+
+GENERATORS: Mapping[type, Mapping[str, str]] = {
+    Compressor: {"exchange": "exchange of"},
+    Topology: {"conduct": "topology"},
+    BucketExchanges: {"open": "exchange of a bucket,"},
+}
+"""The same of methods that make generators; the name of the class follows."""
+# All such classes of tacit are there once these are imported.
+_HOMES = (algorithms, compressors, merges, topologies)
+
+
+def replace(clock: StageClock) -> None:
+    """Time all of these, from now on; to be called once, in a process that is profiled to its end."""
+    for path, stage in FUNCTIONS.items():
+        home, _, name = path.rpartition(".")
+        module = import_module(f"tacit.{home}")
+        _everywhere(getattr(module, name), clock.timed(getattr(module, name), stage))
+    for path, stage in METHODS.items():
+        home, class_, name = path.rsplit(".", 2)
+        _method(getattr(import_module(f"tacit.{home}"), class_), name, clock, stage)
+    for root, names in OVERRIDDEN.items():
+        for owner in (root, *_below(root)):
+            for name in names.keys() & vars(owner).keys():
+                _method(owner, name, clock, names[name])
+    for root, names in GENERATORS.items():
+        for owner in (root, *_below(root)):
+            for name in names.keys() & vars(owner).keys():
+                stage = f"{names[name]} {owner.__name__}"
+                setattr(owner, name, clock.stepwise(vars(owner)[name], stage))
+    _kernels(clock)
+
+
+def _kernels(clock: StageClock) -> None:
+    """Those in numba, each by its name, once they are compiled; and what calls them or does without."""
+    from tacit.kernels import dispatch
+
+    compiled: dict[str, ModuleType] = {}
+    load = dispatch.numba_kernels
+
+    def loaded(name: str) -> Any:
+        if name not in compiled:
+            module = load(name)
+            timed: dict[str, Any] = {}
+            for each, function in vars(module).items():
+                if not each.startswith("_") and getattr(function, "signatures", None):
+                    timed[each] = clock.timed(function, f"{KERNELS}{name}.{each}")
+            compiled[name] = _Named({**vars(module), **timed})
+        return compiled[name]
+
+    _everywhere(load, loaded)
+
+
+class _Named(ModuleType):
+    """A module of other functions: those of the true one call each other without delay."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        super().__init__(names["__name__"])
+        self.__dict__.update(names)
+
+
+def _everywhere(old: Callable[..., Any], new: Callable[..., Any]) -> None:
+    """Have all modules of tacit that know the one by any name know the other by it."""
+    for name, module in [*sys.modules.items()]:
+        if name.partition(".")[0] == "tacit" and module is not None:
+            for each, value in [*vars(module).items()]:
+                if value is old:
+                    setattr(module, each, new)
+
+
+def _method(owner: type, name: str, clock: StageClock, stage: str) -> None:
+    setattr(owner, name, clock.timed(vars(owner)[name], stage))
+
+
+def _below(root: type[Any]) -> Iterator[type[Any]]:
+    for each in root.__subclasses__():
+        yield each
+        yield from _below(each)

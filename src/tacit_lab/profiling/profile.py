@@ -1,0 +1,285 @@
+"""A profile: what the threads of a rank did in the measured steps; as rows that add up, and as text."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from tacit.errors import ConfigError
+from tacit_lab.profiling.stages import UNATTRIBUTED
+from tacit_lab.profiling.threads import Counts
+
+__all__ = ["ENDED", "NOT_SAMPLED", "ProfileRow", "RankProfile", "Summary", "ThreadProfile", "read"]
+
+ENDED = "threads that have ended"
+"""The row of what the process has used and no thread that is still there."""
+NOT_SAMPLED = "not sampled"
+"""The cause where no sample was taken in a stage."""
+_FILES = "profile*.json"
+_LEAST, _NAMED = 0.001, 4
+"""Stages below this share of all are told together; so many causes of a stage are named."""
+
+
+@dataclass(frozen=True)
+class ThreadProfile:
+    """One thread in the measured steps.
+
+    Attributes:
+        name: What it is for.
+        stages: For each step the processor time of each stage without those inside it, in ns. Those of a step
+            add up to the thread's processor time in it.
+        counts: What the kernel counted over all these steps.
+        samples: How many samples of each cause were taken in each stage.
+    """
+
+    name: str
+    stages: tuple[Mapping[str, int], ...]
+    counts: Counts = Counts()
+    samples: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def cpu_ns(self) -> int:
+        """Its processor time in all these steps."""
+        return sum(sum(step.values()) for step in self.stages)
+
+    def totals(self) -> dict[str, int]:
+        """The processor time of each stage in all these steps, in ns."""
+        found: dict[str, int] = defaultdict(int)
+        for step in self.stages:
+            for stage, spent in step.items():
+                found[stage] += spent
+        return dict(found)
+
+
+@dataclass(frozen=True)
+class ProfileRow:
+    """Processor time, in ms for each rank and step."""
+
+    thread: str
+    stage: str
+    cause: str
+    ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProfile:
+    """One rank in the measured steps.
+
+    Attributes:
+        first: The first of these steps, counted from 1.
+        wall_ns: How long each took by the clock.
+        process_ns: The processor time of the process in each.
+        stacks: How many samples were taken in each chain `thread;stage;outermost;...;innermost`.
+        timing_ns: About how much of all that went into timing the stages, in all steps. It counts as Python
+            in the stages.
+        notes: What could not be measured, and why.
+    """
+
+    rank: int
+    first: int
+    wall_ns: tuple[int, ...]
+    process_ns: tuple[int, ...]
+    threads: tuple[ThreadProfile, ...]
+    stacks: Mapping[str, int] = field(default_factory=dict)
+    timing_ns: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """How many were measured."""
+        return len(self.wall_ns)
+
+    def rows(self) -> list[ProfileRow]:
+        """By thread, stage and cause: they add up to the processor time of the process."""
+        rows: list[ProfileRow] = []
+        named = 0
+        for thread in self.threads:
+            named += thread.cpu_ns
+            for stage, spent in thread.totals().items():
+                shared = _shared(spent, thread.samples.get(stage, {}))
+                rows += [
+                    ProfileRow(thread.name, stage, cause, part / self.steps / 1e6)
+                    for cause, part in shared.items()
+                ]
+        rest = sum(self.process_ns) - named
+        return [*rows, ProfileRow(ENDED, UNATTRIBUTED, NOT_SAMPLED, rest / self.steps / 1e6)]
+
+    def to_json(self) -> str:
+        """One JSON object on one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """What `to_json` wrote.
+
+        Raises:
+            ConfigError: It is something else.
+        """
+        try:
+            told = json.loads(text)
+            threads = tuple(
+                ThreadProfile(each["name"], tuple(each["stages"]), Counts(**each["counts"]), each["samples"])
+                for each in told.pop("threads")
+            )
+            lists: dict[str, Any] = {
+                name: tuple(told.pop(name)) for name in ("wall_ns", "process_ns", "notes")
+            }
+            return cls(threads=threads, **lists, **told)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{text!r:.60} is no profile of a rank: {error}") from error
+
+
+def _shared(spent: int, samples: Mapping[str, int]) -> dict[str, float]:
+    """The time of a stage by cause, as the samples in it are divided."""
+    count = sum(samples.values())
+    if not count:
+        return {NOT_SAMPLED: float(spent)}
+    return {cause: spent * each / count for cause, each in samples.items()}
+
+
+def read(folder: Path) -> list[RankProfile]:
+    """What the ranks have written into a folder, in the order of their numbers; those that can be read.
+
+    Raises:
+        ConfigError: A file is no profile.
+    """
+    found = [RankProfile.from_json(file.read_text(encoding="utf-8")) for file in folder.glob(_FILES)]
+    return sorted(found, key=lambda each: each.rank)
+
+
+# ---- all ranks ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Means over the ranks, for each rank and step.
+
+    Attributes:
+        ranks: How many were measured, in how many steps (the fewest of a rank), from which one on.
+        wall_ms: How long a step took; `cpu_ms`: the processor time of a process in it.
+        rows: Where that went; they add up to `cpu_ms`.
+        threads: Of each thread its counts, by the names of `Counts`, times in ms.
+        timing_ms: About how much of it was spent on timing the stages.
+        notes: What could not be measured, and why.
+    """
+
+    ranks: int
+    steps: int
+    first: int
+    wall_ms: float
+    cpu_ms: float
+    rows: tuple[ProfileRow, ...]
+    threads: Mapping[str, Mapping[str, float]]
+    timing_ms: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, profiles: Sequence[RankProfile]) -> Self:
+        """The means of one rank or more.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        if not profiles:
+            raise ConfigError("no rank has told its profile: profile two steps of an optimizer or more")
+        count = len(profiles)
+        sums: dict[tuple[str, str, str], float] = defaultdict(float)
+        threads: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        for each in profiles:
+            for row in each.rows():
+                sums[row.thread, row.stage, row.cause] += row.ms / count
+            for thread in each.threads:
+                for name, value in asdict(thread.counts).items():
+                    scale = 1e-6 if name == "ready_ns" else 1.0
+                    threads[thread.name][name.replace("_ns", "_ms")] += value * scale / each.steps / count
+        return cls(
+            ranks=count,
+            steps=min(each.steps for each in profiles),
+            first=profiles[0].first,
+            wall_ms=sum(sum(each.wall_ns) / each.steps for each in profiles) / count / 1e6,
+            cpu_ms=sum(sum(each.process_ns) / each.steps for each in profiles) / count / 1e6,
+            rows=tuple(ProfileRow(*key, ms) for key, ms in sums.items()),
+            threads={name: dict(values) for name, values in threads.items()},
+            timing_ms=sum(each.timing_ns / each.steps for each in profiles) / count / 1e6,
+            notes=tuple(dict.fromkeys(note for each in profiles for note in each.notes)),
+        )
+
+    def by_thread(self) -> dict[str, float]:
+        """ms of processor time of each thread, the largest first."""
+        return _summed(self.rows, lambda row: row.thread)
+
+    def by_cause(self) -> dict[str, float]:
+        """The same of each cause."""
+        return _summed(self.rows, lambda row: row.cause)
+
+    def lines(self) -> list[str]:
+        """The tables: threads, then the stages of each with their causes, then causes; each adds up."""
+        steps = f"steps {self.first} to {self.first + self.steps - 1}"
+        ranks = f"mean of {self.ranks} ranks" if self.ranks > 1 else "one rank"
+        return [
+            f"Processor time in ms a rank and step ({ranks}, {steps}): {self.cpu_ms:.1f}; by the clock a "
+            f"step took {self.wall_ms:.1f}",
+            "",
+            f"{'thread':26}{'CPU':>9}{'no core':>9}{'waits':>8}{'taken':>8}{'faults':>9}",
+            *(f"{name:26.26}{_ms(ms)}{self._counts(name)}" for name, ms in self.by_thread().items()),
+            f"{'all':26}{_ms(sum(row.ms for row in self.rows))}",
+            "",
+            f"{'thread':26}{'stage':34}{'CPU':>9}  of which",
+            *(line for name in self.by_thread() for line in self._stages(name)),
+            "",
+            f"{'cause, in all threads':26}{'CPU':>9}",
+            *(f"{cause:26}{_ms(ms)}" for cause, ms in self.by_cause().items()),
+            f"Timing the stages took about {self.timing_ms:.2f} of all; it counts as Python in them.",
+            *(f"Note: {note}" for note in self.notes),
+        ]
+
+    def _counts(self, thread: str) -> str:
+        counts = self.threads.get(thread)
+        if counts is None:
+            return ""
+        faults = counts["minor"] + counts["major"]
+        return f"{counts['ready_ms']:9.2f}{counts['voluntary']:8.1f}{counts['involuntary']:8.1f}{faults:9.1f}"
+
+    def _stages(self, thread: str) -> list[str]:
+        """The stages of one thread with their causes, and what the small ones are together."""
+        rows = [row for row in self.rows if row.thread == thread]
+        small: list[ProfileRow] = []
+        lines = []
+        for stage, ms in _summed(rows, lambda row: row.stage).items():
+            of_stage = [row for row in rows if row.stage == stage]
+            if abs(ms) < _LEAST * self.cpu_ms:
+                small += of_stage
+            else:
+                lines.append(f"{thread:26.26}{stage:34.34}{_ms(ms)}  {_in_words(of_stage)}")
+        if small:
+            count = len({row.stage for row in small})
+            name = f"{count} smaller stages" if lines or count > 1 else small[0].stage
+            rest = sum(row.ms for row in small)
+            lines.append(f"{thread:26.26}{name:34.34}{_ms(rest)}  {_in_words(small)}")
+        return lines
+
+
+def _ms(value: float) -> str:
+    """Without the sign of what is rounded to nothing."""
+    return f"{round(value, 2) + 0.0:9.2f}"
+
+
+def _in_words(rows: Sequence[ProfileRow]) -> str:
+    """The largest causes with their times, and how much the others are."""
+    causes = _summed(rows, lambda row: row.cause)
+    first = [*causes.items()][:_NAMED]
+    rest = sum(causes.values()) - sum(ms for _, ms in first)
+    others = [("others", rest)] if len(causes) > _NAMED else []
+    return ", ".join(f"{cause} {_ms(ms).strip()}" for cause, ms in (*first, *others))
+
+
+def _summed(rows: Iterable[ProfileRow], key: Callable[[ProfileRow], str]) -> dict[str, float]:
+    """The times of all rows with the same key, the largest first."""
+    found: dict[str, float] = defaultdict(float)
+    for row in rows:
+        found[key(row)] += row.ms
+    return dict(sorted(found.items(), key=lambda each: -each[1]))

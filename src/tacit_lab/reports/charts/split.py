@@ -1,0 +1,62 @@
+"""Where the seconds of each algorithm went: computing, and waiting for communication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tacit_lab.records import COMPUTE_ONLY, EndRecord, Record
+
+__all__ = ["TimeSplit", "split"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeSplit:
+    """The seconds of one algorithm, in two parts.
+
+    Attributes:
+        algorithm: Its text.
+        compute: Seconds that were not spent waiting.
+        exposed: Seconds of communication that nothing hid.
+        derived: The algorithm reports no exposed seconds; they are its total minus compute-only.
+    """
+
+    algorithm: str
+    compute: float
+    exposed: float
+    derived: bool
+
+    @property
+    def total(self) -> float:
+        """All seconds."""
+        return self.compute + self.exposed
+
+
+def split(records: Sequence[Record]) -> list[TimeSplit]:
+    """Split every algorithm that finished; one that neither reports nor can be derived is left out."""
+    ends = {record.algorithm: record for record in records if isinstance(record, EndRecord)}
+    limit = ends.pop(COMPUTE_ONLY, None)
+    alone = limit.seconds if limit else None
+    return [found for end in ends.values() if (found := _split(end, alone)) is not None]
+
+
+def _split(end: EndRecord, alone: float | None) -> TimeSplit | None:
+    if end.status != "ok" or end.seconds is None:
+        return None
+    reported = _reported(end)
+    if reported is None and alone is None:
+        return None
+    exposed = end.seconds - (alone or 0) if reported is None else reported
+    exposed = min(max(exposed, 0.0), end.seconds)
+    return TimeSplit(
+        algorithm=end.algorithm,
+        compute=end.seconds - exposed,
+        exposed=exposed,
+        derived=reported is None,
+    )
+
+
+def _reported(end: EndRecord) -> float | None:
+    """The exposed seconds that a session measured; plain DDP runs without one and counts no rounds."""
+    exposed = end.metrics.get("exposed_seconds")
+    return float(exposed) if end.metrics.get("rounds") and isinstance(exposed, int | float) else None

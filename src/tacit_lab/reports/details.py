@@ -1,0 +1,57 @@
+"""The collapsible part of the page: all that decides the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from html import escape
+
+from tacit_lab.records import VERSION, RunRecord
+from tacit_lab.reports.comparison import UNSHAPED, Comparison
+
+__all__ = ["details"]
+
+
+def details(comparison: Comparison, runs: Sequence[RunRecord]) -> str:
+    """Configuration, strategies and environment, closed until it is asked for."""
+    strategies = [(run.algorithm, run.strategy or "nothing is exchanged") for run in runs]
+    return f"""<details>
+<summary>Configuration and environment</summary>
+<h3>Configuration</h3>
+{_pairs(_configuration(comparison, runs[0]))}
+<h3>Strategies</h3>
+{_pairs(strategies)}
+<h3>Environment</h3>
+{_pairs(_environment(runs))}
+</details>"""
+
+
+def _configuration(comparison: Comparison, run: RunRecord) -> list[tuple[str, str]]:
+    return [
+        ("recipe", comparison.recipe),
+        ("cluster", comparison.cluster),
+        ("network", "links shaped to the cluster's rate" if comparison.shaped else UNSHAPED),
+        ("seed", str(comparison.seed)),
+        ("epochs", str(comparison.epochs)),
+        ("target accuracy", f"{comparison.target:g}"),
+        ("world size", str(run.world_size)),
+        ("batch per rank", str(run.batch_per_rank)),
+        ("parameters", f"{run.parameters:,}"),
+        ("version of the records", str(VERSION)),
+    ]
+
+
+def _environment(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    every = [asdict(run.environment) for run in runs]
+    dates = sorted({each.pop("date") for each in every})
+    found = [(name, _distinct(each[name] for each in every)) for name in every[0]]
+    return [*found, ("date", dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}")]
+
+
+def _distinct(values: Iterable[object]) -> str:
+    return " / ".join(dict.fromkeys(str(value) for value in values))
+
+
+def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
+    rows = "\n".join(f'<tr><th scope="row">{escape(a)}</th><td>{escape(b)}</td></tr>' for a, b in pairs)
+    return f'<table class="pairs"><tbody>\n{rows}\n</tbody></table>'

@@ -1,0 +1,152 @@
+"""A comparison's result in one sentence, and warnings about missing or doubtful numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from tacit.errors import ConfigError
+from tacit_lab.cluster import Cluster
+from tacit_lab.records import COMPUTE_ONLY, EndRecord, Record, RunRecord
+from tacit_lab.reports.comparison import BASE, UNSHAPED, Comparison, Row
+
+__all__ = ["UNFINISHED", "close_open_runs", "headline", "links", "notices"]
+
+UNFINISHED = "it was still running, or was killed"
+
+
+def close_open_runs(records: Iterable[Record]) -> list[Record]:
+    """Add an end record with status "interrupted" to every run that has none."""
+    records = list(records)
+    ended = {record.algorithm for record in records if isinstance(record, EndRecord)}
+    begun = dict.fromkeys(record.algorithm for record in records if isinstance(record, RunRecord))
+    open_ = [each for each in begun if each not in ended]
+    return [*records, *(EndRecord(algorithm=each, status="interrupted", error=UNFINISHED) for each in open_)]
+
+
+def headline(comparison: Comparison) -> str:
+    """One plain sentence: how the best algorithm did against the base."""
+    rows = [row for row in comparison.rows if row.status == "ok" and row.seconds is not None]
+    base = _base(comparison, rows)
+    if base is None:
+        return f"No algorithm finished {where(comparison)}."
+    others = [row for row in rows if row is not base and row.speedup is not None]
+    if not others:
+        return _alone(base, comparison)
+    reached = [row for row in others if row.seconds_to_target is not None]
+    best = max(reached or others, key=lambda row: row.speedup or 0)
+    missed = "" if reached else _missed(base, comparison)
+    return f"{_pace(best, base)} {where(comparison)}{_traffic(best)}{_accuracy(best, base)}{missed}."
+
+
+def where(comparison: Comparison) -> str:
+    """The links, in words."""
+    if not comparison.shaped:
+        return f"on {comparison.cluster} ({UNSHAPED})"
+    return f"over {links(comparison.cluster)}"
+
+
+def links(cluster: str) -> str:
+    """The links of a cluster in words; its text where it cannot be read."""
+    try:
+        parsed = Cluster.parse(cluster)
+    except ConfigError:
+        return cluster
+    rate = "full-speed" if parsed.rate is None else _rate(parsed.rate)
+    if parsed.rates:
+        rate = f"uneven {_rate(min(parsed.rates))} to {_rate(max(parsed.rates))}"
+    late = f" with {parsed.latency * 1e3:g} ms of latency" if parsed.latency else ""
+    if parsed.latencies:
+        late = f" with {_span(parsed.latencies, lambda each: f'{each * 1e3:g}')} ms of latency"
+    busy = f", each with a background load of {_rate(parsed.load)}" if parsed.load else ""
+    if parsed.loads:
+        busy = f", with background loads of {_span(parsed.loads, _rate)}"
+    return f"{rate} links{late}{busy}"
+
+
+def _span(values: Sequence[float], shown: Callable[[float], str]) -> str:
+    return f"{shown(min(values))} to {shown(max(values))}"
+
+
+def notices(comparison: Comparison | None, records: Sequence[Record]) -> list[str]:
+    """Warnings that a reader needs beside the numbers, the gravest first."""
+    found = [_failure(record) for record in _last_ends(records) if record.status != "ok"]
+    found += [each for record in _last_ends(records) for each in _choices(record)]
+    if comparison and not comparison.shaped:
+        found.append(f"{UNSHAPED.capitalize()}: all ranks ran on one machine at its own speed.")
+    if comparison and _uncounted(comparison):
+        found.append("No bytes were counted: there is no network interface between the ranks.")
+    if comparison and comparison.compute_only_seconds is None:
+        found.append(
+            f"There is no finished {COMPUTE_ONLY} run, so there is no limit to measure against, "
+            f"and the seconds of {BASE} cannot be split."
+        )
+    return found
+
+
+def _uncounted(comparison: Comparison) -> bool:
+    done = [row for row in comparison.rows if row.status == "ok"]
+    return bool(done) and all(row.mb_between_nodes is None for row in done)
+
+
+def _last_ends(records: Sequence[Record]) -> list[EndRecord]:
+    return list({record.algorithm: record for record in records if isinstance(record, EndRecord)}.values())
+
+
+def _failure(end: EndRecord) -> str:
+    verb = "failed" if end.status == "failed" else "was interrupted"
+    if end.error == UNFINISHED:
+        verb = "has no end in the records"
+    why = (end.error or "").removeprefix(f"{end.algorithm} failed: ").strip()
+    return f"{end.algorithm} {verb}: {why}" if why else f"{end.algorithm} {verb}."
+
+
+def _choices(end: EndRecord) -> Iterator[str]:
+    """What `auto` went on with, and why."""
+    if "choice" in end.metrics:
+        choice = end.metrics["choice"]
+        yield f"{end.algorithm} went on with {choice['algorithm']}: {choice['reason']}"
+
+
+def _base(comparison: Comparison, rows: Sequence[Row]) -> Row | None:
+    names = [row.algorithm for row in comparison.rows]
+    name = BASE if BASE in names else next(iter(names), None)
+    found = next((row for row in rows if row.algorithm == name), None)
+    return found or next(iter(rows), None)
+
+
+def _alone(base: Row, comparison: Comparison) -> str:
+    sent = "" if base.mb_between_nodes is None else f" and sent {base.mb_between_nodes:.1f} MB"
+    accuracy = "" if base.accuracy is None else f", at {base.accuracy:.3f} accuracy"
+    return f"{base.algorithm} trained in {base.seconds:.1f} s {where(comparison)}{sent}{accuracy}."
+
+
+def _pace(best: Row, base: Row) -> str:
+    times = best.speedup or 0
+    if round(times, 2) > 1:
+        shown = f"{times:.1f}" if round(times, 1) > 1 else f"{times:.2f}"
+        return f"{best.algorithm} trained {shown}x as fast as {base.algorithm}"
+    took = f"{1 / times:.2f}x as long as {base.algorithm}" if times else f"longer than {base.algorithm}"
+    return f"Nothing trained faster than {base.algorithm}: {best.algorithm} took {took}"
+
+
+def _traffic(best: Row) -> str:
+    if best.reduction is None:
+        return ""
+    change = "less" if best.reduction >= 0 else "more"
+    return f" and sent {abs(best.reduction):.1%} {change}".replace("%", " %")
+
+
+def _accuracy(best: Row, base: Row) -> str:
+    if best.accuracy is None or base.accuracy is None:
+        return ""
+    return f", at {best.accuracy:.3f} against {base.accuracy:.3f} accuracy"
+
+
+def _missed(base: Row, comparison: Comparison) -> str:
+    who = "neither reached" if base.seconds_to_target is None else "it did not reach"
+    return f"; {who} the target accuracy {comparison.target:g}"
+
+
+def _rate(rate: float) -> str:
+    unit, scale = next(((u, s) for u, s in (("Gbit/s", 1e9), ("Mbit/s", 1e6)) if rate >= s), ("kbit/s", 1e3))
+    return f"{rate / scale:g} {unit}"

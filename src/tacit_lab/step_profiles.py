@@ -1,0 +1,65 @@
+"""Profiles of trainings, taken in processes of the testbed: of a script of the user's, or of a recipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tacit.environment import ALGORITHM, STEP_PROFILE
+from tacit.errors import TestbedError
+from tacit.planning.profile import Profile
+from tacit_lab.cluster import Cluster
+from tacit_lab.first_steps import told
+
+__all__ = ["of_recipe", "of_script"]
+
+_QUIET = "localsgd:sync_every=1000000"
+"""Trains as DDP would, and sends nothing meanwhile."""
+
+
+def of_script(
+    cluster: Cluster,
+    words: Sequence[str],
+    algorithms: Sequence[str],
+    layouts: Sequence[tuple[int, int]],
+    on_line: Callable[[int, str], None] | None = None,
+) -> Profile:
+    """Run a script until it has been profiled, and end it.
+
+    Args:
+        words: the script and its arguments, as for torchrun.
+        algorithms: the strategies whose own work is measured, on clusters of `layouts`.
+        on_line: takes what the ranks print.
+
+    Raises:
+        TestbedError: it has ended before.
+    """
+
+    def variables(out: Path) -> dict[str, str]:
+        request = {"out": str(out), "algorithms": [*algorithms], "layouts": [*layouts], "ends": True}
+        return {STEP_PROFILE: json.dumps(request), ALGORITHM: _QUIET}
+
+    needs = (
+        "there is no profile: it must attach tacit to its model, with its optimizer, and take 20 steps or "
+        "more"
+    )
+    return Profile.from_json(told(cluster, words, variables, needs, on_line))
+
+
+def of_recipe(
+    words: Sequence[str], ranks: int, algorithms: Sequence[str], layouts: Sequence[tuple[int, int]]
+) -> Profile:
+    """Profile a recipe on plain local processes; `words` are its name and its choices, as options."""
+    worker = ["-m", "tacit_lab.recipes.worker", *words, "--algorithm", _QUIET]
+    lines: list[str] = []
+    try:
+        return of_script(
+            Cluster(1, ranks, namespaces=False),
+            worker,
+            algorithms,
+            layouts,
+            lambda _, line: lines.append(line),
+        )
+    except TestbedError as error:
+        raise TestbedError(f"{error}\n" + "\n".join(lines)[-2000:]) from None

@@ -1,0 +1,155 @@
+"""The command line of a node's launcher, torchrun, and the environment of its ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tacit import environment as variables
+from tacit_lab.cluster import Cluster
+from tacit_lab.testbed.network.nodes import INTERFACE, address
+from tacit_lab.testbed.rank import MARK
+
+_FIRST_PORT = 29500
+_FIRST_SERVER_PORT = 40000  # one for each server of each run
+_FREE_PORTS = range(15000, 32000)
+_RANK = Path(__file__).with_name("rank.py")
+
+# What an outer torchrun left behind would otherwise be taken for ours.
+_STALE = ("PET_", "TORCHELASTIC_")
+_STALE_NAMES = {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "ROLE_NAME"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", variables.INTERFACE, variables.SERVERS, variables.SERVER_SECRET),
+    *(variables.SERVER_SECRET_FILE, variables.WORKER, variables.WORKERS),
+}
+
+
+def meeting_point(cluster: Cluster, run: int) -> tuple[str, int]:
+    """Address and port of the rendezvous of one run's launchers."""
+    return (address(0), _FIRST_PORT + run) if cluster.namespaces else ("127.0.0.1", free_port())
+
+
+def free_port() -> int:
+    """A port of this host that nobody has, for a process that is about to start.
+
+    Below those that the system hands out itself (32768 and above): another process could be given one of
+    those before ours has it. Two that ask at the same time are unlikely to be told the same.
+    """
+    while True:
+        port = secrets.choice(_FREE_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+
+
+def server_points(cluster: Cluster, run: int) -> list[tuple[str, int]]:
+    """Address and port of each parameter server of one run."""
+    if not cluster.namespaces:
+        return [("127.0.0.1", free_port()) for _ in range(cluster.servers)]
+    first = _FIRST_SERVER_PORT + run * cluster.servers
+    return [(address(cluster.nodes + i), first + i) for i in range(cluster.servers)]
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How parameter servers are run.
+
+    Attributes:
+        timeout: seconds after which a server takes a worker for lost that others wait for; None: the ranks'
+            own time-out.
+        checkpoint: the folder in which each keeps a file of its own; None for none.
+        every: seconds between two saves.
+        modules: with compressors that are not tacit's, for the servers to import; `folder`: where they may
+            lie, beside the current one.
+    """
+
+    timeout: float | None = None
+    checkpoint: Path | None = None
+    every: float = 30.0
+    modules: tuple[str, ...] = ()
+    folder: Path | None = None
+
+    @staticmethod
+    def name(number: int) -> str:
+        """The name of one server's checkpoint file."""
+        return f"server{number}.pt"
+
+
+def server_arguments(cluster: Cluster, number: int, point: tuple[str, int], serving: Serving) -> list[str]:
+    """The command line of a parameter server that listens at this point."""
+    options: dict[str, object] = {
+        "--workers": cluster.world_size,
+        "--host": point[0],
+        "--port": point[1],
+        "--number": number,
+    }
+    if serving.timeout is not None:
+        options |= {"--timeout": serving.timeout}
+    if serving.checkpoint is not None:
+        options |= {"--checkpoint": serving.checkpoint / serving.name(number), "--every": serving.every}
+    words = [str(word) for pair in options.items() for word in pair]
+    words += [word for module in serving.modules for word in ("--import", module)]
+    return [sys.executable, "-u", "-m", "tacit.stores.server", *words]
+
+
+def arguments(
+    cluster: Cluster,
+    node: int,
+    meet: tuple[str, int],
+    logs: str,
+    argv: Sequence[str],
+    restarts: int | None = None,
+) -> list[str]:
+    """The command line of the launcher of one node.
+
+    `argv` is a script and its arguments, or ``-m``, a module and its arguments. `restarts`: how often the
+    node's ranks are started again, which are a world of their own then; None: all nodes are one world.
+    """
+    alone = restarts is not None
+    mine = address(node) if cluster.namespaces else meet[0]
+    torchrun = {
+        "--nnodes": 1 if alone else cluster.nodes,
+        "--nproc-per-node": cluster.ranks_per_node,
+        "--node-rank": 0 if alone else node,
+        "--master-addr": mine if alone else meet[0],
+        "--master-port": meet[1],
+        "--local-addr": mine,
+        "--rdzv-id": "tacit",
+        "--max-restarts": restarts or 0,
+        "--log-dir": logs,
+    }
+    options = [str(word) for pair in torchrun.items() for word in pair]
+    rank = [sys.executable, "-I", "-S", str(_RANK), sys.executable, "-u", *argv]
+    return [sys.executable, "-m", "torch.distributed.run", *options, "--no-python", *rank]
+
+
+def environment(cluster: Cluster, node: int, extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the launcher of one node; its ranks inherit it."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _STALE_NAMES and not name.startswith(_STALE)
+    }
+    ours = {
+        "GLOO_SOCKET_IFNAME": INTERFACE if cluster.namespaces else "lo",
+        variables.NODE: str(node),
+        variables.NODES: str(cluster.nodes),
+        variables.CLUSTER: str(cluster),
+        variables.NOTES: MARK,
+    }
+    if cluster.namespaces:
+        ours[variables.INTERFACE] = INTERFACE
+    ranks = {"OMP_NUM_THREADS": "1"} | inherited | dict(extra) | ours
+    # The launcher of node 0 may leave first, and the others would log that at length after a good run.
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "LOGLEVEL": "CRITICAL"}
+    return ranks | quiet | {variables.RESTORE: json.dumps({name: ranks.get(name) for name in quiet})}

@@ -1,0 +1,1 @@
+"""The testbed's nodes and the links between them."""

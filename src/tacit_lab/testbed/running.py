@@ -1,0 +1,284 @@
+"""Follows one run: passes lines on, stops all nodes when one fails, and finds out who failed first."""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tacit import files
+from tacit.errors import TestbedError
+from tacit_lab.testbed import wire
+from tacit_lab.testbed.failure_attribution import Node, agreed, parted, silent
+from tacit_lab.testbed.outputs import OnLine, Output
+from tacit_lab.testbed.results import TIMED_OUT, Failure, Result
+
+GRACE = 5.0
+"""Seconds that the other nodes have to print their own errors once one has failed."""
+
+RETURN = 2.0
+"""Seconds that the launchers have to end once all their ranks have, and one node has failed."""
+
+DISMISSAL = 5.0
+"""Seconds that parameter servers have to end once all ranks have."""
+
+SAVING = 120.0
+"""Seconds that they have where they keep a checkpoint: the last one is written when all workers have left."""
+
+HALT = 3.0
+"""Seconds that a rank may stay stopped (by SIGSTOP) once all others have ended well."""
+
+_NAP = 3600.0
+"""Seconds: the system's own clock for waiting ends at some weeks."""
+
+TERMINATION = 3.0
+"""Seconds between SIGTERM and SIGKILL."""
+
+
+class RunMonitor:
+    """One run, from the moment that its launchers are started."""
+
+    def __init__(
+        self,
+        control: socket.socket,
+        count: int,
+        on_line: OnLine | None,
+        timeout: float | None,
+        servers: int = 0,
+        alone: bool = False,
+        holding: bool = False,
+        ranks_per_node: int = 1,
+        saving: bool = False,
+    ) -> None:
+        """Prepare to follow.
+
+        Args:
+            control: The socket to the supervisor.
+            count: How many nodes there are.
+            on_line: Gets every line; None prints them.
+            timeout: Seconds until all is killed.
+            servers: How many more nodes there are, of parameter servers; they end with the others.
+            alone: Whether a node goes on when another has failed, as long as the servers do.
+            holding: Whether tracebacks that end ranks are in the result alone, and not printed.
+            ranks_per_node: How many ranks each has, in order.
+            saving: Whether the servers keep a checkpoint.
+        """
+        self._control = control
+        self._nodes = [Node(number) for number in range(count)]
+        self._nodes += [Node(count + number, number) for number in range(servers)]
+        self._on_line = on_line
+        self._alone, self._saving = alone, saving
+        self._holding, self._ranks_per_node = holding, ranks_per_node
+        self._outputs: list[Output] = []
+        self._start = time.monotonic()
+        self._limit = None if timeout is None else self._start + timeout
+        self._first_failure: float | None = None
+        self._dismissed: float | None = None
+        self._notes: list[str] = []
+        self._terminated: float | None = None
+        self._sweeping = self._swept = self._timed_out = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+
+    def _pipes(self, number: int) -> tuple[int, int]:
+        """The ends to write to of the pipes for a node's stdout and stderr; the caller closes them."""
+        ends = []
+        for stream in (sys.stdout, sys.stderr):
+            read, write = os.pipe()
+            node = self._nodes[number]
+            output = Output(node, stream, self._on_line, self._note, self._holding and node.server is None)
+            self._outputs.append(output)
+            self._selector.register(read, selectors.EVENT_READ, output)
+            ends.append(write)
+        return ends[0], ends[1]
+
+    def start(self, message: Mapping[str, Any]) -> None:
+        """Have the supervisor start a node by this message."""
+        ends = self._pipes(message["node"])
+        try:
+            wire.send(self._control, message, ends)
+        finally:
+            for end in ends:
+                os.close(end)
+
+    def load(self, node: int, rate: float) -> None:
+        """Have the supervisor send so many bit/s out of a node until the run is over."""
+        wire.send(self._control, {"do": "load", "node": node, "rate": rate})
+
+    def follow(self) -> Result:
+        """Wait for the end of all nodes."""
+        while not self._swept or len(self._selector.get_map()) > 1:
+            for key, _ in self._selector.select(self._patience()):
+                if key.data is None:
+                    self._hear()
+                else:
+                    self._read(key)
+            for output in self._outputs:
+                output.flush(time.monotonic())
+            self._decide()
+        return self._result()
+
+    def close(self) -> None:
+        """Close the pipes; what was held is printed."""
+        for output in self._outputs:
+            output.flush()
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None:
+                os.close(key.fd)
+        self._selector.close()
+
+    def _read(self, key: selectors.SelectorKey) -> None:
+        data = os.read(key.fd, 1 << 16)
+        if not data:
+            self._selector.unregister(key.fd)
+            os.close(key.fd)
+        key.data.feed(data)
+
+    def _hear(self) -> None:
+        received = wire.receive(self._control)
+        if received is None:
+            raise TestbedError("the supervisor of the testbed was killed, and all its programs with it")
+        message = received[0]
+        if "swept" in message:
+            self._swept = True
+        elif "unloaded" in message:
+            if not self._sweeping:
+                raise TestbedError(
+                    f"the background load of node {message['unloaded']} has ended (exit code "
+                    f"{message['code']}), and what is measured would be without it: run it again"
+                )
+        else:
+            self._nodes[message["ended"]].end(message["code"])
+
+    def _note(self, note: str) -> None:
+        """Print a rank's note that something could not be written, once for all ranks."""
+        if note not in self._notes:
+            self._notes.append(note)
+            files.say(note)
+
+    def _patience(self) -> float | None:
+        """Seconds until the next decision, or to look once more; None when only an event can bring one."""
+        marks = [output.until for output in self._outputs if output.until < math.inf]
+        if self._sweeping:
+            return max(0.0, min(marks) - time.monotonic()) if marks else None
+        marks += [] if self._limit is None else [self._limit]
+        if self._terminated is not None:
+            marks.append(self._terminated + TERMINATION)
+            return max(0.0, min(marks) - time.monotonic())
+        if self._dismissed is not None:
+            marks.append(self._dismissed + self._dismissal)
+        if self._first_failure is not None:
+            marks.append(self._first_failure + self._grace())
+        if (since := self._waiting_since()) is not None:
+            marks.append(since + HALT)
+        return min(max(0.0, min(marks) - time.monotonic()), _NAP) if marks else None
+
+    def _decide(self) -> None:
+        if self._sweeping:
+            return
+        now = time.monotonic()
+        if (
+            any(node.code and not self._bearable(node) for node in self._nodes)
+            and self._first_failure is None
+        ):
+            self._first_failure = now
+        running = [node for node in self._nodes if node.code is None]
+        if running and all(node.server is not None for node in running) and self._dismissed is None:
+            self._dismissed = now
+        if not running:
+            self._sweep()
+        elif self._terminated is not None:
+            self._terminate(running)
+        elif self._dismissed is not None and now >= self._dismissed + self._dismissal:
+            if not self._saving:  # else it is a failure: the checkpoint is not that of the end
+                self._stop(running)
+            self._terminate(running)
+        elif self._limit is not None and now >= self._limit:
+            self._timed_out = True
+            self._stop(running)
+            self._sweep()
+        elif self._first_failure is not None and now >= self._first_failure + self._grace():
+            self._escalate(running)
+        elif (since := self._waiting_since()) is not None and now >= since + HALT:
+            self._terminate(running)
+
+    @property
+    def _workers(self) -> list[Node]:
+        """The nodes that have ranks."""
+        return [node for node in self._nodes if node.server is None]
+
+    @property
+    def _ranks(self) -> int:
+        return len(self._workers) * self._ranks_per_node
+
+    def _waiting_since(self) -> float | None:
+        """Since when stopped ranks are all that has not ended well; None where others are at work."""
+        halted = [since for node in self._workers for since in node.halted.values()]
+        well = [when for node in self._workers for when in node.well.values()]
+        if not halted or not well or len(halted) + len(well) < self._ranks:
+            return None
+        return max(*halted, *well)
+
+    @property
+    def _dismissal(self) -> float:
+        return SAVING if self._saving else DISMISSAL
+
+    def _grace(self) -> float:
+        """Seconds to print errors; fewer once all ranks but stopped ones have ended."""
+        over = sum(len({*node.halted, *node.well, *node.reports}) for node in self._workers)
+        return RETURN if over >= self._ranks else GRACE
+
+    def _bearable(self, failed: Node) -> bool:
+        return self._alone and failed.server is None
+
+    def _escalate(self, running: Sequence[Node]) -> None:
+        self._stop(running)
+        self._terminate(running)
+
+    def _terminate(self, running: Sequence[Node]) -> None:
+        """Ask for the end of nodes, whose own failure it is if they were not stopped before."""
+        if self._terminated is None:
+            self._terminated = time.monotonic()
+            for node in running:
+                wire.send(self._control, {"do": "signal", "node": node.number, "signal": signal.SIGTERM})
+        elif time.monotonic() >= self._terminated + TERMINATION:
+            self._sweep()
+
+    def _stop(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            node.stop()
+
+    def _sweep(self) -> None:
+        self._sweeping = True
+        wire.send(self._control, {"do": "sweep"})
+
+    def _guilty(self) -> Failure | None:
+        """The rank that failed, if others' reports show it."""
+        per = self._ranks_per_node
+        return parted(self._nodes) or silent(self._nodes, per) or agreed(self._nodes, per)
+
+    def _result(self) -> Result:
+        failed = sorted((node for node in self._nodes if node.failed), key=lambda node: node.order)
+        code = (failed[0].code or 0) if failed else 0
+        seconds = time.monotonic() - self._start
+        failures = [node.failure() for node in failed]
+        guilty = None if self._timed_out or self._alone else self._guilty()
+        if guilty is not None:
+            failures = [guilty, *(each for each in failures if each.rank != guilty.rank)]
+        endings = sorted(
+            (each for node in self._nodes for each in node.endings()), key=lambda each: each[0].order
+        )
+        return Result(
+            TIMED_OUT if self._timed_out else code,
+            tuple(failures),
+            self._timed_out,
+            seconds,
+            tuple(self._notes),
+            tuple(ending for _, ending in endings),
+        )

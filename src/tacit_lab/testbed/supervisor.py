@@ -1,0 +1,221 @@
+"""The process above the launchers: starts, signals and reaps them, and lets nothing survive."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tacit_lab.testbed import wire
+from tacit_lab.testbed.network import background
+from tacit_lab.testbed.network.linux import Clone, die_with_parent, join, name_thread, unshare
+
+_LAUNCHER = "torch.distributed.run"
+
+
+class Supervisor:
+    """Serves the command on the other side of a socket until that side is gone."""
+
+    def __init__(self, control: socket.socket, networks: Sequence[int] = ()) -> None:
+        """Serve this socket.
+
+        Args:
+            control: The socket.
+            networks: The network namespace of each node, as open files; empty without namespaces.
+        """
+        self._control = control
+        self._networks = networks
+        self._launchers: dict[int, int] = {}  # node by process
+        self._loads: dict[int, int] = {}  # the same
+        self._sink: socket.socket | None = None
+        self._launched = False
+        self._wakeup, wake = os.pipe()
+        for end in (self._wakeup, wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+
+    def serve(self) -> None:
+        """Obey the command until it is gone; then end all processes."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ, self._obey)
+            selector.register(self._wakeup, selectors.EVENT_READ, self._woken)
+            while all(key.data() for key, _ in selector.select()):
+                pass
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Kill every process below this one, also those that left their parents."""
+        while self._reap():
+            for child in _children():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+
+    def _obey(self) -> bool:
+        received = wire.receive(self._control)
+        if received is None:
+            return False
+        message, files = received
+        if message["do"] == "start":
+            self._start(message, files)
+        elif message["do"] == "load":
+            self._start_load(message["node"], message["rate"])
+        elif message["do"] == "signal":
+            self._signal(message["node"], message["signal"])
+        else:
+            self.sweep()
+            self._tell({"swept": True})
+        for file in files:
+            os.close(file)
+        return True
+
+    def _woken(self) -> bool:
+        numbers = os.read(self._wakeup, 4096)
+        self._reap()
+        return signal.SIGTERM not in numbers
+
+    def _reap(self) -> bool:
+        """Collect what has ended; whether any child is left."""
+        try:
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                node = self._launchers.pop(ended[0], None)
+                code = os.waitstatus_to_exitcode(ended[1])
+                if node is not None:
+                    self._tell({"ended": node, "code": code})
+                elif (node := self._loads.pop(ended[0], None)) is not None:
+                    self._tell({"unloaded": node, "code": code})
+        except ChildProcessError:
+            return False
+        return True
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the command is gone, and serve() will see it
+            wire.send(self._control, message)
+
+    def _signal(self, node: int, number: int) -> None:
+        for process, its_node in self._launchers.items():
+            if its_node == node:
+                os.kill(process, number)
+
+    def _start(self, message: Mapping[str, Any], files: Sequence[int]) -> None:
+        if _launches(message["argv"]):
+            if len(self._networks) > 1 or self._launched:
+                _import_launcher(message["env"])
+            self._launched = True
+        process = os.fork()
+        if process == 0:
+            self._become(message, files)
+        self._launchers[process] = message["node"]
+
+    def _start_load(self, node: int, rate: float) -> None:
+        """Have a process send out of a node until all are ended."""
+        if self._sink is None:
+            self._sink = background.sink()  # this process's own network is the switch
+        process = os.fork()
+        if process:
+            self._loads[process] = node
+            return
+        try:
+            _reset_signals()
+            die_with_parent(signal.SIGKILL)
+            name_thread(background.NAME)
+            join(self._networks[node], Clone.NETWORK)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            background.send_at(rate)
+        except BaseException as error:
+            sys.stderr.write(f"the background load of node {node} ended: {error}\n")
+            sys.stderr.flush()
+        finally:
+            os._exit(1)
+
+    def _become(self, message: Mapping[str, Any], files: Sequence[int]) -> NoReturn:
+        """In the child: turn into the launcher of a node."""
+        try:
+            _reset_signals()
+            die_with_parent(signal.SIGKILL)
+            os.setsid()
+            if self._networks:
+                _enter(self._networks[message["node"]], message["host"])
+            for target, source in enumerate((os.open(os.devnull, os.O_RDONLY), *files)):
+                os.dup2(source, target)
+            os.chdir(message["cwd"])
+            if _LAUNCHER in sys.modules and _launches(message["argv"]):
+                os._exit(_launch(message["argv"], message["env"]))
+            os.execve(message["argv"][0], message["argv"], message["env"])
+        except BaseException as error:
+            os.write(files[1], f"cannot start {message['argv'][0]}: {error}\n".encode())
+        finally:
+            os._exit(127)
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGPIPE, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _launches(argv: Sequence[str]) -> bool:
+    return [*argv[:3]] == [sys.executable, "-m", _LAUNCHER]
+
+
+def _import_launcher(env: Mapping[str, str]) -> None:
+    """Once for all nodes: to import torch is most of what a launcher costs, in time and in memory."""
+    if _LAUNCHER in sys.modules:
+        return
+    before = dict(os.environ)
+    os.environ.update(env)  # how much torch says is read while it is imported
+    with contextlib.suppress(Exception):  # a launcher of its own then says what is wrong
+        importlib.import_module(_LAUNCHER)
+    os.environ.clear()
+    os.environ.update(before)
+    gc.collect()
+    gc.freeze()  # else the first collection in each launcher would copy what they share
+
+
+def _launch(argv: Sequence[str], env: Mapping[str, str]) -> int:
+    """Do in this process what the command line says; its exit code."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = [*argv[2:]]
+    try:
+        sys.modules[_LAUNCHER].main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return code
+
+
+def _enter(network: int, host: str) -> None:
+    join(network, Clone.NETWORK)
+    unshare(Clone.UTS)
+    socket.sethostname(host)
+
+
+def _children() -> list[int]:
+    """The processes whose parent this one is."""
+    own = os.getpid()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                # The name in the second field may hold anything, also spaces and brackets.
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if int(fields[1]) == own:
+                    found.append(int(entry.name))
+    return found
