@@ -65,7 +65,6 @@ PROCESSES = (
     "tests/hooks/test_loops.py",
     "tests/hooks/test_mp2.py",
     "tests/hooks/test_odd_world.py",
-    "tests/hooks/test_old_checkpoints.py",
     "tests/hooks/test_pairing.py",
     "tests/hooks/test_progress.py",
     "tests/hooks/test_resize.py::test_real_processes",

@@ -1192,6 +1192,7 @@ def a_checkpoint_that_does_not_fit_changes_nothing() -> None:
             ),
             (good | {"ranks": 7}, "of another number of ranks, and what rank"),
             (good | {"version": 99}, "update tacit"),
+            (good | {"version": 3}, "this tacit reads version 4: train on with the tacit that wrote it"),
             ({k: v for k, v in good.items() if k != key}, f"lacks {key!r}"),
             (good | {key: torch.zeros(3)}, f"{key!r} is not what was saved"),
             (good | {key: torch.zeros(3), "last_equal": "{}"}, "has another shape"),

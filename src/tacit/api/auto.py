@@ -20,7 +20,7 @@ from tacit.api.attached import Attached
 from tacit.attaching.active import ActiveStrategy
 from tacit.attaching.fitting import AttachArguments, fitted
 from tacit.checkpoint import saved_values
-from tacit.checkpoint.saved_values import CHOICE, refusing, renewed_state
+from tacit.checkpoint.saved_values import CHOICE, refusing, state_of
 from tacit.contracts import WORLD
 from tacit.described import JSON, Duration, Whole
 from tacit.errors import AttachError, CheckpointError, ConfigError, DecisionError
@@ -199,7 +199,7 @@ class AutoSession(Attached):
         with refusing():
             told = described.read(state_dict[CHOICE], Annotated[_Told, JSON], CHOICE)
         state = {key: value for key, value in state_dict.items() if key != CHOICE}
-        saved_values.read(renewed_state(state))  # before another strategy is attached
+        saved_values.read(state_of(state))  # before another strategy is attached
         choice: Choice | None = told["choice"]
         self._check.observed = True  # or the strategy's first round says that nobody has called `observe`
         try:

@@ -19,8 +19,6 @@ from typing import Annotated, Any, TypeAlias, TypedDict
 from torch import Tensor
 
 from tacit import described
-from tacit.checkpoint.old_checkpoints import VERSION as OLD_VERSION
-from tacit.checkpoint.old_checkpoints import renewed
 from tacit.described import JSON, Between, Duration, Positive, Whole
 from tacit.errors import CheckpointError
 from tacit.session import Session
@@ -153,25 +151,22 @@ def refusing() -> Iterator[None]:
         ) from error
 
 
-def renewed_state(state: object) -> dict[str, Any]:
-    """A state by the present names.
+def state_of(saved: object) -> dict[str, Any]:
+    """What was saved, if it is the state of a session of this version.
 
     Raises:
-        CheckpointError: it is none, or of a version that is not read.
+        CheckpointError: it is none, or of another version.
     """
     with refusing():
-        plain: dict[str, Any] = described.read(state, dict[str, Any], "the state")
+        plain: dict[str, Any] = described.read(saved, dict[str, Any], "the state")
         version = described.read(plain.get("version", VERSION), int, "version")
-    if version > VERSION:
+    if version != VERSION:
+        older = "train on with the tacit that wrote it, or start without the session's state"
         raise CheckpointError(
-            f"the checkpoint is of version {version}, and this tacit reads up to {VERSION}: update tacit"
+            f"the checkpoint is of version {version}, and this tacit reads version {VERSION}: "
+            + ("update tacit" if version > VERSION else older)
         )
-    if version < OLD_VERSION:
-        raise CheckpointError(
-            f"the checkpoint is of version {version}, and this tacit reads versions {OLD_VERSION} "
-            f"and {VERSION}: train on with the tacit that wrote it, or start without the session's state"
-        )
-    return renewed(plain)
+    return plain
 
 
 def sealed(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tacit import described
 from tacit.checkpoint import saved_values
 from tacit.checkpoint.own_replica import OwnReplica
 from tacit.checkpoint.resize import SavedShares, topology_residuals
-from tacit.checkpoint.saved_values import LAST_EQUAL, VERSION, SavedValues, refusing, renewed_state
+from tacit.checkpoint.saved_values import LAST_EQUAL, VERSION, SavedValues, refusing, state_of
 from tacit.checkpoint.sharded_state import refuse_shards
 from tacit.contracts import NET, WORLD, PhasedRounds
 from tacit.errors import CheckpointError
@@ -106,7 +106,7 @@ def join_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
         CheckpointError: there are none, or they are not of one moment of one run.
     """
-    each = [renewed_state(state) for state in states]
+    each = [state_of(state) for state in states]
     if not each:
         raise CheckpointError("no states to join: give what every rank's state_dict gave")
     whole, sums = dict(each[0]), dict[str, int]()
@@ -142,7 +142,7 @@ def load(
         CheckpointError: it is another strategy's, another model's or of a newer version, or it is not whole;
             nothing has been changed then.
     """
-    state = renewed_state(state)
+    state = state_of(state)
     values = saved_values.read(state)
     _check(values, strategy, levels)
     transport = levels[0].session.transport

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import threading
 import time
@@ -26,7 +25,6 @@ from tacit.stores.service import SavedState
 _log = logging.getLogger("tacit")
 
 VERSION = 4
-_OLDEST = 3
 
 
 class SavedAverages(TypedDict):
@@ -106,10 +104,8 @@ class CheckpointFile:
         try:
             saved = described.load(self._path)
             version = saved.get("version") if isinstance(saved, dict) else None
-            if version == _OLDEST:
-                saved = _upgraded(saved)
-            elif version != VERSION:
-                raise ValueError(f"it is of version {version}, and this tacit reads {_OLDEST} and {VERSION}")
+            if version != VERSION:
+                raise ValueError(f"it is of version {version}, and this tacit reads version {VERSION}")
             saved = described.read(saved, _File)
             workers, run = saved["workers"], encoding.read(saved["run"], RunSpec, self._allowed)
             buckets = {key: _read(key, bucket, workers) for key, bucket in saved["buckets"].items()}
@@ -185,24 +181,3 @@ def _read(key: str, bucket: Any, workers: int) -> SavedState:
         for name, each in found["optimizer"].items():
             described.tensor(each, f"{name} of {key!r}", found["x"].shape if each.dim() else ())
     return found
-
-
-def _upgraded(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint of version 3 as version 4 has it: classes without their modules, other keys."""
-
-    def renamed(plain: dict[str, Any]) -> dict[str, Any]:
-        name = str(plain.get("is", ""))
-        return {**plain, "is": f"tacit.{name.rpartition('.')[2]}"} if name.startswith("tacit.") else plain
-
-    about = json.loads(saved["about"], object_hook=renamed)
-    run = {"is": encoding.name_of(RunSpec), "optimizers": about["rules"]}
-    run |= {name: about[name] for name in ("star", "model")}
-    buckets = {
-        key: {_RENAMED.get(name, name): value for name, value in bucket.items()}
-        for key, bucket in saved["shards"].items()
-    }
-    return {"version": 4, "workers": saved["workers"], "run": json.dumps(run).encode(), "buckets": buckets}
-
-
-_RENAMED = {"rule": "optimizer", "owed": "residuals", "memory": "answers"}
-"""Keys of version 3, and what version 4 has for them."""
