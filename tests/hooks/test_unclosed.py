@@ -72,9 +72,11 @@ def test_steps_since_the_last_round_are_counted_over_a_resumption(
     for crew in (first, resumed, older):
         crew.train(more)
         crew.close()
-    assert [replica.progress.independent for replica in (*first.replicas, *resumed.replicas)] == [apart] * 6
+    assert [replica.progress.steps_since_equal for replica in (*first.replicas, *resumed.replicas)] == [
+        apart
+    ] * 6
     if apart:  # a checkpoint that does not say when: since the beginning
-        assert [replica.progress.independent for replica in older.replicas] == [before + more] * 3
+        assert [replica.progress.steps_since_equal for replica in older.replicas] == [before + more] * 3
 
 
 def test_a_rank_that_raises_tells_the_others_and_nobody_waits() -> None:

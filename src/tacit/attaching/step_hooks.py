@@ -305,7 +305,7 @@ def _next_round_meets(session: Session) -> bool:
 def differ_since(levels: Sequence[Level]) -> str | None:
     """Since when the replicas differ, in words; None: they do not."""
     progress = levels[-1].progress
-    since = None if progress is None else progress.independent
+    since = None if progress is None else progress.steps_since_equal
     return (
         None if since is None else f"which differ after {since} step{'s' if since > 1 else ''} of their own"
     )

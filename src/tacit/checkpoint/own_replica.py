@@ -152,7 +152,7 @@ class OwnReplica:
         """
         self.drop()
         progress, named = self._levels[-1].progress, self._options.named
-        if progress is not None and progress.independent is None:
+        if progress is not None and progress.steps_since_equal is None:
             found = {key: each for key, each in found.items() if key[1] != OWN or key[0] not in named}
         self._loaded = found
         self._put()

@@ -101,7 +101,7 @@ def _shares(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _frequencies(shares: NDArray[np.int64], bits: int) -> NDArray[np.uint32]:
-    """Of each group: as its codes occur, one independent of the other; at least one where they occur at all.
+    """How often each group of codes occurs: the product of its codes' shares; at least one where all occur.
 
     So at most 243 are raised to one, and the most frequent has more than that to give.
     """

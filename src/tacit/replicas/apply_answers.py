@@ -72,9 +72,9 @@ class Answers:
     def _average_in_node(self, i: int, params: Tensor) -> None:
         """Overwrite `params` with the mean of the replicas of this node, which have drifted apart."""
         anchor = self._anchors[i]
-        independent = self._replica.narrowed(i, params.sub_(anchor))
-        self._session.ask(partial(average_, independent, NODE), "node", of=independent)
-        torch.add(anchor, self._replica.widened(i, independent), out=params)
+        delta = self._replica.narrowed(i, params.sub_(anchor))
+        self._session.ask(partial(average_, delta, NODE), "node", of=delta)
+        torch.add(anchor, self._replica.widened(i, delta), out=params)
 
     def _apply(
         self, i: int, places: Sequence[Place], params: Tensor, at: Application, rates: Mapping[str, float]

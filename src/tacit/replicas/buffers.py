@@ -197,15 +197,15 @@ class ReplicaBuffers:
         for i in which:
             theirs = every[:, at : at + self._common[i].numel()]
             at += self._common[i].numel()
-            replicated_in_node = (_bits(theirs) == _bits(theirs[:1])).all(0)
+            equal = (_bits(theirs) == _bits(theirs[:1])).all(0)
             old = _bits(theirs[0]) == _bits(self._common[i].to(self._kind))
-            may_be = theirs.isfinite().all(0) | (replicated_in_node & (theirs[0].isinf() | old))
+            may_be = theirs.isfinite().all(0) | (equal & (theirs[0].isinf() | old))
             if not bool(may_be.all()):
                 broken.append(
                     (self._names[i], (~theirs.isfinite() & ~may_be).any(1).nonzero().view(-1).tolist())
                 )
             mean = (theirs / len(theirs)).cumsum(0)[-1]  # in rank order, so that all get the same bits
-            found[i] = torch.where(replicated_in_node & ~theirs[0].isfinite(), theirs[0], mean)
+            found[i] = torch.where(equal & ~theirs[0].isfinite(), theirs[0], mean)
         if broken:
             raise self._nonfinite(broken, self._session.nonfinite.origins_of(every[:, -1].tolist()))
         return found
@@ -273,10 +273,10 @@ class ReplicaBuffers:
         kinds = [zlib.crc32(f"{each.dtype} {each.shape}".encode()) for each in tensors]
         mine = torch.tensor([sums, kinds])
         every = torch.stack(self._ask(gather(mine, self._scope)))
-        replicated_in_node = (every == every[:1]).all(0)
-        for i in (~replicated_in_node[1]).nonzero().view(-1).tolist():
+        equal = (every == every[:1]).all(0)
+        for i in (~equal[1]).nonzero().view(-1).tolist():
             _log.warning("buffer %s has another shape or type on other ranks: each keeps its own", names[i])
-        return (replicated_in_node[1] & ~replicated_in_node[0]).nonzero().view(-1).tolist()
+        return (equal[1] & ~equal[0]).nonzero().view(-1).tolist()
 
     def _ask(self, talk: Generator[Request, Any, Any]) -> Any:
         return self._session.ask(lambda: talk, "buffers")

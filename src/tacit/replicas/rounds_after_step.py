@@ -144,7 +144,7 @@ class OptimizerHook:
         return None if self._moments is None else self._moments.variance
 
     @property
-    def independent(self) -> int | None:
+    def steps_since_equal(self) -> int | None:
         """How many steps the replicas have taken since they were equal; None where they are."""
         session = self._session
         met = self.last_equal
@@ -162,7 +162,7 @@ class OptimizerHook:
 
         A collective call: all ranks average a copy of the model, unless the replicas are known to be equal.
         """
-        if self.independent is None:
+        if self.steps_since_equal is None:
             self.consensus.equal()
         else:
             self.consensus.measure(self._replica)

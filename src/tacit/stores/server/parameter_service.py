@@ -214,9 +214,9 @@ class ParameterService(Service[ServiceState]):
         g = self._scratch(state.x)
         if self.star.compensation:
             self._add_(pushes[0], g, 1.0)
-            independent = self.work[-1].scratch("apart", g, g.shape, g.dtype)
-            torch.sub(state.x, state.taken[worker], out=independent)
-            g.add_(independent.mul_(g).mul_(g), alpha=self.star.compensation).mul_(weight)
+            drift = self.work[-1].scratch("drift", g, g.shape, g.dtype)
+            torch.sub(state.x, state.taken[worker], out=drift)
+            g.add_(drift.mul_(g).mul_(g), alpha=self.star.compensation).mul_(weight)
         else:
             for push in pushes:
                 self._add_(push, g, weight)
