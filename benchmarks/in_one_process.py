@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
@@ -27,11 +28,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from graphed import GraphedGradients
-from tacit.attaching.assembly import fully_named, replicates_in_node
+from tacit.attaching.assembly import fully_named
 from tacit.attaching.learning_rates import Rates
 from tacit.contracts import FollowingRounds
 from tacit.gradients.ddp_hook import SETTLED
 from tacit.levels.level import Level
+from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks import momentum
 from tacit.overlap import Delayed
 from tacit.strategy import AnyStrategy
@@ -128,7 +130,7 @@ class Worker:
         *,
         seed: int,
         rate: float,
-        known: Mapping[str, float],
+        known: tuple[int, int],
         device: str,
     ) -> None:
         self.net = recipe.model(seed).to(device)
@@ -149,6 +151,16 @@ class Worker:
             find_unused_parameters=False,
             parameters_to_ignore=set(),
         )
+        spec = AttachSpec(
+            model=ddp,
+            optimizers=[self.optimizer],
+            strategy=strategy,
+            timeout=timedelta(minutes=1),
+            seed=seed,
+            steps_per_epoch=known[0],
+            epochs=known[1],
+        )
+        rates = Rates([self.optimizer], self.named)
         taken = momentum.planned(strategy, None, [self.optimizer], self.named)
         self.levels: list[Level] = []
         for net, level in zip(nets, fully_named(strategy), strict=True):
@@ -156,21 +168,8 @@ class Worker:
                 patch("tacit.levels.device_placement.TorchTransport", partial(net.end, rank)),
                 patch("tacit.levels.device_placement.backend_on", lambda *_: "nccl"),
             ):
-                self.levels.append(
-                    Level(
-                        level,
-                        ddp,
-                        self.named,
-                        nodes=nets[0].device.groups("node"),
-                        timeout=None,  # type: ignore[arg-type]  # nothing here can be late
-                        rates=Rates([self.optimizer], self.named),
-                        schedule_state=known,
-                        optimizers=[self.optimizer],
-                        taken=taken,
-                        replicated_in_node=replicates_in_node(strategy),
-                        seed=seed,
-                    )
-                )
+                made = Level(spec, level, rates, nets[0].device.groups("node"), taken=taken)
+                self.levels.append(made)
         for made in self.levels:
             if made.session.config.in_stream:  # all that is launched is in one order then
                 made.session.lanes.buckets.stream = None  # type: ignore[union-attr]  # a lane of streams
@@ -279,7 +278,7 @@ class Replicas:
     ) -> None:
         self._recipe, self._steps, self._seed, self._device = recipe, steps, seed, device
         each = recipe.steps_per_epoch(workers)
-        known = {"steps_per_epoch": float(each), "epochs": float(math.ceil(steps / each))}
+        known = each, math.ceil(steps / each)
         self._nets = [Networks(workers // ranks_per_node, ranks_per_node) for _ in strategy.levels]
         self._workers = [
             Worker(rank, recipe, strategy, self._nets, seed=seed, rate=rate, known=known, device=device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -13,10 +14,11 @@ from in_threads import in_threads
 from torch import Tensor, nn
 
 from tacit.algorithms import parse
-from tacit.attaching.assembly import fully_named, replicates_in_node
+from tacit.attaching.assembly import fully_named
 from tacit.attaching.learning_rates import Rates
 from tacit.contracts import FollowingRounds
 from tacit.levels.level import Level
+from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks import momentum
 from tacit.overlap import Delayed
 from tacit.transports.loopback import Loopback, LoopbackTransport
@@ -47,22 +49,22 @@ class Member:
             parameters_to_ignore=set(),
         )
         self.taken = momentum.planned(strategy, None, [self.optimizer], self.named)
-        options: dict[str, Any] = {
-            "nodes": nets[0].groups("node"),
-            "timeout": None,
-            "rates": Rates([self.optimizer], self.named),
-            "schedule_state": {name: float(value) for name, value in known.items()},
-            "optimizers": [self.optimizer],
-            "taken": self.taken,
-            "replicated_in_node": not feature.scaled and replicates_in_node(strategy),
-        }
+        spec = AttachSpec(
+            model=ddp,
+            optimizers=[self.optimizer],
+            strategy=strategy,
+            scaler=torch.amp.GradScaler("cpu") if feature.scaled else None,
+            timeout=timedelta(minutes=1),
+            **known,
+        )
+        rates = Rates([self.optimizer], self.named)
         self.levels = []
         for net, level in zip(nets, fully_named(strategy), strict=False):
             with patch(
                 "tacit.levels.device_placement.TorchTransport",
                 lambda *_, net=net: LoopbackTransport(net, rank),
             ):
-                self.levels.append(Level(level, ddp, self.named, **options))
+                self.levels.append(Level(spec, level, rates, nets[0].groups("node"), taken=self.taken))
         for level in self.levels:
             if isinstance(level.strategy.rounds, FollowingRounds):
                 level.session.schedule.follow(self.levels[-1].session.schedule)

@@ -21,11 +21,12 @@ from tacit.algorithms.registry import strategy_of
 from tacit.api.attached import Attached, refuse_second
 from tacit.api.auto import AutoSession
 from tacit.attaching.arguments import check_kinds, model_of, optimizers_of
-from tacit.attaching.fitting import AttachArguments, fitted
+from tacit.attaching.fitting import fitted
 from tacit.environment import ALGORITHM
 from tacit.errors import AttachError, ConfigError
 from tacit.fsdp.gradients import Reduction
 from tacit.gradients.layerwise.forward_steps import refuse_compiled
+from tacit.levels.spec import AttachSpec
 from tacit.model.torch_modes import shielded
 from tacit.planning.decider import Decider
 from tacit.planning.planner import Planner
@@ -145,9 +146,10 @@ def attach(
     check_kinds(policy, timeout, mesh)
     trained = model_of(model, mesh, group)
     refuse_second(trained)
-    given = AttachArguments(
+    spec = AttachSpec(
         model=trained,
         optimizers=optimizers_of(optimizer),
+        strategy=strategy,
         scaler=scaler,
         policy=policy,
         timeout=timeout,
@@ -162,10 +164,10 @@ def attach(
         probe=probe,
     )
     if isinstance(strategy, AutoStrategy):
-        return AutoSession(given, strategy, decider or Planner())
+        return AutoSession(spec, strategy, decider or Planner())
     if decider is not None:
         raise AttachError(
             f"decider= is for 'auto', and {strategy.name!r} is named: leave it out, or write 'auto'"
         )
     refuse_compiled(model, strategy)
-    return Attached(fitted(given, strategy))
+    return Attached(fitted(spec))

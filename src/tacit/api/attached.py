@@ -21,7 +21,7 @@ from tacit.failure import exit
 from tacit.gradients.ddp_hook import HookDispatcher
 from tacit.levels.level import Level
 from tacit.levels.node_layout import measured_links
-from tacit.levels.spec import AttachOptions
+from tacit.levels.spec import AttachSpec
 from tacit.links import Links
 from tacit.model.torch_modes import shielded
 from tacit.model.trained_model import TrainedModel
@@ -66,7 +66,7 @@ class Attached:
     `attach` and `CommState` make it. A collective call: the ranks first compare what they give.
 
     Args:
-        options: what to attach, and to what; checked.
+        spec: what to attach, and to what; checked.
         dispatcher: answers the communication hook that the user registers; None: tacit registers its own.
         strategy: what the user gave, where another one is at work.
 
@@ -83,12 +83,12 @@ class Attached:
 
     def __init__(
         self,
-        options: AttachOptions,
+        spec: AttachSpec,
         dispatcher: HookDispatcher | None = None,
         strategy: AnyStrategy | None = None,
     ) -> None:
-        self.strategy = options.strategy if strategy is None else strategy
-        self._model, self.optimizers = options.model, options.optimizers
+        self.strategy = spec.strategy if strategy is None else strategy
+        self._model, self.optimizers = spec.model, spec.optimizers
         self._process = os.getpid()
         if not _ATTACHING.acquire(blocking=False):
             raise AttachError(
@@ -96,7 +96,7 @@ class Attached:
                 "attach one model after the other, from one thread"
             )
         try:
-            self._active = ActiveStrategy(options, dispatcher)
+            self._active = ActiveStrategy(spec, dispatcher)
         finally:
             _ATTACHING.release()
         _ATTACHED[self._model] = self
@@ -105,9 +105,9 @@ class Attached:
             run_report.began(self)
             tensorboard.began(self)
             exit.began(self)
-            step_profile.began(self, options)
-            if options.probe and self.links is None:
-                self.links = measured_links(options.group, options.mesh)
+            step_profile.began(self, spec)
+            if spec.probe and self.links is None:
+                self.links = measured_links(spec.group, spec.mesh)
             live_diagnosis.began(self)
         except BaseException as error:
             Attached.__exit__(self, type(error), error, error.__traceback__)
@@ -124,9 +124,9 @@ class Attached:
         return self.levels[0].session
 
     @property
-    def options(self) -> AttachOptions:
+    def options(self) -> AttachSpec:
         """What is at work, and on what: strategy, model, optimizers, parameters by name, process group."""
-        return self._active.options
+        return self._active.spec
 
     @property
     def closed(self) -> bool:
@@ -302,7 +302,7 @@ class Attached:
     @property
     def active_path(self) -> str:
         """What runs, in one sentence: the strategy, its messages, the ranks, the kernels."""
-        return status.active_path(self._active.options, self.levels, self._active.momentum)
+        return status.active_path(self._active.spec, self.levels, self._active.momentum)
 
     def describe(self) -> str:
         """What runs, in lines: `active_path`, and all that it summarises.
@@ -311,7 +311,7 @@ class Attached:
         the busiest rank, as sent and as weighed by what a second compression loses; and each bucket with its
         parameters, their compressors, what predicts them, and its bytes.
         """
-        return status.describe(self._active.options, self.levels, self._active.momentum)
+        return status.describe(self._active.spec, self.levels, self._active.momentum)
 
     # ---- how it ends ----------------------------------------------------------------------------------
 

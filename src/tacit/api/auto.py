@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from tacit import checks, described
 from tacit.api.attached import Attached
 from tacit.attaching.active import ActiveStrategy
-from tacit.attaching.fitting import AttachArguments, fitted
+from tacit.attaching.fitting import fitted
 from tacit.checkpoint import saved_values
 from tacit.checkpoint.saved_values import CHOICE, refusing, state_of
 from tacit.contracts import WORLD
@@ -26,7 +26,7 @@ from tacit.described import JSON, Duration, Whole
 from tacit.errors import AttachError, CheckpointError, ConfigError, DecisionError
 from tacit.exchange.combinators import gather
 from tacit.fsdp.model import ShardedModel
-from tacit.levels.spec import AttachOptions
+from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks.every_step import StepsHandle, behind_steps
 from tacit.planning.candidates import CandidateCheck, Candidates
 from tacit.planning.decider import Choice, Decider, decided
@@ -84,10 +84,10 @@ class AutoSession(Attached):
 
     strategy: AutoStrategy
 
-    def __init__(self, given: AttachArguments, strategy: AutoStrategy, decider: Decider) -> None:
+    def __init__(self, given: AttachSpec, strategy: AutoStrategy, decider: Decider) -> None:
         _check(given, decider)
         by = f"{strategy!r} by {type(decider).__name__} after {decider.steps} steps: "
-        first = replace(fitted(given, strategy.levels[0]), chosen_by=by)
+        first = fitted(replace(given, strategy=strategy.levels[0], chosen_by=by))
         self._decider, self._chosen_by = decider, by
         self._choice: Choice | None = None
         self._ended: tuple[_Ended, ...] = ()
@@ -290,7 +290,7 @@ class AutoSession(Attached):
         self._due = math.inf if self.strategy.watch is None else self._steps + self.strategy.rest
         self._exchange(options)
 
-    def _options_of(self, choice: Choice | None) -> AttachOptions:
+    def _options_of(self, choice: Choice | None) -> AttachSpec:
         """What the session of the chosen strategy is made of; of `dense` before."""
         text = "dense" if choice is None else choice.algorithm
         options, accept = self._check.options(text), self.strategy.accept
@@ -302,7 +302,7 @@ class AutoSession(Attached):
             )
         return replace(options, chosen_by=self._chosen_by)
 
-    def _exchange(self, options: AttachOptions, equal: bool = True) -> None:
+    def _exchange(self, options: AttachSpec, equal: bool = True) -> None:
         """Have another strategy at work, if it is another one. A collective call.
 
         `equal`: whether replicas and optimizers are to be made equal before, as `close` makes them.
@@ -336,7 +336,7 @@ class AutoSession(Attached):
         super()._leave()
 
 
-def _check(given: AttachArguments, decider: Decider) -> None:
+def _check(given: AttachSpec, decider: Decider) -> None:
     if given.model.process_group.size() == 1:
         raise AttachError(
             "'auto' chooses how ranks exchange, and this one is alone: there is nobody to exchange with. "
@@ -368,7 +368,7 @@ def step_seconds(ends: Sequence[float], window: int, period: int) -> float:
     return median(periods) if periods else math.inf
 
 
-def _ranks(given: AttachArguments) -> list[int]:
+def _ranks(given: AttachSpec) -> list[int]:
     """Who trains the model, near axis by near axis. A collective call."""
     far, model = ranks_of(given.model.process_group), given.model
     if not isinstance(model, ShardedModel) or model.near is None:

@@ -15,17 +15,15 @@ from torch.nn.parallel import DistributedDataParallel
 from tacit.algorithms.registry import strategy_of
 from tacit.api.attached import Attached, refuse_second
 from tacit.attaching.arguments import check_kinds, ddp_of
-from tacit.attaching.grad_scaler import at_work
-from tacit.attaching.validate import check_seed, checked
+from tacit.attaching.fitting import fitted
 from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.gradients.ddp_hook import HookDispatcher
-from tacit.levels.spec import AttachOptions
+from tacit.levels.spec import AttachSpec
 from tacit.model.not_copied import NotCopied
 from tacit.model.torch_modes import shielded
 from tacit.reporting import run_report
 from tacit.session.buckets import Policy
-from tacit.stores.client.placement import find_servers
 from tacit.strategy import AnyStrategy, AutoStrategy
 from tacit.timelines import Timeline
 from tacit.torch_compat import GradBucket
@@ -84,23 +82,20 @@ class CommState(NotCopied):
         check_kinds(policy, timeout, mesh)
         model = ddp_of(model)
         refuse_second(model)
-        named = checked(model, [], strategy)
-        check_seed(seed)
-        where = find_servers(strategy, None)
-        self._dispatcher = HookDispatcher.unregistered(model)
-        options = AttachOptions(
-            model=model,
-            optimizers=[],
-            strategy=strategy,
-            named=named,
-            scaler=at_work(scaler, strategy),
-            policy=policy,
-            timeout=timeout,
-            mesh=mesh,
-            servers=where,
-            seed=seed,
+        spec = fitted(
+            AttachSpec(
+                model=model,
+                optimizers=[],
+                strategy=strategy,
+                scaler=scaler,
+                policy=policy,
+                timeout=timeout,
+                mesh=mesh,
+                seed=seed,
+            )
         )
-        self._attached = Attached(options, self._dispatcher)
+        self._dispatcher = HookDispatcher.unregistered(model)
+        self._attached = Attached(spec, self._dispatcher)
         self._known = {id(p) for p in model.parameters()}
 
     def _answer(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:

@@ -6,35 +6,35 @@ from collections.abc import Sequence
 
 from tacit.kernels.dispatch import find_backend
 from tacit.levels.level import Level
-from tacit.levels.spec import AttachOptions
+from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks.taken_momentum import Taken
 from tacit.session import one_line
 from tacit.transports.process_groups import backend_of
 
 
-def active_path(options: AttachOptions, levels: Sequence[Level], taken: Taken | None) -> str:
+def active_path(spec: AttachSpec, levels: Sequence[Level], taken: Taken | None) -> str:
     """See `Attached.active_path`; `taken`: the momentum that was taken from the optimizers."""
-    if options.leaves_ddp_alone:
+    if spec.leaves_ddp_alone:
         return "DistributedDataParallel, untouched"
     summaries = [level.session.summary for level in levels]
-    return one_line(options.strategy.name, summaries, _surroundings(options, levels, taken))
+    return one_line(spec.strategy.name, summaries, _surroundings(spec, levels, taken))
 
 
-def describe(options: AttachOptions, levels: Sequence[Level], taken: Taken | None) -> str:
+def describe(spec: AttachSpec, levels: Sequence[Level], taken: Taken | None) -> str:
     """See `Attached.describe`."""
-    lines = [active_path(options, levels, taken)]
-    for i, level in enumerate(() if options.leaves_ddp_alone else levels):
+    lines = [active_path(spec, levels, taken)]
+    for i, level in enumerate(() if spec.leaves_ddp_alone else levels):
         of = "" if len(levels) == 1 else f"level {i + 1} of {len(levels)}, "
-        lines += ["", f"{of}{_surroundings(options, levels, taken)}", *level.session.describe()]
+        lines += ["", f"{of}{_surroundings(spec, levels, taken)}", *level.session.describe()]
     return "\n".join(lines)
 
 
-def _surroundings(options: AttachOptions, levels: Sequence[Level], taken: Taken | None) -> str:
+def _surroundings(spec: AttachSpec, levels: Sequence[Level], taken: Taken | None) -> str:
     """The ranks, their backend, where exchanges run, the kernels, and the momentum."""
     peers = len(levels[-1].session.ranks)
     devices = {bucket.device.type for level in levels for bucket in level.session.buckets}
     where = dict.fromkeys(level.placing.words for level in levels if level.placing.words)
-    by = ", ".join([backend_of(options.group), *([" and ".join(where)] if where else [])])
+    by = ", ".join([backend_of(spec.group), *([" and ".join(where)] if where else [])])
     kernels = ", ".join(find_backend(device).description for device in sorted(devices))
     momentum = "" if taken is None else f", {taken}"
     return f"{peers} {'rank' if peers == 1 else 'ranks'} by {by}, kernels: {kernels}{momentum}"

@@ -28,7 +28,7 @@ from tacit.failure.bounded_store import host_store, store_host
 from tacit.gradients.ddp_hook import HookDispatcher, no_exchange
 from tacit.gradients.uneven_data import SyncedBackwards
 from tacit.levels.level import Level
-from tacit.levels.spec import AttachOptions
+from tacit.levels.spec import AttachSpec
 from tacit.links import Links
 from tacit.model.frozen_check import FrozenCheck
 from tacit.model.torch_modes import shielded
@@ -44,7 +44,7 @@ class ActiveStrategy:
     """A strategy at work. A collective call: the ranks first compare what they give.
 
     Args:
-        options: what is at work, and on what; checked.
+        spec: what is at work, and on what; checked.
         dispatcher: answers the communication hook that the user registers; None: tacit registers its own.
 
     Attributes:
@@ -59,61 +59,59 @@ class ActiveStrategy:
     """
 
     @shielded
-    def __init__(self, options: AttachOptions, dispatcher: HookDispatcher | None = None) -> None:
-        self.options = options
+    def __init__(self, spec: AttachSpec, dispatcher: HookDispatcher | None = None) -> None:
+        self.spec = spec
         self.levels: list[Level] = []
         self.links: Links | None = None
-        model, optimizers = options.model, options.optimizers
-        rates = Rates(optimizers, options.named)
+        model, optimizers = spec.model, spec.optimizers
+        rates = Rates(optimizers, spec.named)
         # A replica that moves on its own may pass over steps of its own with a scaler.
-        own_steps = options.scaler is not None and options.periodic
-        mark = tuple if options.periodic else ParameterSample(options.named).mark
+        own_steps = spec.scaler is not None and spec.periodic
+        mark = tuple if spec.periodic else ParameterSample(spec.named).mark
         compared = optimizers and not own_steps and not in_join(model)
         self._notes = RateHistory(rates, mark) if compared else None
         self._frozen, backwards = FrozenCheck(model), SyncedBackwards(model)
-        self._hooks = StepHooks(options, self.levels, backwards, self._frozen, self._notes)
-        self.failures = Failures(options, self.levels, backwards, self._notes)
-        self.momentum = momentum.planned(options.strategy, options.policy, optimizers, options.named)
-        self._own = OwnReplica(options, self.levels)
+        self._hooks = StepHooks(spec, self.levels, backwards, self._frozen, self._notes)
+        self.failures = Failures(spec, self.levels, backwards, self._notes)
+        self.momentum = momentum.planned(spec.strategy, spec.policy, optimizers, spec.named)
+        self._own = OwnReplica(spec, self.levels)
         self._scaled: ScaledSteps | None = None
         self._left = False
         try:
             host_store()
-            agree(options)
+            agree(spec)
             self.failures.watch(store_host())
             self._begin(rates, dispatcher)
         except BaseException as error:
             found: Exception | None = self.failures.lost_by(error)
             self.leave()
             if isinstance(error, torch.OutOfMemoryError):
-                found = AttachError(
-                    too_large(options.strategy, options.named, options.policy, options.exchange_on)
-                )
+                found = AttachError(too_large(spec.strategy, spec.named, spec.policy, spec.exchange_on))
             if found is not None:
                 raise found from error
             raise
 
     def _begin(self, rates: Rates, dispatcher: HookDispatcher | None) -> None:
-        options = self.options
-        epochs.warn_of_long_periods(options.strategy, options.schedule_state)
-        if options.ddp is not None and not options.leaves_ddp_alone:
-            dispatcher = dispatcher or HookDispatcher.of(options.ddp)
-        elif options.sharded is not None and not options.periodic:
+        spec = self.spec
+        epochs.warn_of_long_periods(spec.strategy, spec.schedule_state)
+        if spec.ddp is not None and not spec.leaves_ddp_alone:
+            dispatcher = dispatcher or HookDispatcher.of(spec.ddp)
+        elif spec.sharded is not None and not spec.periodic:
             dispatcher = HookDispatcher(no_exchange)
-        self.links = links_for(options)
-        if self.links is not None and options.group.rank() == 0:
+        self.links = links_for(spec)
+        if self.links is not None and spec.group.rank() == 0:
             own = LinkRates(self.links.rate_both_ways, self.links.ranks).of_nodes()
             each = ", ".join(f"{rate / 1e6:.4g}" for rate in own)
-            _log.info("%s: the nodes' links carry %s Mbit/s both ways", options.strategy.name, each)
-        for level in levels_of(options, rates, self.momentum, self.links):
+            _log.info("%s: the nodes' links carry %s Mbit/s both ways", spec.strategy.name, each)
+        for level in levels_of(spec, rates, self.momentum, self.links):
             self.levels.append(level)
-        if self.momentum is not None and options.scaler is None:
+        if self.momentum is not None and spec.scaler is None:
             store = self.levels[0].session.store
             store.restore(self.momentum.velocities(store.named_state()))
-        if options.scaler is not None and options.scaled:
-            self._scaled = ScaledSteps(options.scaler, self.levels, options.named, options.optimizers)
+        if spec.scaler is not None and spec.scaled:
+            self._scaled = ScaledSteps(spec.scaler, self.levels, spec.named, spec.optimizers)
         self._hooks.register(dispatcher, self.momentum, self._scaled)
-        exit.watch(ranks_of(options.group))
+        exit.watch(ranks_of(spec.group))
         self.failures.begin()
 
     @shielded
@@ -131,20 +129,20 @@ class ActiveStrategy:
         self._sync()
 
     def _sync(self) -> None:
-        if self.options.sharded is not None:
-            self.options.sharded.reshard()
+        if self.spec.sharded is not None:
+            self.spec.sharded.reshard()
         self._frozen.check_objects()
         self.levels[-1].sync()
 
     @shielded
     def discard(self, wish: object) -> bool:
         """See `Attached.discard`."""
-        refuse_discard(self.options, self.levels)
+        refuse_discard(self.spec, self.levels)
         half = self._hooks.is_half_taken
         if not half:
             self._hooks.complete()  # a step before, which an optimizer that steps more seldom did not take
         backwards = self._hooks.backwards.since
-        wrong = mistimed(self.options, self.levels, backwards, half) or no_wish(wish)
+        wrong = mistimed(self.spec, self.levels, backwards, half) or no_wish(wish)
         if not agreed(self.failures, self.levels[-1].session.step, wrong is None and bool(wish), wrong):
             return False
         for level in self.levels:
@@ -154,8 +152,8 @@ class ActiveStrategy:
 
     def check_called(self) -> None:
         """See `Attached.check_called`."""
-        name = self.options.strategy.name
-        if self._scaled is None and self.options.optimizers and not self._hooks.called:
+        name = self.spec.strategy.name
+        if self._scaled is None and self.spec.optimizers and not self._hooks.called:
             raise AttachError(
                 f"a step was taken, and the optimizer that {name!r} has did not take "
                 "it, so nothing is exchanged: attach behind whatever makes another optimizer of it"
@@ -174,11 +172,11 @@ class ActiveStrategy:
         self.flush()
         if any(level.session.store.shares_out for level in self.levels):
             self.failures.come_to("session.state_dict()")
-        state, sharded = session_state.save(self.options.strategy, self.levels), self.options.sharded
+        state, sharded = session_state.save(self.spec.strategy, self.levels), self.spec.sharded
         state |= self._own.saved()
         if sharded is None:
             return sealed(state)
-        return sharded_state.whole(sharded, self.options.named, state, self._not_by_entry())
+        return sharded_state.whole(sharded, self.spec.named, state, self._not_by_entry())
 
     @shielded
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -192,10 +190,10 @@ class ActiveStrategy:
             self._all_load(step)
 
         try:
-            if (sharded := self.options.sharded) is not None:
+            if (sharded := self.spec.sharded) is not None:
                 sharded.reshard()
-                state_dict = sharded_state.mine(sharded, self.options.named, state_dict, self._not_by_entry())
-            session_state.load(state_dict, self.options.strategy, self.levels, self._own, agree)
+                state_dict = sharded_state.mine(sharded, self.spec.named, state_dict, self._not_by_entry())
+            session_state.load(state_dict, self.spec.strategy, self.levels, self._own, agree)
         except CheckpointError:
             if not agreed:
                 with suppress(TacitError):
@@ -219,7 +217,7 @@ class ActiveStrategy:
         """
         if any(level.strategy.independent for level in self.levels):
             return
-        ranks = len(self.options.ranks)
+        ranks = len(self.spec.ranks)
         told = 1 if step is None else step * (ranks + 1)
         steps, wrong = divmod(self.failures.come_to("session.load_state_dict()", told), ranks + 1)
         if step is not None and (wrong or steps != step * ranks):
@@ -253,7 +251,7 @@ class ActiveStrategy:
             level.session.stats.begin_closing()
         self._sync()
         self.levels[-1].consolidate()
-        for level in self.levels if self.options.group.rank() == 0 else ():
+        for level in self.levels if self.spec.group.rank() == 0 else ():
             if note := level.strategy.compressor.ended(level.session.step):
                 _log.warning("%s", note)
         if self._scaled is not None:

@@ -16,7 +16,7 @@ from tacit.attaching.learning_rates import Rates
 from tacit.contracts import ScheduleState
 from tacit.errors import AttachError, of_ranks
 from tacit.kernels.payloads import FORMAT
-from tacit.levels.spec import AttachOptions
+from tacit.levels.spec import AttachSpec
 from tacit.model.trained_model import TrainedModel, locals_of
 from tacit.replicas.buffers import found_in
 from tacit.session.buckets import Policy, choice, exempting
@@ -42,17 +42,17 @@ class _Compared:
     shown: str = ""
 
 
-def agree(options: AttachOptions) -> None:
+def agree(spec: AttachSpec) -> None:
     """Check that all ranks attach the same, by one small message. A collective call.
 
     Raises:
         AttachError: they do not, on every rank.
         RuntimeError: of the group, where not all of them attach.
     """
-    compared = _compared(options)
-    _compare(options.group, compared | _shards(options))
-    if options.sharded is not None and options.sharded.near is not None:
-        _compare(options.sharded.near, compared)
+    compared = _compared(spec)
+    _compare(spec.group, compared | _shards(spec))
+    if spec.sharded is not None and spec.sharded.near is not None:
+        _compare(spec.sharded.near, compared)
 
 
 def _compare(group: dist.ProcessGroup, compared: Mapping[str, _Compared]) -> None:
@@ -69,44 +69,44 @@ def _compare(group: dist.ProcessGroup, compared: Mapping[str, _Compared]) -> Non
             )
 
 
-def _compared(options: AttachOptions) -> dict[str, _Compared]:
+def _compared(spec: AttachSpec) -> dict[str, _Compared]:
     """What is compared, in this order: a difference in an earlier one explains those in later ones."""
-    strategy, named = options.strategy, options.named
+    strategy, named = spec.strategy, spec.named
     numbers = sum(p.numel() for p in named.values())
     return {
         "version of tacit": _Compared(text=f"payloads of format {FORMAT}"),
         "strategy": _Compared(
-            text=f"{options.chosen_by}{strategy!r}",
-            shown=f"{strategy.name!r} {options.chosen_by}{repr(strategy)[:200]}",
+            text=f"{spec.chosen_by}{strategy!r}",
+            shown=f"{strategy.name!r} {spec.chosen_by}{repr(strategy)[:200]}",
         ),
         "model": _Compared(
             text="\n".join(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named.items()),
             shown=f"{len(named)} parameters of {numbers} numbers: {', '.join(named)}",
         ),
         "buffers": _Compared(
-            text="\n".join(_buffers(strategy, options.model)), shown="see their names, shapes and types"
+            text="\n".join(_buffers(strategy, spec.model)), shown="see their names, shapes and types"
         ),
         "compressor by its policy": _Compared(
-            text="\n".join(_chosen(strategy, named, options.policy)), shown="see the policy"
+            text="\n".join(_chosen(strategy, named, spec.policy)), shown="see the policy"
         ),
-        "scaler": _Compared(text=agreed_on(options.scaler, strategy)),
-        "steps_per_epoch or number of epochs": _Compared(text=_words(options.schedule_state)),
-        "seed": _Compared(text=repr(options.seed)),
-        "exchange_on": _Compared(text=repr(options.exchange_on)),
-        "reduction": _Compared(text=options.reduction),
-        "probe": _Compared(text=repr(options.probe)),
-        "optimizer": _Compared(text=_kinds(strategy, options.optimizers)),
-        "learning rate": _Compared(text=_rates(options)),
+        "scaler": _Compared(text=agreed_on(spec.scaler, strategy)),
+        "steps_per_epoch or number of epochs": _Compared(text=_words(spec.schedule_state)),
+        "seed": _Compared(text=repr(spec.seed)),
+        "exchange_on": _Compared(text=repr(spec.exchange_on)),
+        "reduction": _Compared(text=spec.reduction),
+        "probe": _Compared(text=repr(spec.probe)),
+        "optimizer": _Compared(text=_kinds(strategy, spec.optimizers)),
+        "learning rate": _Compared(text=_rates(spec)),
     }
 
 
-def _shards(options: AttachOptions) -> dict[str, _Compared]:
+def _shards(spec: AttachSpec) -> dict[str, _Compared]:
     """What ranks of the far axis alone have in common: which shards they have."""
-    if options.sharded is None:
+    if spec.sharded is None:
         return {}
-    mine = locals_of(options.named)
+    mine = locals_of(spec.named)
     text = "\n".join(f"{name} {tuple(shard.shape)}" for name, shard in mine.items())
-    return {"shard of the model": _Compared(text=text, shown=f"shard {options.sharded.shard}")}
+    return {"shard of the model": _Compared(text=text, shown=f"shard {spec.sharded.shard}")}
 
 
 def _words(schedule_state: ScheduleState) -> str:
@@ -119,10 +119,10 @@ def _kinds(strategy: AnyStrategy, optimizers: Sequence[Optimizer]) -> str:
     return ", ".join(type(each).__name__ for each in optimizers) or "none"
 
 
-def _rates(options: AttachOptions) -> str:
-    if _alone(options.strategy):
+def _rates(spec: AttachSpec) -> str:
+    if _alone(spec.strategy):
         return "each worker's own"
-    return ", ".join(f"{lr!r}" for lr in Rates(options.optimizers, options.named).by_group()) or "none"
+    return ", ".join(f"{lr!r}" for lr in Rates(spec.optimizers, spec.named).by_group()) or "none"
 
 
 def _alone(strategy: AnyStrategy) -> bool:

@@ -12,32 +12,31 @@ from tacit.contracts import NODE, WORLD, ByLinks, FollowingRounds, LinkRates, ma
 from tacit.errors import AttachError
 from tacit.levels.level import Level
 from tacit.levels.node_layout import measured_links, read_nodes, warn_of_one
-from tacit.levels.spec import AttachOptions
+from tacit.levels.spec import AttachSpec
 from tacit.links import Links
 from tacit.optimizer_hooks.taken_momentum import Taken
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.process_groups import gathered, ranks_of
 
 
-def links_for(options: AttachOptions) -> Links | None:
+def links_for(spec: AttachSpec) -> Links | None:
     """The links, measured now if a topology of the strategy is to go by them. A collective call.
 
     All ranks are given the same numbers, so that they decide alike.
     """
     needed = any(
-        isinstance(level.topology, ByLinks) and level.topology.needs_rates
-        for level in options.strategy.levels
+        isinstance(level.topology, ByLinks) and level.topology.needs_rates for level in spec.strategy.levels
     )
-    return measured_links(options.group, options.mesh) if needed else None
+    return measured_links(spec.group, spec.mesh) if needed else None
 
 
 def levels_of(
-    options: AttachOptions, rates: Rates, taken: Taken | None, links: Links | None = None
+    spec: AttachSpec, rates: Rates, taken: Taken | None, links: Links | None = None
 ) -> Iterator[Level]:
     """Make the strategy's levels, near to far. A generator: all ranks must exhaust it, as a collective call.
 
     Args:
-        options: the same on all ranks.
+        spec: the same on all ranks.
         rates: reads the parameters' learning rates.
         taken: the momentum that the strategy takes from the optimizers.
         links: as of `links_for`.
@@ -45,31 +44,14 @@ def levels_of(
     Raises:
         AttachError: nothing says which ranks share a node, or only some ranks give a weight.
     """
-    strategy, group = options.strategy, options.group
-    nodes = read_nodes(group, options.mesh) if _goes_by_node(strategy) else ()
+    strategy, group = spec.strategy, spec.group
+    nodes = read_nodes(group, spec.mesh) if _goes_by_node(strategy) else ()
     if group.rank() == 0:
         warn_of_one(strategy, nodes)
-    weights = _weights(options)
-    unweighted = options.weight is None and options.scaler is None
+    weights = _weights(spec)
     levels: list[Level] = []
     for each in _told(fully_named(strategy), links):
-        level = Level(
-            each,
-            options.model,
-            options.named,
-            nodes=nodes,
-            policy=options.policy,
-            timeout=options.time_limit,
-            rates=rates,
-            schedule_state=options.schedule_state,
-            share=_share(weights, group.rank(), each, nodes),
-            replicated_in_node=unweighted and replicates_in_node(strategy),
-            optimizers=options.optimizers,
-            servers=options.servers,
-            seed=options.seed,
-            taken=taken,
-            exchange_on=options.exchange_on,
-        )
+        level = Level(spec, each, rates, nodes, _share(weights, group.rank(), each, nodes), taken)
         levels.append(level)
         yield level
     for at_work in levels:
@@ -89,12 +71,6 @@ def _goes_by_node(strategy: AnyStrategy) -> bool:
     return any({level.topology.scope, level.topology.meets} != {WORLD} for level in strategy.levels)
 
 
-def replicates_in_node(strategy: AnyStrategy) -> bool:
-    """Whether the nearest level gives the ranks of a node the same gradients, in every step that counts."""
-    near = strategy.levels[0]
-    return near.topology.scope == NODE and near.rounds.every_step
-
-
 def fully_named(strategy: AnyStrategy) -> Sequence[Strategy]:
     """The levels, each of several named after the whole too, as the profiler shows them."""
     if len(strategy.levels) == 1:
@@ -103,15 +79,15 @@ def fully_named(strategy: AnyStrategy) -> Sequence[Strategy]:
     return [replace(level, name=f"{whole}.{level.name}") for level in strategy.levels]
 
 
-def _weights(options: AttachOptions) -> list[float]:
+def _weights(spec: AttachSpec) -> list[float]:
     """How much each rank counts for; all alike where none says it. A collective call."""
-    if not options.periodic:
-        return [1.0] * options.group.size()
-    mine = torch.tensor([0.0 if options.weight is None else options.weight], dtype=torch.float64)
-    weights = [float(each) for each in gathered(mine, options.group)]
+    if not spec.periodic:
+        return [1.0] * spec.group.size()
+    mine = torch.tensor([0.0 if spec.weight is None else spec.weight], dtype=torch.float64)
+    weights = [float(each) for each in gathered(mine, spec.group)]
     if not any(weights):
         return [1.0] * len(weights)
-    ranks = ranks_of(options.group)
+    ranks = ranks_of(spec.group)
     without = [rank for rank, each in zip(ranks, weights, strict=True) if not each]
     if without:
         raise AttachError(f"ranks {without} give no weight, and others do: give one on every rank")

@@ -9,7 +9,7 @@ from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.gradients.accumulation import linear
 from tacit.levels.level import Level
-from tacit.levels.spec import AttachOptions
+from tacit.levels.spec import AttachSpec
 from tacit.torch_compat import in_join
 
 WRITE = "call it once, behind a step's last backward and before optimizer.step"
@@ -17,22 +17,22 @@ _COUNT = 20
 """Bits of a number of ranks."""
 
 
-def refuse_discard(options: AttachOptions, levels: Sequence[Level]) -> None:
+def refuse_discard(spec: AttachSpec, levels: Sequence[Level]) -> None:
     """Refuse strategies that cannot take a step back; on all ranks alike.
 
     Raises:
         AttachError: says what to write.
     """
-    why = _why_not(options, levels)
+    why = _why_not(spec, levels)
     if why is not None:
-        raise AttachError(f"{options.strategy.name!r} cannot discard a step here: {why}")
+        raise AttachError(f"{spec.strategy.name!r} cannot discard a step here: {why}")
 
 
-def _why_not(options: AttachOptions, levels: Sequence[Level]) -> str | None:
+def _why_not(spec: AttachSpec, levels: Sequence[Level]) -> str | None:
     near, server = levels[0].strategy, levels[0].strategy.server
-    if not options.optimizers and not options.leaves_ddp_alone:
+    if not spec.optimizers and not spec.leaves_ddp_alone:
         return "without an optimizer the end of a backward counts as the step: give attach the optimizer"
-    if options.scaled:
+    if spec.scaled:
         return (
             "a GradScaler counts each backward as an attempt, and passes over those that overflow by itself: "
             "train in bfloat16 without a scaler"
@@ -42,7 +42,7 @@ def _why_not(options: AttachOptions, levels: Sequence[Level]) -> str | None:
             "nobody waits for anybody, so that ranks cannot agree on a step: attach an algorithm in which "
             "they wait for each other, such as 'dense'"
         )
-    if in_join(options.model):
+    if in_join(spec.model):
         return "in torch's Join ranks take different numbers of steps: give all the same number of batches"
     if near.subject != "gradient":
         return None
@@ -64,7 +64,7 @@ def _why_not(options: AttachOptions, levels: Sequence[Level]) -> str | None:
     return None
 
 
-def mistimed(options: AttachOptions, levels: Sequence[Level], backwards: int, half_taken: bool) -> str | None:
+def mistimed(spec: AttachSpec, levels: Sequence[Level], backwards: int, half_taken: bool) -> str | None:
     """What is wrong with discarding now on this rank; None: nothing.
 
     `backwards`: how many since the last step; `half_taken`: whether some optimizers have taken this one.
@@ -76,7 +76,7 @@ def mistimed(options: AttachOptions, levels: Sequence[Level], backwards: int, ha
         )
     if levels[0].gradient is None:
         # In a CUDA graph's replay no hook is called, so that passes cannot be counted.
-        there = any(p.grad is not None for p in options.named.values())
+        there = any(p.grad is not None for p in spec.named.values())
     else:
         there = backwards > 0
     if not there:

@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from tacit import checks
 from tacit.contracts import AdaptiveRounds, Rounds, ScheduleState
 from tacit.errors import AttachError
+from tacit.levels.spec import AttachSpec
 from tacit.strategy import AnyStrategy
 from tacit.transports.process_groups import rank_in
 
@@ -25,20 +26,17 @@ SAID = {"steps_per_epoch": "len(loader) // accumulation", "epochs": "10"}
 _WORDS = {"steps_per_epoch": "the length of an epoch", "epochs": "the number of epochs"}
 
 
-def given(strategy: AnyStrategy, steps_per_epoch: int | None, epochs: int | None) -> ScheduleState:
-    """The first schedule state: the length and number of epochs, as far as `attach` was given them.
+def check_given(spec: AttachSpec) -> None:
+    """Check the length and the number of epochs, as far as `attach` was given them.
 
     Raises:
         ConfigError: a number is no length.
         AttachError: the strategy depends on epochs, and a number is missing; says all that it needs.
     """
-    known = {"steps_per_epoch": steps_per_epoch, "epochs": epochs}
-    for name, hint in SAID.items():
-        if known[name] is not None:
-            checks.whole(name, known[name], 1, None, f"write {hint}")
-    schedule_state = {name: float(value) for name, value in known.items() if value is not None}
-    check(strategy, schedule_state)
-    return schedule_state
+    for name, value in (("steps_per_epoch", spec.steps_per_epoch), ("epochs", spec.epochs)):
+        if value is not None:
+            checks.whole(name, value, 1, None, f"write {SAID[name]}")
+    check(spec.strategy, spec.schedule_state)
 
 
 def check(strategy: AnyStrategy, schedule_state: ScheduleState) -> None:

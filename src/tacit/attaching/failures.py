@@ -15,7 +15,7 @@ from tacit.failure.barrier import StepsReached
 from tacit.failure.detector import FailureDetector, PostedCount
 from tacit.gradients.uneven_data import SyncedBackwards, untouched
 from tacit.levels.level import Level
-from tacit.levels.spec import AttachOptions
+from tacit.levels.spec import AttachSpec
 from tacit.strategy import Strategy
 from tacit.torch_compat import default_store
 from tacit.transports.process_groups import abort, rank_in
@@ -30,7 +30,7 @@ class Failures:
     """The failures that one rank of an attached session knows of, its own and its peers'.
 
     Args:
-        options: what the session was attached with.
+        spec: what the session was attached with.
         levels: near to far; the list may still be filled until `watch` is called.
         backwards: counts the backward passes.
         notes: what all ranks must have noted the same after each step.
@@ -38,12 +38,12 @@ class Failures:
 
     def __init__(
         self,
-        options: AttachOptions,
+        spec: AttachSpec,
         levels: Sequence[Level],
         backwards: SyncedBackwards,
         notes: RateHistory | None,
     ) -> None:
-        self._options, self._levels = options, levels
+        self._spec, self._levels = spec, levels
         self._backwards, self._notes = backwards, notes
         self._detector: FailureDetector | None = None
         self._noted: BaseException | None = None
@@ -56,7 +56,7 @@ class Failures:
         To be called when all ranks are known to attach, as sessions are counted on all of them alike.
         `host`: see `store_host`.
         """
-        ranks, farthest = self._options.ranks, self._options.strategy.levels[-1]
+        ranks, farthest = self._spec.ranks, self._spec.strategy.levels[-1]
         if len(ranks) == 1:
             return
         name = "-".join(map(str, ranks))
@@ -69,13 +69,13 @@ class Failures:
             self._rounds,
             self._reached,
             self._peer_lost,
-            self._options.time_limit.total_seconds(),
-            None if self._options.leaves_ddp_alone else self._posted,
+            self._spec.time_limit.total_seconds(),
+            None if self._spec.leaves_ddp_alone else self._posted,
             self._notes,
             without_it(farthest),
             self._overdue,
             host,
-            0 if self._options.sharded is None else self._options.sharded.shard,
+            0 if self._spec.sharded is None else self._spec.sharded.shard,
         )
         self._doing = "while ranks attached: "
 
@@ -89,7 +89,7 @@ class Failures:
             self._detector = None
             return
         for level in self._levels:
-            tell = self._tell if len(level.session.ranks) < len(self._options.ranks) else None
+            tell = self._tell if len(level.session.ranks) < len(self._spec.ranks) else None
             meet = self._meet if level.session.strategy.late else None
             level.session.failure.report_to(self._explain, tell, self._detector.raised, meet)
         if self._noted is not None:
@@ -182,20 +182,20 @@ class Failures:
 
     def _rounds(self) -> int:
         """How far this rank is, as ranks compare it when a round fails."""
-        if self._options.leaves_ddp_alone:
+        if self._spec.leaves_ddp_alone:
             return sum(level.session.step for level in self._levels)
         return sum(level.session.round for level in self._levels)
 
     def _posted(self) -> PostedCount:
         """What this rank has given to collectives, and when the last of it."""
         sessions = [level.session for level in self._levels]
-        begun = self._backwards.begun if self._options.scaled else 0
+        begun = self._backwards.begun if self._spec.scaled else 0
         since = max((session.lanes.posted_at for session in sessions), default=self._since)
         return PostedCount(sum(session.lanes.posted for session in sessions) + begun, since)
 
     def _overdue(self) -> str:
         """Why a round on a GPU counts as failed: NCCL waits for a peer that is gone, and says nothing."""
-        seconds = self._options.time_limit.total_seconds()
+        seconds = self._spec.time_limit.total_seconds()
         if not any(level.session.lanes.overdue(seconds) for level in self._levels):
             return ""
         return f"the GPU has not ended an exchange within {seconds:g} s"
@@ -204,18 +204,18 @@ class Failures:
         """How far this rank is, as ranks compare it when one closes its session."""
         farthest = self._levels[-1].session if self._levels else None
         steps = 0 if farthest is None else farthest.nonfinite.told(farthest.step)
-        if self._options.leaves_ddp_alone:
-            return untouched(self._options.model, steps)
+        if self._spec.leaves_ddp_alone:
+            return untouched(self._spec.model, steps)
         # Behind steps ranks also ask each other beside rounds, all in the same order.
         begun = sum(
             level.session.pending.begun if level.progress is None else level.session.lanes.posted
             for level in self._levels
         )
         # With a scaler the ranks ask each other in backward, before a round begins.
-        return StepsReached(steps, begun + (self._backwards.begun if self._options.scaled else 0))
+        return StepsReached(steps, begun + (self._backwards.begun if self._spec.scaled else 0))
 
     def _peer_lost(self, error: PeerLost) -> None:
-        if self._options.leaves_ddp_alone:
+        if self._spec.leaves_ddp_alone:
             _log.error("%s", error)  # what hangs is DDP's, and ends with an error of Gloo's
         self._note(error)
         self._abort()
@@ -229,8 +229,8 @@ class Failures:
         """End what may hang: our own collectives, or DDP's where it was left to itself."""
         for level in self._levels:
             level.transport.abort(self.first)
-        if self._options.leaves_ddp_alone:
-            abort([self._options.group])
+        if self._spec.leaves_ddp_alone:
+            abort([self._spec.group])
 
 
 def _is_of_gloo(error: BaseException) -> bool:

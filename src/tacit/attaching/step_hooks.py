@@ -27,7 +27,7 @@ from tacit.gradients.layerwise.hook import LayerwiseHook
 from tacit.gradients.layerwise.planner import MessagePlanner
 from tacit.gradients.uneven_data import SyncedBackwards
 from tacit.levels.level import Level
-from tacit.levels.spec import AttachOptions
+from tacit.levels.spec import AttachSpec
 from tacit.model.frozen_check import FrozenCheck
 from tacit.model.not_copied import OnlyHere
 from tacit.model.torch_modes import shielded
@@ -48,7 +48,7 @@ class StepHooks:
     """What happens in backward, and before and after every optimizer step.
 
     Args:
-        options: what the session was attached with.
+        spec: what the session was attached with.
         levels: near to far; the list may still be filled until `register` is called.
         backwards: counts the backward passes.
         frozen: checks that what is trained stays the same.
@@ -60,15 +60,15 @@ class StepHooks:
 
     def __init__(
         self,
-        options: AttachOptions,
+        spec: AttachSpec,
         levels: Sequence[Level],
         backwards: SyncedBackwards,
         frozen: FrozenCheck,
         notes: RateHistory | None,
     ) -> None:
-        self._options, self._levels = options, levels
+        self._spec, self._levels = spec, levels
         self.backwards, self._frozen, self._notes = backwards, frozen, notes
-        self._passes = BackwardPasses.of(options.strategy, options.named, options.schedule_state)
+        self._passes = BackwardPasses.of(spec.strategy, spec.named, spec.schedule_state)
         self._handles: list[Any] = []
         self._undo: list[Callable[[], None]] = []
         self._accumulating: AccumulationCheck | None = None
@@ -90,25 +90,25 @@ class StepHooks:
             scaled: counts the attempts of a scaler.
         """
         self._scaled = scaled
-        optimizers, near, far = self._options.optimizers, self._levels[0], self._levels[-1]
+        optimizers, near, far = self._spec.optimizers, self._levels[0], self._levels[-1]
         if optimizers:
             self._see_steps(dispatcher is not None)
         if dispatcher is not None:
             self._answer_hook(dispatcher)
         alone = any(level.progress is not None or level.stepped is not None for level in self._levels)
-        if alone and self._options.ddp is not None:
-            self._undo.append(BufferBroadcasts(self._options.ddp).restore)
-        if not self._options.leaves_ddp_alone:
+        if alone and self._spec.ddp is not None:
+            self._undo.append(BufferBroadcasts(self._spec.ddp).restore)
+        if not self._spec.leaves_ddp_alone:
             self._before_steps(self._frozen)
         for level in self._levels:
             if level.stepped is not None:
                 self._before_steps(level.stepped.before_step)
         if far.progress is not None and scaled is None:
-            broken = NonfiniteSince(self._options.named, lambda: far.session.step)
+            broken = NonfiniteSince(self._spec.named, lambda: far.session.step)
             far.session.nonfinite.use_origin(broken.origin)
             self._before_steps(broken)
         if far.progress is not None:
-            module: Any = self._options.model.module
+            module: Any = self._spec.model.module
             self._handles.append(module.register_state_dict_pre_hook(OnlyHere(self._note_saved)))
         counted = 0 if scaled is None else 1  # an attempt with a scaler ends with its backward
         variance = None if far.moments is None else far.moments.variance
@@ -122,30 +122,30 @@ class StepHooks:
             self._before_steps(self._check_means)
         if isinstance(near.gradient, LayerwiseHook):
             self._plan_messages(near.gradient)
-        if self._seen is not None and near.gradient is not None and self._options.ddp is not None:
-            self._seen.watch_forward(self._options.ddp, self._frozen.moved)
+        if self._seen is not None and near.gradient is not None and self._spec.ddp is not None:
+            self._seen.watch_forward(self._spec.ddp, self._frozen.moved)
             self._before_steps(self._seen.refuse_own_gradients)
         if not optimizers and isinstance(near.gradient, GradientHook) and scaled is None:
             near.gradient.count_steps()
 
     def _see_steps(self, counts: bool) -> None:
         """Count the optimizers' steps; `counts`: whether backward passes are counted."""
-        options = self._options
-        named = {} if options.leaves_ddp_alone else options.named
+        spec = self._spec
+        named = {} if spec.leaves_ddp_alone else spec.named
         backwards = self.backwards if counts else None
         self._seen = seen = SeenSteps(
-            options.optimizers, named, backwards, options.strategy.name, self._before_step, self._after_step
+            spec.optimizers, named, backwards, spec.strategy.name, self._before_step, self._after_step
         )
         self._undo.append(seen.remove)
 
     def _plan_messages(self, hook: LayerwiseHook) -> None:
-        options, session = self._options, self._levels[0].session
+        spec, session = self._spec, self._levels[0].session
         if hook.into_forward:
-            module, named, name = options.model.module, options.named, options.strategy.name
-            self._forward = ForwardSteps(hook, module, named, options.optimizers, name)
+            module, named, name = spec.model.module, spec.named, spec.strategy.name
+            self._forward = ForwardSteps(hook, module, named, spec.optimizers, name)
             self._before_steps(self._forward.before_step)
             self._undo.append(self._forward.remove)
-        self._planner = MessagePlanner(hook, session, options.named, options.group, self._forward)
+        self._planner = MessagePlanner(hook, session, spec.named, spec.group, self._forward)
 
     def complete(self) -> None:
         """Take all steps that are put off until the next forward pass, and count one that was taken."""
@@ -166,21 +166,21 @@ class StepHooks:
 
     def _before_steps(self, act: Callable[[Optimizer], object]) -> None:
         hook = with_gradients(act if self._seen is None else self._seen.noting(act))
-        self._handles += [each.register_step_pre_hook(hook) for each in self._options.optimizers]
+        self._handles += [each.register_step_pre_hook(hook) for each in self._spec.optimizers]
 
     # ---- in backward ----------------------------------------------------------------------------------
 
     def _answer_hook(self, dispatcher: HookDispatcher) -> None:
         """Have the nearest level answer the hook, and what looks at every backward around it."""
-        options, near = self._options, self._levels[0]
-        self._undo.append(lambda: dispatcher.use(plain_mean(options.group)))
+        spec, near = self._spec, self._levels[0]
+        self._undo.append(lambda: dispatcher.use(plain_mean(spec.group)))
         answer: Answer = near.gradient or no_exchange
-        if near.gradient is not None and options.ddp is not None and self._refuses_sums():
-            scaled, unseen = self._scaled is not None, not options.optimizers
-            self._accumulating = AccumulationCheck(options.ddp, near.session, options.named, scaled, unseen)
+        if near.gradient is not None and spec.ddp is not None and self._refuses_sums():
+            scaled, unseen = self._scaled is not None, not spec.optimizers
+            self._accumulating = AccumulationCheck(spec.ddp, near.session, spec.named, scaled, unseen)
             self._undo.append(self._accumulating.close)
             stepped = self._accumulating.stepped
-            for each in options.optimizers:  # one of several may step more seldom
+            for each in spec.optimizers:  # one of several may step more seldom
                 self._handles.append(each.register_step_post_hook(lambda *_: stepped()))
             answer = self._accumulating.around(answer)
         if self._scaled is not None:
@@ -188,8 +188,8 @@ class StepHooks:
         if self._seen is not None:
             answer = self._watched(answer, self._seen)
         dispatcher.use(self.backwards.around(answer))
-        if options.sharded is not None:
-            of_shards = ShardedGradients(options.sharded, options.named, dispatcher, options.reduction)
+        if spec.sharded is not None:
+            of_shards = ShardedGradients(spec.sharded, spec.named, dispatcher, spec.reduction)
             of_shards.install()
             self._undo.append(of_shards.remove)
             self._before_steps(of_shards.check)
@@ -202,7 +202,7 @@ class StepHooks:
 
     def _watched(self, answer: Answer, seen: SeenSteps) -> Answer:
         """The same answer; parameters that move and no step are an error in the tenth backward."""
-        progress, name = self._levels[-1].progress, self._options.strategy.name
+        progress, name = self._levels[-1].progress, self._spec.strategy.name
 
         def watched(bucket: GradBucket) -> BucketFuture:
             if bucket.index() == 0:
@@ -219,7 +219,7 @@ class StepHooks:
     def _refuses_sums(self) -> bool:
         """Whether a gradient on top of a mean is refused; delayed means look at the optimizer's steps."""
         session = self._levels[0].session
-        return not linear(session) or (session.strategy.late and not self._options.optimizers)
+        return not linear(session) or (session.strategy.late and not self._spec.optimizers)
 
     @property
     def is_half_taken(self) -> bool:
@@ -253,7 +253,7 @@ class StepHooks:
     def _after_step(self) -> None:
         near, self.called = self._levels[0], True
         self._warn_of_own_replica()
-        if self._options.leaves_ddp_alone:
+        if self._spec.leaves_ddp_alone:
             near.session.failure.raise_first()  # DDP does not know of it
         if near.session.config.in_stream and near.gradient is not None:
             # Keep what was checked before the step: the device is at work again.
@@ -293,7 +293,7 @@ class StepHooks:
                 "rank %d has read the state_dict of its own replica: the replicas of %r, %s, agree again %s. "
                 "Call session.sync() on every rank before, or read it behind session.close(). A checkpoint "
                 "of every rank, with session.state_dict(), is fine as it is",
-                *(rank_in(), self._options.strategy.name, *since),
+                *(rank_in(), self._spec.strategy.name, *since),
             )
 
 

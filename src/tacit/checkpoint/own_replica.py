@@ -20,7 +20,7 @@ from tacit.checkpoint.saved_values import OWN_OF, OwnText, own_text
 from tacit.contracts import WORLD
 from tacit.errors import CheckpointError
 from tacit.levels.level import Level
-from tacit.levels.spec import AttachOptions
+from tacit.levels.spec import AttachSpec
 from tacit.model.not_copied import OnlyHere
 from tacit.model.trained_model import local
 from tacit.optimizer_hooks.every_step import before_steps
@@ -42,14 +42,14 @@ class OwnReplica:
     model or an optimizer loads a state.
 
     Args:
-        options: what the session was attached with.
+        spec: what the session was attached with.
         levels: near to far; the list may still be filled.
     """
 
-    def __init__(self, options: AttachOptions, levels: Sequence[Level]) -> None:
-        self._options, self._levels = options, levels
-        model = options.model
-        self._alone = options.periodic
+    def __init__(self, spec: AttachSpec, levels: Sequence[Level]) -> None:
+        self._spec, self._levels = spec, levels
+        model = spec.model
+        self._alone = spec.periodic
         named = dict(model.module.named_buffers())
         norms = {name for name, each in model.module.named_modules() if is_normalising(each)}
         found = [n for n in found_in(model) if named[n].dtype in described.REAL]
@@ -74,7 +74,7 @@ class OwnReplica:
 
     def not_by_entry(self) -> set[tuple[int, str, str]]:
         """The fields that have no entry for each of a parameter's."""
-        named = self._options.named
+        named = self._spec.named
         return {
             (len(self._levels) - 1, name, field)
             for name, field, value in self._present()
@@ -85,9 +85,9 @@ class OwnReplica:
         """All there is now; numbers are such as Adam's count of steps."""
         for name in self._buffers:
             yield name, OWN, self._buffers[name]
-        for name, p in self._options.named.items() if self._alone else ():
+        for name, p in self._spec.named.items() if self._alone else ():
             yield name, OWN, local(p)
-            for i, optimizer in enumerate(self._options.optimizers):
+            for i, optimizer in enumerate(self._spec.optimizers):
                 for field, value in optimizer.state.get(p, {}).items():
                     if isinstance(value, Tensor):
                         value = local(value) if value.dim() else value.item()
@@ -151,7 +151,7 @@ class OwnReplica:
         Parameters that were equal on all ranks are the user's to load.
         """
         self.drop()
-        progress, named = self._levels[-1].progress, self._options.named
+        progress, named = self._levels[-1].progress, self._spec.named
         if progress is not None and progress.steps_since_equal is None:
             found = {key: each for key, each in found.items() if key[1] != OWN or key[0] not in named}
         self._loaded = found
@@ -159,9 +159,9 @@ class OwnReplica:
         if self._levels[-1].strategy.independent:  # others may change them from now on
             self._loaded = {key: each for key, each in found.items() if key[1] != OWN}
         if self._loaded:
-            module: Any = self._options.model.module
+            module: Any = self._spec.model.module
             self._handles = [module.register_load_state_dict_post_hook(OnlyHere(self._put))]
-            for each in self._options.optimizers:
+            for each in self._spec.optimizers:
                 self._handles.append(each.register_load_state_dict_post_hook(self._put))
             self._handles.append(before_steps(self._stepping))
 
@@ -178,7 +178,7 @@ class OwnReplica:
 
     def _set(self, name: str, field: str, number: float) -> None:
         _, i, key = field.split(".", 2)
-        state = self._options.optimizers[int(i)].state[self._options.named[name]]
+        state = self._spec.optimizers[int(i)].state[self._spec.named[name]]
         if isinstance(state[key], Tensor):
             state[key].fill_(number)
         else:
@@ -186,7 +186,7 @@ class OwnReplica:
 
     def _stepping(self, optimizer: Optimizer) -> None:
         # torch.distributed.checkpoint steps at a rate of 0 where an optimizer has no state yet.
-        mine = any(optimizer is each for each in self._options.optimizers)
+        mine = any(optimizer is each for each in self._spec.optimizers)
         if mine and any(group.get("lr") != 0 for group in optimizer.param_groups):
             self.drop()
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
-from tacit.contracts import LayerwiseOverlap, PairTopology, ScheduleState
+from tacit.contracts import LayerwiseOverlap, PairTopology
 from tacit.fsdp.gradients import reduced_together
 from tacit.fsdp.model import ShardedModel
 from tacit.gradients.ddp_hook import GradientHook
@@ -18,6 +16,7 @@ from tacit.gradients.layerwise.hook import LayerwiseHook
 from tacit.gradients.unused_parameters import UsedParameters
 from tacit.kernels.dispatch import warm_up_for
 from tacit.levels.device_placement import Placement, placed, transport_for
+from tacit.levels.spec import AttachSpec
 from tacit.model.trained_model import TrainedModel, local, locals_of
 from tacit.optimizer_hooks.taken_momentum import Taken
 from tacit.replicas import buffers
@@ -65,31 +64,24 @@ class Level:
 
     def __init__(
         self,
+        spec: AttachSpec,
         strategy: Strategy,
-        model: TrainedModel,
-        named: dict[str, Tensor],
-        *,
-        nodes: Sequence[Sequence[int]] = (),
-        policy: Policy | None = None,
-        timeout: timedelta,
         rates: Callable[[], Mapping[str, float]] = dict,
-        schedule_state: ScheduleState | None = None,
+        nodes: Sequence[Sequence[int]] = (),
         share: float = 1.0,
-        replicated_in_node: bool = False,
-        optimizers: Sequence[Optimizer] = (),
-        servers: placement.Addresses = (),
-        seed: int = 0,
         taken: Taken | None = None,
-        exchange_on: str | None = None,
     ) -> None:
+        model, named, timeout, seed = spec.model, spec.named, spec.time_limit, spec.seed
+        policy, schedule_state = spec.policy, spec.schedule_state
+        optimizers = spec.optimizers
         self._group = model.process_group
-        self.strategy = strategy = strategy.for_training(schedule_state or {})
+        self.strategy = strategy = strategy.for_training(schedule_state)
         self.taken = taken if strategy.subject == "gradient" else None
         quiet = strategy.subject == "nothing"
         chosen = _of_parameters(policy or fitting(strategy.compressor, locals_of(named)), named)
         self.placing = Placement()
         if not quiet:
-            self.placing = placed(strategy, named, chosen, model.process_group, exchange_on)
+            self.placing = placed(strategy, named, chosen, model.process_group, spec.exchange_on)
         peers = transport_for(self.placing, model.process_group, timeout, nodes)
         self.transport: TorchTransport | ByDevice | StarTransport | PairTransport = peers
         tensors = {**named, **_at_servers(strategy, model)}
@@ -115,6 +107,7 @@ class Level:
             assert isinstance(peers, TorchTransport), "no store is on a GPU"
             self.transport = joined_pairs(peers, pairs, seed, timeout)
         elif strategy.server is not None:
+            servers = placement.find_servers(strategy, spec.servers)
             stepped = strategy.server.optimizer == "server"
             groups = OptimizerGroups(optimizers, named) if stepped else None
             still = dict(LiveTensors(model.module, buffers.numbers_in(model))) if stepped else {}
@@ -153,7 +146,7 @@ class Level:
                 device=self.placing.device,
                 in_stream=self.placing.in_stream,
                 bucket_lr=None if groups is None else groups.rate,
-                replicated_in_node=named if replicated_in_node else (),
+                replicated_in_node=named if spec.replicated_in_node else (),
             )
         if not strategy.independent:
             self._equal = EqualParameters(self.session, named, model.process_group if quiet else None)

@@ -1,10 +1,11 @@
-"""What a session is attached with: what the user gave, once it has been checked."""
+"""What a session is attached with: what the user gave, and the strategy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 
 import torch.distributed as dist
 from torch import Tensor
@@ -13,46 +14,55 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from tacit.contracts import ScheduleState
+from tacit.contracts import NODE, ScheduleState
 from tacit.fsdp.gradients import Reduction
 from tacit.fsdp.model import ShardedModel
+from tacit.model.frozen_check import trainable
 from tacit.model.trained_model import TrainedModel
 from tacit.session.buckets import Policy
-from tacit.stores.client.placement import Addresses
 from tacit.strategy import AnyStrategy
 from tacit.torch_compat import timeout_of
 from tacit.transports.process_groups import ranks_of
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class AttachOptions:
-    """What `attach` and `CommState` hand on; see `attach` for what each is.
+class AttachSpec:
+    """What the user gave `attach` or `CommState`, and the strategy; see `attach` for what each is.
+
+    `fitted` checks it, and adapts it to the strategy; `dataclasses.replace` gives one with another strategy.
 
     Attributes:
-        named: the trainable parameters by name, in the model's order.
-        scaler: None too where the given one does not scale.
-        schedule_state: "steps_per_epoch" and "epochs", where they were given.
-        servers: host and port of each parameter server.
-        probe: whether the links are measured.
+        scaler: fitted, None too where the given one does not scale.
         chosen_by: where the strategy was chosen, by what; "" where the user named it.
     """
 
     model: TrainedModel
     optimizers: Sequence[Optimizer]
     strategy: AnyStrategy
-    named: dict[str, Tensor]
     scaler: GradScaler | None = None
     policy: Policy | None = None
     timeout: timedelta | None = None
-    schedule_state: ScheduleState = field(default_factory=dict)
+    steps_per_epoch: int | None = None
+    epochs: int | None = None
     mesh: DeviceMesh | None = None
     weight: float | None = None
-    servers: Addresses = ()
+    servers: Sequence[str] | None = None
     seed: int = 0
     exchange_on: str | None = None
     reduction: Reduction = "mean"
     probe: bool = False
     chosen_by: str = ""
+
+    @cached_property
+    def named(self) -> dict[str, Tensor]:
+        """The trainable parameters by name, in the model's order."""
+        return trainable(self.model)
+
+    @property
+    def schedule_state(self) -> ScheduleState:
+        """`steps_per_epoch` and `epochs`, where they were given."""
+        given = {"steps_per_epoch": self.steps_per_epoch, "epochs": self.epochs}
+        return {name: float(value) for name, value in given.items() if value is not None}
 
     @property
     def ddp(self) -> DistributedDataParallel | None:
@@ -93,6 +103,13 @@ class AttachOptions:
     def period(self) -> int:
         """After how many steps the rounds repeat."""
         return max(int(getattr(level.rounds, "sync_every", 1) or 1) for level in self.strategy.levels)
+
+    @property
+    def replicated_in_node(self) -> bool:
+        """Whether the nearest level gives a node's ranks the same gradients, in every step that counts."""
+        near = self.strategy.levels[0]
+        unweighted = self.weight is None and self.scaler is None
+        return unweighted and near.topology.scope == NODE and near.rounds.every_step
 
     @property
     def scaled(self) -> bool:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.optim import ASGD, SGD, Adam, Optimizer
 
 from tacit.algorithms import parse
 from tacit.algorithms.auto import SENT_LATE
 from tacit.algorithms.auto import candidates as texts_of
-from tacit.attaching.fitting import AttachArguments, fitted
+from tacit.attaching.fitting import fitted
 from tacit.contracts import WORLD, AdaptiveRounds
 from tacit.errors import AttachError, ConfigError
 from tacit.fsdp.model import ShardedModel
 from tacit.gradients.layerwise.forward_steps import stepping
 from tacit.levels.device_placement import placed
 from tacit.levels.node_layout import read_nodes
-from tacit.levels.spec import AttachOptions
+from tacit.levels.spec import AttachSpec
 from tacit.model.trained_model import locals_of
 from tacit.optimizer_hooks import momentum
 from tacit.replicas.fragments import fragments
@@ -59,13 +59,13 @@ class CandidateCheck:
 
     observed = False
 
-    def __init__(self, given: AttachArguments) -> None:
+    def __init__(self, given: AttachSpec) -> None:
         self._given = given
         self._with_momentum = {"dgc": _dgc(given.optimizers), "onebit-adam": _onebit_adam(given.optimizers)}
         self._not_sgd = next((each for each in given.optimizers if stepping(each) not in STEP_AS_SGD), None)
         self._nodes, self._no_nodes = _nodes(given)
 
-    def options(self, text: str) -> AttachOptions:
+    def options(self, text: str) -> AttachSpec:
         """What a session of this strategy is made of; no rank asks another.
 
         Raises:
@@ -77,7 +77,7 @@ class CandidateCheck:
             raise AttachError(f"{text!r} chooses itself: name an algorithm")
         if any({level.topology.scope, level.topology.meets} != {WORLD} for level in strategy.levels):
             self._check_nodes()
-        options = fitted(self._given, strategy)
+        options = fitted(replace(self._given, strategy=strategy))
         if options.scaler is not None and options.periodic:
             raise AttachError(
                 f"with a scaler each replica of {text!r} passes over steps of its own, so that ranks could "
@@ -142,7 +142,7 @@ def _adaptive(strategy: AnyStrategy) -> list[AdaptiveRounds]:
     return [level.rounds for level in strategy.levels if isinstance(level.rounds, AdaptiveRounds)]
 
 
-def _nodes(given: AttachArguments) -> tuple[list[list[int]], str]:
+def _nodes(given: AttachSpec) -> tuple[list[list[int]], str]:
     """The ranks of each node; none, and why, where nobody has told. A collective call."""
     if isinstance(given.model, ShardedModel):
         return [], ""

@@ -14,7 +14,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.errors import ConfigError, DecisionError, of_ranks
 from tacit.levels.level import Level
-from tacit.levels.spec import AttachOptions
+from tacit.levels.spec import AttachSpec
 from tacit.planning.candidates import Candidates
 from tacit.strategy import AutoStrategy
 from tacit.timelines import Timeline
@@ -65,7 +65,7 @@ class ChoosingSession(Protocol):
     ranks: list[int]
 
     @property
-    def options(self) -> AttachOptions:
+    def options(self) -> AttachSpec:
         """What is at work, and on what: model, optimizers, parameters by name, process group."""
 
     @property

@@ -24,7 +24,7 @@ from tacit.environment import DIAGNOSE
 from tacit.errors import AttachError
 from tacit.files import spared
 from tacit.levels.level import Level
-from tacit.levels.spec import AttachOptions
+from tacit.levels.spec import AttachSpec
 from tacit.links import Links
 from tacit.optimizer_hooks.every_step import behind_steps
 from tacit.planning.culprits import diagnosed
@@ -54,7 +54,7 @@ class Diagnosed(Protocol):
     links: Links | None
 
     @property
-    def options(self) -> AttachOptions:
+    def options(self) -> AttachSpec:
         """What is at work, and on what."""
 
     @property
@@ -220,7 +220,7 @@ class Diagnosing:
         return _with_interface(here, self._before, after, self._steps)
 
 
-def _check(options: AttachOptions, steps: int | None) -> None:
+def _check(options: AttachSpec, steps: int | None) -> None:
     if not options.optimizers:
         raise AttachError("diagnose() counts steps of the optimizer: give attach the optimizer")
     if any(p.is_cuda for p in options.named.values()):

@@ -26,7 +26,7 @@ from tacit.algorithms import parse
 from tacit.environment import STEP_PROFILE
 from tacit.errors import TacitError
 from tacit.files import spared
-from tacit.levels.spec import AttachOptions
+from tacit.levels.spec import AttachSpec
 from tacit.model.trained_model import TrainedModel, local, locals_of
 from tacit.planning.profile import Profile, StrategyCost
 from tacit.planning.step_timer import StepTimer
@@ -81,21 +81,21 @@ _TAKEN: list[Any] = []
 """Profiles being taken: one a process."""
 
 
-def began(session: Flushed, options: AttachOptions) -> None:
+def began(session: Flushed, spec: AttachSpec) -> None:
     """Profile this session's training, if that was asked for and no other's was."""
     request = None if _TAKEN else ProfileRequest.from_env()
-    if request is not None and options.optimizers:
-        _TAKEN.append(_Taking(session, options, request))
+    if request is not None and spec.optimizers:
+        _TAKEN.append(_Taking(session, spec, request))
 
 
 class _Taking:
     """Waits for the steps, and takes the profile behind the last of them."""
 
-    def __init__(self, session: Flushed, options: AttachOptions, request: ProfileRequest) -> None:
-        self._session, self._options, self._request = session, options, request
-        self._timer = StepTimer(options.model.module, options.optimizers, options.named)
+    def __init__(self, session: Flushed, spec: AttachSpec, request: ProfileRequest) -> None:
+        self._session, self._spec, self._request = session, spec, request
+        self._timer = StepTimer(spec.model.module, spec.optimizers, spec.named)
         self._stepped = 0
-        self._handle: Any = options.optimizers[-1].register_step_post_hook(lambda *_: self._after_step())
+        self._handle: Any = spec.optimizers[-1].register_step_post_hook(lambda *_: self._after_step())
 
     def _after_step(self) -> None:
         self._stepped += 1
@@ -104,9 +104,9 @@ class _Taking:
         self._handle.remove()
         self._timer.close()
         self._session.flush()
-        profile = take(self._timer, self._options.model, self._options.optimizers)
+        profile = take(self._timer, self._spec.model, self._spec.optimizers)
         costs = self._costs(profile)
-        if self._options.group.rank() == 0:
+        if self._spec.group.rank() == 0:
             with spared(f"the profile is not saved in {self._request.out}"):
                 profile.with_costs(costs).save(Path(self._request.out))
         if self._request.ends:
@@ -114,7 +114,7 @@ class _Taking:
 
     def _costs(self, profile: Profile) -> list[StrategyCost]:
         """On all ranks at once, as in training."""
-        tensors, found = locals_of(self._options.named), []
+        tensors, found = locals_of(self._spec.named), []
         for text in self._request.algorithms:
             try:
                 found += [

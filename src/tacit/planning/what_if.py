@@ -9,11 +9,10 @@ from statistics import median
 import torch
 
 from tacit.algorithms import parse
-from tacit.attaching.fitting import AttachArguments
 from tacit.contracts import WORLD
 from tacit.errors import AttachError, ConfigError, TacitError, first_line
 from tacit.levels.node_layout import measured_links
-from tacit.levels.spec import AttachOptions
+from tacit.levels.spec import AttachSpec
 from tacit.links import Links
 from tacit.model.trained_model import locals_of
 from tacit.planning.candidates import CandidateCheck
@@ -42,7 +41,7 @@ _SIDE, _PRODUCTS, _TIMES = 384, 10, 3
 
 
 def considered(
-    facts: Facts, timer: StepTimer, options: AttachOptions, links: Links | None
+    facts: Facts, timer: StepTimer, options: AttachSpec, links: Links | None
 ) -> tuple[Facts, list[str]]:
     """The facts with what is measured now, and with what the planner foretells. A collective call.
 
@@ -66,7 +65,7 @@ def considered(
 class _Asking:
     facts: Facts
     timer: StepTimer
-    options: AttachOptions
+    options: AttachSpec
     notes: list[str] = field(default_factory=list)
 
     def measure(self, links: Links | None) -> None:
@@ -237,17 +236,8 @@ def _by_node(strategy: Strategy) -> Strategy:
     return replace(strategy, subject="gradient", topology=Hierarchical(), name=f"{strategy.name} by node")
 
 
-def _given(options: AttachOptions) -> AttachArguments:
+def _given(spec: AttachSpec) -> AttachSpec:
     """What the user gave `attach`, as far as candidates depend on it."""
-    if options.model.process_group.size() == 1:
+    if spec.group.size() == 1:
         raise AttachError("this rank is alone, and exchanges nothing")
-    return AttachArguments(
-        model=options.model,
-        optimizers=options.optimizers,
-        scaler=options.scaler,
-        policy=options.policy,
-        timeout=options.timeout,
-        mesh=options.mesh,
-        reduction=options.reduction,
-        exchange_on=options.exchange_on,
-    )
+    return replace(spec, steps_per_epoch=None, epochs=None, weight=None, servers=None)
