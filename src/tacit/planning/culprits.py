@@ -27,7 +27,7 @@ _TINY_BYTES, _SEVERAL_BUCKETS = 1 << 20, 4
 """So many buckets of less than DDP's own first one are named, even if the planner sees no gain."""
 _PAUSED = 0.006
 """The share of waiting for links that each node with BBR costs: the median of five pairs of runs with cubic
-and with BBR, on 4 and on 8 nodes, where it was 0.002 to 0.013 (dev/LOG.md, 2026-11-25)."""
+and with BBR, on 4 and on 8 nodes, where it was 0.002 to 0.013 (dev/log, 2026-11-25)."""
 _HOW_TO_LOAD = "more worker processes (num_workers=), prefetch_factor=, or data that is decoded beforehand"
 
 

@@ -2,7 +2,7 @@
 
 Gloo's own posts what a rank sends before what it receives. The word that it is ready for a peer's message
 then waits behind the bytes for that peer, so that two ranks send to each other one after the other: on links
-of 100 Mbit/s it takes 1.4 times as long as the bytes need (`dev/LOG.md`, 2026-11-26). Here all receives are
+of 100 Mbit/s it takes 1.4 times as long as the bytes need (`dev/log`, 2026-11-26). Here all receives are
 posted first. Gloo calls nobody when a message is through, so a thread waits.
 """
 

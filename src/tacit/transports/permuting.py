@@ -1,7 +1,7 @@
 """A message from each rank to one other: how a `Permute` goes by torch.distributed.
 
 Gloo's send and receive were faster than its all-to-all with nothing for the others, up to a megabyte, and as
-fast at eight (`dev/LOG.md`, 2026-11-25). Gloo calls nobody when one is done, so that threads wait.
+fast at eight (`dev/log`, 2026-11-25). Gloo calls nobody when one is done, so that threads wait.
 """
 
 from __future__ import annotations
