@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from graphed import GraphedGradients
 from tacit.attaching.assembly import fully_named
 from tacit.attaching.learning_rates import Rates
-from tacit.contracts import FollowingRounds
 from tacit.gradients.ddp_hook import SETTLED
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
@@ -173,7 +172,7 @@ class Worker:
         for made in self.levels:
             if made.session.config.in_stream:  # all that is launched is in one order then
                 made.session.lanes.buckets.stream = None  # type: ignore[union-attr]  # a lane of streams
-            if isinstance(made.strategy.rounds, FollowingRounds):
+            if made.strategy.rounds.follows is not None:
                 made.session.schedule.follow(self.levels[-1].session.schedule)
         if taken is not None:
             taken.take(lambda: self.near.session.step)

@@ -439,19 +439,6 @@ def attributes_assigned_from_outside(tree: Tree) -> Found:
                 yield path, given.value
 
 
-def members_that_one_class_overrides(tree: Tree) -> Found:
-    """Of a contract that several implement: they belong into an interface of their own."""
-    by_name = {node.name: node for _, node in classes(tree)}
-    for path, node in classes(tree):
-        if not within(path, NAMES["contracts"]):
-            continue
-        below = [by_name[name] for name, home in heirs(tree, node.name).items()]
-        if len(below) < 2:
-            continue
-        times = Counter(name for each in below for name in members(each) & members(node))
-        yield from ((path, f"{node.name}.{name}") for name in sorted(times) if times[name] == 1)
-
-
 def classes_of_one_name(tree: Tree) -> Found:
     found = [*classes(tree)]
     times = Counter(node.name for _, node in found)
@@ -506,7 +493,6 @@ RULES: tuple[Rule, ...] = (
     deep_rooms,
     answers_told_apart,
     attributes_assigned_from_outside,
-    members_that_one_class_overrides,
     classes_of_one_name,
     methods_without_docstring,
     tensors_of_the_scripts_type,
@@ -667,15 +653,6 @@ OFFENCES: dict[str, tuple[dict[str, str], list[tuple[str, str]]]] = {
             "d.py": "class D:\n    def f(self): self.grad = 6\n",
         },
         [("b.py", "x"), ("b.py", "x"), ("b.py", "z"), ("c.py", "z")],
-    ),
-    "members_that_one_class_overrides": (
-        {
-            "words.py": "class C:\n    a = 1\n    b: int\n    def f(self): ...\n    def g(self): ...\n"
-            "class D:\n    def h(self): ...",
-            "a.py": "class X(C):\n    a: int = 2\n    def f(self): ...\nclass Z(D):\n    def h(self): ...",
-            "b.py": "class Y(X):\n    def f(self): ...",
-        },
-        [("words.py", "C.a")],
     ),
     "classes_of_one_name": (
         {"a.py": "class A: ...\nclass B: ...", "b.py": "def f():\n    class A: ..."},

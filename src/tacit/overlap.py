@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tacit import checks
-from tacit.contracts import LateOverlap, LayerwiseOverlap, Overlap
+from tacit.contracts import LayerwiseOverlap, Overlap
 from tacit.errors import ConfigError
 
 __all__ = ["Bucketwise", "Delayed", "Fused", "Prioritized"]
@@ -21,13 +21,13 @@ class Bucketwise(Overlap):
 
 
 @dataclass(frozen=True)
-class Delayed(LateOverlap):
+class Delayed(Overlap):
     """The answer of a round is applied `steps` steps late; training goes on until then.
 
     The answer of the round of step t is applied after step t + `steps`, on all ranks: training waits
     for it there if it is not complete, and does not apply it earlier if it is. A gradient can be one step
     late: backward then replaces it by the mean of the step before (Pipe-SGD: Li et al., NeurIPS 2018), see
-    `hooks.delayed`.
+    `gradients.delayed`.
 
     Attributes:
         steps: how many steps late. More hide longer rounds, and apply older answers.

@@ -11,24 +11,17 @@ from tacit.compressors.dense import Dense
 from tacit.compressors.scheduled import Scheduled
 from tacit.contracts import (
     WORLD,
-    AnchorMerge,
     Compressor,
-    FollowingRounds,
-    LateOverlap,
     LayerwiseOverlap,
     Merge,
     MixingCompressor,
-    MixingMerge,
     MixingTopology,
     Overlap,
     PairTopology,
-    PeriodicRounds,
-    PhasedRounds,
     Rounds,
     ScheduleState,
     ServerTopology,
     Topology,
-    UnsentMerge,
 )
 from tacit.errors import ConfigError
 from tacit.merges import Replace, ServerParams
@@ -57,7 +50,7 @@ class Strategy:
         subject: what is exchanged. "gradient": in backward. "delta": how far the parameters have moved
             since the last round, after `optimizer.step`. "nothing": DDP is left as it is.
         blocking: the compressor of phases in which answers are applied at once, for rounds that have such
-            phases (`PhasedRounds`); None: the same compressor.
+            phases (`Rounds.phased`); None: the same compressor.
         topology: by default the session picks between `Flat` and `TwoPhase` by predicted bytes.
         momentum: what happens to the optimizer's own state (momentum, Adam's moments) in every round of
             deltas. "local": nothing; "averaged" over the replicas, densely, which costs the bytes of as
@@ -139,7 +132,7 @@ class Strategy:
     def _check_blocking(self, blocking: Compressor) -> None:
         checks.compressor("blocking", blocking)
         self.topology.check(blocking)
-        if not isinstance(self.rounds, PhasedRounds):
+        if not self.rounds.phased:
             raise ConfigError(
                 f"blocking={blocking} with rounds={self.rounds}, which have no phases: leave it out, or "
                 "write rounds=Cycling()"
@@ -158,7 +151,7 @@ class Strategy:
             )
         if self.merge.subject != "gradient":
             raise ConfigError(f"merge={self.merge} cannot apply a gradient: write merge=Replace()")
-        if isinstance(self.overlap, LateOverlap) and self.overlap.steps != 1:
+        if self.overlap.steps > 1:
             raise ConfigError(
                 f"overlap={self.overlap} of a gradient: one that is {self.overlap.steps} steps old makes "
                 "training worse, and hides no more than one a step old: write Delayed(1)"
@@ -177,7 +170,7 @@ class Strategy:
             )
         if self.merge.subject == "gradient":
             raise ConfigError(f"merge={self.merge} cannot apply a delta: write merge=Average()")
-        if isinstance(self.overlap, LateOverlap) and self.overlap.warmup_steps:
+        if self.overlap.warmup_steps:
             raise ConfigError(
                 f"warmup_steps={self.overlap.warmup_steps} is for gradients, and subject='delta': "
                 f"write Delayed({self.overlap.steps})"
@@ -185,14 +178,14 @@ class Strategy:
         self._check_server_merge()
         self._check_mixing()
         lag = self.overlap.apply_at(0)
-        if isinstance(self.rounds, PhasedRounds) and lag:
+        if self.rounds.phased and lag:
             raise ConfigError(
                 f"overlap={self.overlap} and rounds={self.rounds} both set when answers are applied: leave "
                 "the overlap out"
             )
-        if isinstance(self.merge, UnsentMerge):
+        if self.merge.keeps_unsent:
             self._check_unsent()
-        if isinstance(self.rounds, PeriodicRounds) and lag > self.rounds.sync_every:
+        if self.rounds.sync_every is not None and lag > self.rounds.sync_every:
             raise ConfigError(
                 f"overlap={self.overlap} would be applied after the next round of the same parameters "
                 f"starts, with rounds={self.rounds}: write Delayed(steps={self.rounds.sync_every}) at most"
@@ -211,7 +204,7 @@ class Strategy:
         fits = ServerParams(whole=server.pull is None)
         if self.merge == fits:
             return
-        if not isinstance(self.merge, AnchorMerge):
+        if not self.merge.ends_at_anchor:
             raise ConfigError(f"merge={self.merge} does not fit topology={self.topology}: write merge={fits}")
         if server.pull is None or not server.counts_all:
             raise ConfigError(
@@ -223,7 +216,7 @@ class Strategy:
 
     def _check_mixing(self) -> None:
         """Where each rank gets another answer, the merge must be one that leaves the anchor alone."""
-        mixes = isinstance(self.merge, MixingMerge)
+        mixes = self.merge.mixes
         if isinstance(self.topology, MixingTopology) and not mixes:
             raise ConfigError(
                 f"merge={self.merge} does not fit topology={self.topology}, which gives each rank another "
@@ -237,7 +230,7 @@ class Strategy:
 
     def _check_mean_feedback(self) -> None:
         one_shot = self.compressor.one_shot(0)
-        if one_shot is not None and one_shot.has_mean_feedback and not isinstance(self.merge, UnsentMerge):
+        if one_shot is not None and one_shot.has_mean_feedback and not self.merge.keeps_unsent:
             raise ConfigError(
                 f"{self.compressor} with merge={self.merge} would lose what a rank does not send: write "
                 "ErrorFeedback for MeanFeedback, or subject='delta', merge=CommonPoint()"
@@ -251,7 +244,7 @@ class Strategy:
                 f"merge={self.merge} with {self.compressor} would keep what was not sent twice: leave "
                 "ErrorFeedback out, or write merge=Average()"
             )
-        allowed = isinstance(self.merge, AnchorMerge) and not isinstance(self.rounds, PhasedRounds)
+        allowed = self.merge.ends_at_anchor and not self.rounds.phased
         if self.late and not allowed:
             raise ConfigError(
                 f"merge={self.merge} with answers applied late is not possible: leave overlap and late "
@@ -266,12 +259,12 @@ class Strategy:
     @property
     def late(self) -> bool:
         """Whether rounds are under way while training goes on."""
-        return isinstance(self.overlap, LateOverlap) or isinstance(self.rounds, PhasedRounds)
+        return self.overlap.steps > 0 or self.rounds.phased
 
     @property
     def parts(self) -> int:
         """How many parts the model is cut into, each with rounds of its own."""
-        return self.rounds.fragments if isinstance(self.rounds, PeriodicRounds) else 1
+        return self.rounds.fragments
 
     @property
     def server(self) -> ServerTopology | None:
@@ -291,7 +284,7 @@ class Strategy:
     def for_training(self, schedule_state: ScheduleState) -> Strategy:
         """This strategy with a compressor for this training, and for each of its phases."""
         compressor = self.compressor.for_training(schedule_state)
-        if self.blocking is None or not isinstance(self.rounds, PhasedRounds):
+        if self.blocking is None or not self.rounds.phased:
             return replace(self, compressor=compressor)
         blocking = self.blocking.for_training(schedule_state)
         stretches = [
@@ -329,7 +322,7 @@ class Levels:
                 f"levels of {' and '.join(subjects) or 'nothing'} cannot be joined: the first exchanges "
                 "the 'gradient', every other one the 'delta'"
             )
-        if isinstance(self.levels[0].overlap, LateOverlap):
+        if self.levels[0].overlap.steps:
             raise ConfigError(
                 f"overlap={self.levels[0].overlap} of the first level: inside a node there is little to "
                 "hide, and old gradients would be applied after a round between nodes: write Bucketwise()"
@@ -356,7 +349,7 @@ class Levels:
                 "they would diverge: write Hierarchical() or Flat()"
             )
         near, far = self.levels[0].rounds, self.levels[-1].rounds
-        if isinstance(near, FollowingRounds) and near.schedule != far:
+        if near.follows not in (None, far):
             raise ConfigError(
                 f"rounds={near} of the first level follow another schedule than the last, {far}: give "
                 "both the same"

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from tacit.algorithms import parse
 from tacit.attaching.assembly import fully_named
 from tacit.attaching.learning_rates import Rates
-from tacit.contracts import FollowingRounds
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks import momentum
@@ -66,7 +65,7 @@ class Member:
             ):
                 self.levels.append(Level(spec, level, rates, nets[0].groups("node"), taken=self.taken))
         for level in self.levels:
-            if isinstance(level.strategy.rounds, FollowingRounds):
+            if level.strategy.rounds.follows is not None:
                 level.session.schedule.follow(self.levels[-1].session.schedule)
         if self.taken is not None:
             self.taken.take(lambda: self.near.session.step)

@@ -18,7 +18,6 @@ from tacit.contracts import (
     Merge,
     OneShot,
     Payload,
-    PeriodicRounds,
     Rounds,
     ScheduleState,
     State,
@@ -365,7 +364,7 @@ class Early(Rounds):
         return Sync(step - 1)
 
 
-class Silent(PeriodicRounds):
+class Silent(Rounds):
     fragments = 2
 
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:

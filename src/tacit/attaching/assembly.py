@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from tacit.attaching.learning_rates import Rates
-from tacit.contracts import NODE, WORLD, ByLinks, FollowingRounds, LinkRates, made_for
+from tacit.contracts import NODE, WORLD, ByLinks, LinkRates, made_for
 from tacit.errors import AttachError
 from tacit.levels.level import Level
 from tacit.levels.node_layout import measured_links, read_nodes, warn_of_one
@@ -55,7 +55,7 @@ def levels_of(
         levels.append(level)
         yield level
     for at_work in levels:
-        if isinstance(at_work.strategy.rounds, FollowingRounds):
+        if at_work.strategy.rounds.follows is not None:
             at_work.session.schedule.follow(levels[-1].session.schedule)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from tacit.contracts import WORLD, LateOverlap, LayerwiseOverlap
+from tacit.contracts import WORLD, LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.exchange.combinators import average_, gather
 from tacit.gradients.ddp_hook import Answer, BucketFuture, after_backward
@@ -43,7 +43,7 @@ def at_work(scaler: object, strategy: AnyStrategy) -> GradScaler | None:
             f"with {strategy.name!r} nobody waits for anybody, and a scaler passes over steps that all have "
             "to know of: train in bfloat16 without a scaler, or attach 'ps'"
         )
-    if near.subject == "gradient" and isinstance(near.overlap, LateOverlap):
+    if near.subject == "gradient" and near.overlap.steps > 0:
         raise AttachError(
             f"{strategy.name!r} gives a step the mean of the step before, which may be scaled by another "
             "factor, and whose overflow would be known too late to pass over it: train in bfloat16 without "

@@ -13,14 +13,9 @@ from tacit import checks
 from tacit.contracts import (
     WORLD,
     AdaptiveRounds,
-    LateOverlap,
     LayerwiseOverlap,
-    LearningRateMerge,
-    MixingMerge,
     MixingTopology,
     PairTopology,
-    PhasedRounds,
-    UnsentMerge,
 )
 from tacit.errors import AttachError
 from tacit.fsdp.model import ShardedModel
@@ -57,12 +52,12 @@ def check_weight(strategy: AnyStrategy, weight: float | None) -> None:
             f"weight={weight!r} with {strategy.name!r} is not possible, as two replicas meet halfway: leave "
             "it out, or attach localsgd, say"
         )
-    if any(isinstance(level.merge, MixingMerge) for level in strategy.levels):
+    if any(level.merge.mixes for level in strategy.levels):
         raise AttachError(
             f"weight={weight!r} with {strategy.name!r} is not possible, as each replica mixes with a few "
             "others, whose weights add up to something else for each: leave it out, or attach localsgd, say"
         )
-    if any(isinstance(level.merge, UnsentMerge) for level in strategy.levels):
+    if any(level.merge.keeps_unsent for level in strategy.levels):
         raise AttachError(
             f"weight={weight!r} with {strategy.name!r} is not possible, as what a replica keeps of its own "
             "is not weighed: leave it out, or attach localsgd, say"
@@ -207,7 +202,7 @@ def _check_unused(model: TrainedModel, strategy: AnyStrategy) -> None:
     near = strategy.levels[0]
     if not model.find_unused_parameters:
         return
-    if isinstance(near.overlap, LateOverlap) and near.subject == "gradient":
+    if near.overlap.steps > 0 and near.subject == "gradient":
         why = (
             f"{strategy.name!r} gives a step the mean of the step before, and with "
             "find_unused_parameters=True DDP throws it away for a parameter that no rank uses in this one"
@@ -294,11 +289,9 @@ def _check_needs_no_rate(strategy: AnyStrategy, level: Strategy, optimizer: str)
     """Refuse what goes by the learning rate, where the optimizer tells none."""
     rounds = level.rounds
     by_rate = (
-        isinstance(rounds, AdaptiveRounds)
-        and not isinstance(rounds, PhasedRounds)
-        and rounds.observed_metrics != {"transfer"}
+        isinstance(rounds, AdaptiveRounds) and not rounds.phased and rounds.observed_metrics != {"transfer"}
     )
-    if by_rate or isinstance(level.merge, LearningRateMerge):
+    if by_rate or level.merge.by_learning_rate:
         raise AttachError(
             f"{strategy.name!r} goes by the learning rate, and a group of {optimizer} has none: give it one, "
             "such as Adafactor(..., lr=1e-3, relative_step=False), or attach 'localsgd' or 'diloco'"

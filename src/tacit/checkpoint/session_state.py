@@ -17,7 +17,7 @@ from tacit.checkpoint.own_replica import OwnReplica
 from tacit.checkpoint.resize import SavedShares, topology_residuals
 from tacit.checkpoint.saved_values import LAST_EQUAL, VERSION, SavedValues, refusing, state_of
 from tacit.checkpoint.sharded_state import refuse_shards
-from tacit.contracts import NET, WORLD, PhasedRounds
+from tacit.contracts import NET, WORLD
 from tacit.errors import CheckpointError
 from tacit.gradients.ddp_hook import GradientHook
 from tacit.gradients.layerwise.hook import LayerwiseHook
@@ -282,7 +282,7 @@ def _without_rounds(strategy: AnyStrategy) -> str:
 
 def _may_change(level: Strategy) -> bool:
     """Whether a run may go on with other rounds; phases are for the whole of a run."""
-    return level.subject == "delta" and not isinstance(level.rounds, PhasedRounds)
+    return level.subject == "delta" and not level.rounds.phased
 
 
 def _key(i: int, session: Session, name: str, field: str, shared: bool) -> str:

@@ -6,9 +6,6 @@ topologies do no I/O: they are generators that yield requests and are sent the a
 on every transport.
 """
 
-from typing import TYPE_CHECKING
-
-from tacit import _moved
 from tacit.contracts.collectives import (
     AllGather,
     AllGatherInto,
@@ -54,22 +51,13 @@ from tacit.contracts.compressor import (
 )
 from tacit.contracts.context import AxisRank, Context, Exchange, Outcome, Workspace
 from tacit.contracts.merge import (
-    AnchorMerge,
     Application,
-    ConsolidatingMerge,
-    LearningRateMerge,
     Merge,
-    MixingMerge,
-    UnsentMerge,
     add_mean_,
-    consolidate_,
 )
-from tacit.contracts.overlap import LateOverlap, LayerwiseOverlap, Overlap
+from tacit.contracts.overlap import LayerwiseOverlap, Overlap
 from tacit.contracts.rounds import (
     AdaptiveRounds,
-    FollowingRounds,
-    PeriodicRounds,
-    PhasedRounds,
     Rounds,
     Sync,
 )
@@ -109,29 +97,23 @@ __all__ = [
     "AllGatherInto",
     "AllReduce",
     "AllToAll",
-    "AnchorMerge",
     "Application",
     "AxisRank",
     "ByLinks",
     "Collective",
     "Compressor",
-    "ConsolidatingMerge",
     "Context",
     "Decoded",
     "Difference",
     "Exact",
     "Exchange",
     "Factors",
-    "FollowingRounds",
     "Grouped",
-    "LateOverlap",
     "LayerwiseOverlap",
-    "LearningRateMerge",
     "LinkRates",
     "Matrix",
     "Merge",
     "MixingCompressor",
-    "MixingMerge",
     "MixingTopology",
     "Momentum",
     "NoMemory",
@@ -146,9 +128,7 @@ __all__ = [
     "PartitionedCompressor",
     "Payload",
     "PayloadSpec",
-    "PeriodicRounds",
     "Permute",
-    "PhasedRounds",
     "Posted",
     "PushPull",
     "ReduceEncoded",
@@ -169,13 +149,11 @@ __all__ = [
     "Topology",
     "Transmitted",
     "Transport",
-    "UnsentMerge",
     "VariableLength",
     "WeighedCompressor",
     "Workspace",
     "add_mean_",
     "add_rescaled",
-    "consolidate_",
     "cut_factors",
     "formed",
     "lasting",
@@ -186,6 +164,3 @@ __all__ = [
     "staged_on",
     "state_dtype",
 ]
-
-if not TYPE_CHECKING:  # type checkers must not see the old names
-    __getattr__ = _moved.attributes(__name__)

@@ -18,7 +18,7 @@ class Application(NamedTuple):
     lag: int = 0
     """Steps since the start of the round."""
     lr: float = 0.0
-    """The learning rate: of these parameters for a `LearningRateMerge`, else the largest of any."""
+    """The learning rate: of these parameters for a merge `by_learning_rate`, else the largest of any."""
     parties: int = 1
     """How many were averaged: the number of replicas; by node, that of nodes."""
 
@@ -37,6 +37,15 @@ class Merge(ABC):
     reads_params: ClassVar[Literal["always", "late", "never"]] = "always"
     """With which answers `apply_` reads `params`; with others it only writes them, unless a replica is alone.
     As `entrywise`, it counts for the class whose `apply_` it is, and not for one that overrides that."""
+    by_learning_rate: ClassVar[bool] = False
+    """Whether `apply_` is called for parameters of one learning rate at a time."""
+    keeps_unsent: ClassVar[bool] = False
+    """Whether `local_delta` is only the part of this rank's delta that was not sent."""
+    ends_at_anchor: ClassVar[bool] = False
+    """Whether the result is the anchor: replicas that are to agree go there, and keep what is unsent aside.
+    Answers may be late; they come with what the peers have not seen, and with the steps since."""
+    mixes: ClassVar[bool] = False
+    """Whether `mean` may be another one on each rank: the anchor is left alone, and there is no state."""
     entrywise: ClassVar[bool] = False
     """Whether no entry depends on another: `apply_` may be given stretches of a bucket, in any shape."""
 
@@ -79,42 +88,14 @@ class Merge(ABC):
             at: lag, learning rate, and number of replicas.
         """
 
+    def consolidate_(self, anchor: Tensor, mean: Tensor, alone: Tensor | None = None) -> None:
+        """Overwrite the anchor by what all replicas become at the end and at `session.sync()`: their mean.
 
-class LearningRateMerge(Merge):
-    """A merge that uses the learning rate: `apply_` is called for parameters of one rate at a time."""
-
-
-class UnsentMerge(Merge):
-    """A merge whose `local_delta` is only the part of this rank's delta that was not sent."""
-
-
-class MixingMerge(Merge):
-    """A merge whose `mean` may be another one on each rank: it leaves the anchor alone, and has no state."""
-
-
-class AnchorMerge(UnsentMerge):
-    """Has the anchor as its result: replicas that are to agree go there, and keep what is unsent aside.
-
-    Its answers may be late. It is given with them what the peers have not seen, and the steps since.
-    """
-
-
-class ConsolidatingMerge(Merge):
-    """A merge that says what all replicas become at the end and at `session.sync()`: not their mean."""
-
-    @abstractmethod
-    def consolidate_(self, anchor: Tensor, mean: Tensor) -> None:
-        """Overwrite the anchor by what all replicas become; `mean`: their mean delta."""
-
-
-def consolidate_(merge: Merge, anchor: Tensor, mean: Tensor, alone: Tensor | None = None) -> None:
-    """Overwrite the anchor by what all replicas become at the end and at `session.sync()`; no outer step.
-
-    `alone`: the parameters, where there is one replica.
-    """
-    if isinstance(merge, ConsolidatingMerge):
-        merge.consolidate_(anchor, mean)
-    else:
+        Args:
+            anchor: equal on all ranks.
+            mean: the replicas' mean delta.
+            alone: the parameters, where there is one replica.
+        """
         add_mean_(anchor, mean, alone)
 
 

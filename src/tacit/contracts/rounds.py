@@ -36,6 +36,25 @@ class Rounds(ABC):
     """Whether gradients may be exchanged by them, as none is lost in steps that no round follows."""
     every_step: ClassVar[bool] = False
     """Whether a round follows every step that has to have one for replicas to stay equal."""
+    phased: ClassVar[bool] = False
+    """Whether answers are applied at once in some phases of training, and late in others. A round starts
+    before an answer that is due after the same step is applied."""
+    sync_every: int | None = None
+    """The period in steps, where there is one that does not change."""
+    fragments: int = 1
+    """How many parts the model is cut into, each with rounds of its own."""
+    start_step: int = 0
+    """The step with which replicas begin to move on their own: another level keeps them equal before."""
+
+    @property
+    def follows(self) -> Rounds | None:
+        """The rounds of the farthest level, where these depend on their schedule state."""
+        return None
+
+    @property
+    def skips(self) -> bool:
+        """Whether they leave out steps that have to have a round for replicas to stay equal."""
+        return not self.every_step
 
     @property
     def summary(self) -> str:
@@ -52,6 +71,14 @@ class Rounds(ABC):
 
         Its `apply_at` is without the delay of an `Overlap`.
         """
+
+    def sync(self, step: int, schedule_state: ScheduleState) -> Sync:
+        """The round after this step, also if none is due, as for `session.sync()`."""
+        return Sync(step)
+
+    def phases(self, schedule_state: ScheduleState) -> tuple[tuple[int, bool], ...]:
+        """(number of steps, whether answers are applied late) of each phase; the last goes on."""
+        return ()
 
 
 class AdaptiveRounds(Rounds):
@@ -70,49 +97,3 @@ class AdaptiveRounds(Rounds):
         "drift", the mean squared distance of a replica from the mean of all, before the round; and the
         largest "lr" and "transfer": the learning rate, and the steps that a late round took.
         """
-
-
-class PhasedRounds(Rounds):
-    """Rounds whose answers are applied at once in some phases of training, and late in others.
-
-    A round starts before an answer that is due after the same step is applied.
-    """
-
-    @abstractmethod
-    def phases(self, schedule_state: ScheduleState) -> tuple[tuple[int, bool], ...]:
-        """(number of steps, whether answers are applied late) of each phase; the last goes on."""
-
-    @abstractmethod
-    def sync(self, step: int, schedule_state: ScheduleState) -> Sync:
-        """The round after this step, also if none is due, as for `session.sync()`."""
-
-
-class PeriodicRounds(Rounds):
-    """Rounds of one period.
-
-    Attributes:
-        sync_every: the period, in steps.
-        fragments: how many parts the model is cut into, each with rounds of its own.
-        start_step: the step with which replicas begin to move on their own: another level keeps them equal
-            before.
-    """
-
-    sync_every: int
-    fragments: int
-    start_step: int
-
-
-class FollowingRounds(Rounds):
-    """Rounds that depend on the schedule state of the farthest level.
-
-    Attributes:
-        schedule: the rounds of that level.
-        skips: whether they leave steps out, from the first on.
-    """
-
-    schedule: Rounds
-
-    @property
-    def skips(self) -> bool:
-        """False, unless it is said."""
-        return False

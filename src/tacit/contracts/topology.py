@@ -181,7 +181,7 @@ class NodeTopology(Topology):
 
 
 class MixingTopology(Topology):
-    """Gives each rank an answer of its own, so that replicas differ; for a `MixingMerge`.
+    """Gives each rank an answer of its own, so that replicas differ; for a merge that `mixes`.
 
     The mean of the answers over the ranks is the mean of what was given. A NaN is not in all answers, so that
     ranks tell each other, by `Context.nonfinite_flags`.

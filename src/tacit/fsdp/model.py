@@ -14,8 +14,6 @@ from tacit.compressors.dense import Dense
 from tacit.contracts import (
     NODE,
     WORLD,
-    FollowingRounds,
-    LateOverlap,
     LayerwiseOverlap,
     NodeTopology,
     PairTopology,
@@ -237,7 +235,7 @@ def _check_gradients(far: Strategy) -> None:
             f"{far.name!r} goes by the gradients of DDP's parameters, and FSDP2 gathers each module's "
             "parameters ahead itself: write overlap=Bucketwise(), or attach 'dense' or 'int8'"
         )
-    if isinstance(far.overlap, LateOverlap):
+    if far.overlap.steps:
         raise AttachError(
             f"{far.name!r} applies a gradient one step late, which is not supported on sharded models "
             "(FSDP2): write overlap=Bucketwise(), or attach 'topk', 'int8' or 'diloco'"
@@ -253,7 +251,7 @@ def _check_gradients(far: Strategy) -> None:
 def _check_near(strategy: AnyStrategy, replicas: int) -> None:
     """The nearest of two levels must be what FSDP2 does: a dense mean of gradients in every step."""
     near, *others = strategy.levels
-    skips = near.rounds.skips if isinstance(near.rounds, FollowingRounds) else not near.rounds.every_step
+    skips = near.rounds.skips
     scopes = {near.topology.scope, near.topology.meets}
     dense = near.compressor == Dense() and (scopes == {NODE} or (scopes == {WORLD} and replicas == 1))
     if scopes == {WORLD} and replicas > 1 and near.rounds.every_step:

@@ -5,20 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from tacit import _moved, checks
+from tacit import checks
 from tacit.contracts import (
-    AnchorMerge,
     Application,
-    ConsolidatingMerge,
-    LearningRateMerge,
     Merge,
     State,
-    UnsentMerge,
     add_mean_,
 )
 from tacit.errors import ConfigError
@@ -37,9 +33,6 @@ __all__ = [
     "SlowMo",
     "StaleMean",
 ]
-
-if not TYPE_CHECKING:
-    __getattr__ = _moved.attributes(__name__)
 
 
 @dataclass(frozen=True)
@@ -92,7 +85,7 @@ class Average(Merge):
 
 
 @dataclass(frozen=True)
-class LocalResidual(UnsentMerge):
+class LocalResidual(Merge):
     """The anchor moves by the mean of what was sent; a replica keeps the rest of its own delta.
 
         anchor <- anchor + mean
@@ -103,6 +96,7 @@ class LocalResidual(UnsentMerge):
     part of the entries in every round it is SPARTA (Exo Labs 2025).
     """
 
+    keeps_unsent: ClassVar[bool] = True
     entrywise: ClassVar[bool] = True
     reads_params: ClassVar[Literal["never"]] = "never"
     needs_local_delta: ClassVar[Literal["always"]] = "always"
@@ -127,7 +121,7 @@ class LocalResidual(UnsentMerge):
 
 
 @dataclass(frozen=True)
-class CommonPoint(LocalResidual, AnchorMerge):
+class CommonPoint(LocalResidual):
     """`LocalResidual` whose result is the anchor, with answers that may come late.
 
     Where replicas are to agree, in `sync` and at the end, they stand at the anchor, without a round: what
@@ -138,6 +132,8 @@ class CommonPoint(LocalResidual, AnchorMerge):
     anchor is this worker's own, as the server knows it; where replicas are to agree, they stand at the
     server's parameters.
     """
+
+    ends_at_anchor: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -303,7 +299,7 @@ class OuterStep(Merge):
 
 
 @dataclass(frozen=True)
-class SlowMo(LearningRateMerge):
+class SlowMo(Merge):
     """Slow momentum, in units of the gradient (Wang et al., ICLR 2020).
 
         u    <- momentum * u - mean / lr
@@ -317,6 +313,7 @@ class SlowMo(LearningRateMerge):
         momentum: from 0 to below 1; the paper's beta.
     """
 
+    by_learning_rate: ClassVar[bool] = True
     entrywise: ClassVar[bool] = True
     reads_params: ClassVar[Literal["never"]] = "never"
 
@@ -350,7 +347,7 @@ class SlowMo(LearningRateMerge):
 
 
 @dataclass(frozen=True)
-class Elastic(ConsolidatingMerge):
+class Elastic(Merge):
     """Replicas and a centre pull at each other (EASGD: Zhang, Choromanska & LeCun, NIPS 2015).
 
         x_r  <- x_r - (beta / P) * (x_r - centre);   centre <- centre + beta * mean_r (x_r - centre)
@@ -389,7 +386,7 @@ class Elastic(ConsolidatingMerge):
         params.sub_(local_delta, alpha=self.beta / at.peers)
         anchor.add_(mean, alpha=self.beta)
 
-    def consolidate_(self, anchor: Tensor, mean: Tensor) -> None:
+    def consolidate_(self, anchor: Tensor, mean: Tensor, alone: Tensor | None = None) -> None:
         """Pull the centre to the replicas once more."""
         anchor.add_(mean, alpha=self.beta)
 

@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from tacit.contracts import Application, MixingMerge, State
+from tacit.contracts import Application, Merge, State
 
 __all__ = ["Mix"]
 
 
 @dataclass(frozen=True)
-class Mix(MixingMerge):
+class Mix(Merge):
     """Each replica takes the mix of its own and its neighbours' parameters (D-PSGD: Lian et al. 2017).
 
     The anchor stays where the replicas were equal last: what is mixed are their ways from there, and as the
@@ -22,6 +22,7 @@ class Mix(MixingMerge):
     a replica has done in the meantime is kept on top of it (overlapped SGP: Assran et al. 2019).
     """
 
+    mixes: ClassVar[bool] = True
     entrywise: ClassVar[bool] = True
     reads_params: ClassVar[Literal["late"]] = "late"
 

@@ -11,7 +11,6 @@ from threading import Event
 import torch
 from torch import Tensor, nn
 
-from tacit.contracts import UnsentMerge
 from tacit.kernels.dispatch import warm_up_for
 from tacit.planning.footprint import footprint
 from tacit.planning.profile import BucketCost, LevelCost, Profile, StrategyCost
@@ -150,7 +149,7 @@ def _medians(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
 def _exchanged(session: Session, echo: EchoTransport, i: int, x: Tensor, apart: bool) -> list[float]:
     """The segments of one bucket's exchange."""
     over = Event()
-    unsent = x if apart and isinstance(session.strategy.merge, UnsentMerge) else None
+    unsent = x if apart and session.strategy.merge.keeps_unsent else None
     out = torch.empty_like(x) if apart else None
     echo.marks.clear()
     begun = time.process_time()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.contracts import AnchorMerge, Request
+from tacit.contracts import Request
 from tacit.errors import RoundError, of_ranks
 from tacit.exchange.combinators import gather
 from tacit.replicas.outside_writes import lost_at_servers
@@ -40,7 +40,7 @@ class AnchorComparison:
         strategy = session.strategy
         self._session, self._anchors = session, anchors
         self._compares = not strategy.independent
-        self._again = isinstance(strategy.merge, AnchorMerge)
+        self._again = strategy.merge.ends_at_anchor
         self._rounds = 0
 
     def before_round(self) -> None:

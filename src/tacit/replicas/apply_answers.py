@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from tacit.contracts import NODE, Application, LearningRateMerge, State
+from tacit.contracts import NODE, Application, State
 from tacit.exchange.combinators import average_
 from tacit.kernels import deltas
 from tacit.replicas.local_deltas import LocalDeltas
@@ -101,7 +101,7 @@ class Answers:
         self, places: Sequence[Place], at: Application, rates: Mapping[str, float]
     ) -> Iterator[tuple[slice, float]]:
         """Stretches of what one call of the merge is for, and their learning rate."""
-        if not isinstance(self._merge, LearningRateMerge):
+        if not self._merge.by_learning_rate:
             yield slice(None), at.lr
             return
         for lr, run in groupby(places, lambda place: rates.get(place.name, 0.0)):

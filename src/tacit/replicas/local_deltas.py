@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from tacit.contracts import AnchorMerge, UnsentMerge
 from tacit.kernels import deltas
 from tacit.replicas.replica import Place, Replica, beside
 from tacit.strategy import Strategy
@@ -35,8 +34,8 @@ class LocalDeltas:
     ) -> None:
         merge, late = strategy.merge, strategy.late
         keeps = merge.needs_local_delta in (("always", "late") if late else ("always",))
-        self._unsent = isinstance(merge, UnsentMerge)
-        self.ends_at_anchor = isinstance(merge, AnchorMerge)
+        self._unsent = merge.keeps_unsent
+        self.ends_at_anchor = merge.ends_at_anchor
         self._replica, self._anchors = replica, anchors
         deltas.prepare()
         self.mine = [torch.zeros_like(anchor) if keeps else None for anchor in anchors]

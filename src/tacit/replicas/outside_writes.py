@@ -9,7 +9,6 @@ from operator import is_
 import torch
 from torch import Tensor, nn
 
-from tacit.contracts import UnsentMerge
 from tacit.errors import AttachError
 from tacit.model.trained_model import local
 from tacit.replicas.replica import LiveTensors
@@ -95,7 +94,7 @@ class OutsideWrites:
                 "there then"
             )
         self._written, self._far = step if changed and not self._recent else None, far
-        if changed and self._recent and not self._told and isinstance(self._strategy.merge, UnsentMerge):
+        if changed and self._recent and not self._told and self._strategy.merge.keeps_unsent:
             self._told = True
             _log.warning(
                 "the parameters are changed behind every step, as where weights are clamped: %r adds what it "

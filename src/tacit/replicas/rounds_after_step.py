@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit import ranges
-from tacit.contracts import Application, Sync, UnsentMerge, consolidate_
+from tacit.contracts import Application, Sync
 from tacit.exchange.combinators import average_
 from tacit.optimizer_hooks.kept_variance import KeptVariance
 from tacit.optimizer_hooks.scaled_variance import ScaledVariance
@@ -72,7 +72,7 @@ class OptimizerHook:
         session, buckets = self._session, self._session.buckets
         merge = session.strategy.merge
         self._late = session.strategy.late
-        self._unsent = isinstance(merge, UnsentMerge)
+        self._unsent = merge.keeps_unsent
         self._anchor = [wide_like(bucket) for bucket in buckets]
         self._replica = Replica(buckets, self._named, self._anchor, stays=merge.meets and not self._late)
         self._flat = [torch.zeros_like(bucket.like(bucket.device)) for bucket in buckets]
@@ -244,7 +244,7 @@ class OptimizerHook:
             own = self._replica.params(i)
             mean = self._replica.widened(i, flat)
             self.consensus.add(own, anchor, mean)
-            consolidate_(session.strategy.merge, anchor, mean, own if len(session.ranks) == 1 else None)
+            session.strategy.merge.consolidate_(anchor, mean, own if len(session.ranks) == 1 else None)
             self._replica.write(i, anchor)
         self.consensus.end()
         session.store.begin_anew()

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from tacit.contracts import AdaptiveRounds, FollowingRounds, PhasedRounds, ScheduleState, Sync
+from tacit.contracts import AdaptiveRounds, Rounds, ScheduleState, Sync
 from tacit.errors import ConfigError
 from tacit.rounds.adaptive import plateau
 from tacit.rounds.bounds import check, check_share
@@ -18,7 +18,7 @@ PROBES = 2
 
 
 @dataclass(frozen=True)
-class Cycling(AdaptiveRounds, PhasedRounds):
+class Cycling(AdaptiveRounds):
     """Warm-up, cycling and cool-down of DASO (Coquelin et al. 2021, arXiv 2104.05588, sections 3.2 and 3.3).
 
     In the first and last epochs a round follows every step, and is applied at once. In between, one starts
@@ -50,6 +50,7 @@ class Cycling(AdaptiveRounds, PhasedRounds):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"steps_per_epoch", "epochs"})
+    phased: ClassVar[bool] = True
 
     period: int | Literal["auto"] = 4
     delay: int = 1
@@ -224,13 +225,18 @@ class Cycling(AdaptiveRounds, PhasedRounds):
 
 
 @dataclass(frozen=True)
-class NodeRounds(FollowingRounds):
+class NodeRounds(Rounds):
     """When the replicas of a node average their gradients, by the `schedule` between the nodes."""
 
     for_gradients: ClassVar[bool] = True
     every_step: ClassVar[bool] = True
 
     schedule: Cycling
+
+    @property
+    def follows(self) -> Rounds:
+        """The schedule between the nodes."""
+        return self.schedule
 
     @property
     def skips(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tacit.contracts import Momentum, PeriodicRounds, Rounds, ScheduleState, Sync
+from tacit.contracts import Momentum, Rounds, ScheduleState, Sync
 from tacit.errors import ConfigError
 from tacit.rounds.bounds import check
 
@@ -88,7 +88,7 @@ class During(Rounds):
 
 
 @dataclass(frozen=True)
-class Every(PeriodicRounds):
+class Every(Rounds):
     """A round after every `sync_every`-th attempt. Larger sends less, and lets replicas drift further.
 
     Attributes:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from tacit.contracts import LateOverlap
 from tacit.prediction.predictor import Predictor, kind_of
 from tacit.session.buckets import Bucket
 from tacit.session.topology_choice import TopologyChoice
@@ -26,7 +25,7 @@ def sentence(strategy: Strategy, buckets: Sequence[Bucket], has_feedback: bool) 
     compressors = [each for bucket in buckets for each in bucket.chosen]
     what = f"parameters {strategy.rounds.summary} " if strategy.subject == "delta" else ""
     parts = [f"{what}over {strategy.topology.summary(compressors)}"]
-    if isinstance(strategy.overlap, LateOverlap):
+    if strategy.overlap.steps:
         parts.append(f"{_count(strategy.overlap.steps, 'step')} late")
     if has_feedback:
         parts.append("error feedback")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from tacit.contracts import AdaptiveRounds, PeriodicRounds, PhasedRounds, ScheduleState, Sync
+from tacit.contracts import AdaptiveRounds, ScheduleState, Sync
 from tacit.session.stats import KEPT
 from tacit.strategy import Strategy
 
@@ -33,8 +33,7 @@ class Schedule:
         self.observed_metrics: frozenset[str] = frozenset()
         if isinstance(rounds, AdaptiveRounds):
             self.observed_metrics = rounds.observed_metrics
-        self.leaves_first = isinstance(rounds, PhasedRounds)
-        self._start_step = rounds.start_step if isinstance(rounds, PeriodicRounds) else 0
+        self.leaves_first = rounds.phased
         self.set_state({**rounds.start(), **(known or {})}, step=0)
 
     @property
@@ -62,17 +61,14 @@ class Schedule:
         """How a round that follows the step goes, whether or not one is due."""
         if (due := self.at(step)) is not None:
             return due
-        rounds = self._rounds
-        return self._overlapped(
-            rounds.sync(step, self.state) if isinstance(rounds, PhasedRounds) else Sync(step)
-        )
+        return self._overlapped(self._rounds.sync(step, self.state))
 
     def _overlapped(self, sync: Sync) -> Sync:
         return sync._replace(apply_at=self._overlap.apply_at(sync.apply_at))
 
     def inactive(self, step: int) -> bool:
         """Whether another level still keeps the replicas equal in this step: there is nothing to do."""
-        return step < self._start_step
+        return step < self._rounds.start_step
 
     def observe(self, facts: ScheduleState, step: int) -> None:
         """Change the state by what the training shows; see `AdaptiveRounds.observe`."""
@@ -82,8 +78,6 @@ class Schedule:
     @property
     def phase_starts(self) -> list[int]:
         """The first step of each phase; none where there are no phases."""
-        if not isinstance(self._rounds, PhasedRounds):
-            return []
         starts = [0]
         for steps, _ in self._rounds.phases(self.state):
             starts.append(starts[-1] + steps)

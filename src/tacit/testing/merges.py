@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from tacit.contracts import Application, Merge, State, consolidate_
+from tacit.contracts import Application, Merge, State
 from tacit.testing.ranks import heavy_tailed, naming
 
 
@@ -50,7 +50,7 @@ def _check_merge(merge: Merge, dtype: torch.dtype, lag: int, peers: int = 3, num
         for name in states[0]:
             assert all(torch.equal(state[name], states[0][name]) for state in states), f"{name} differs"
         for anchor in anchors:
-            consolidate_(merge, anchor, mean.clone())
+            merge.consolidate_(anchor, mean.clone())
         assert all(torch.equal(anchor, anchors[0]) for anchor in anchors), "consolidate_ makes ranks differ"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from tacit.contracts import AdaptiveRounds, PeriodicRounds, Rounds, ScheduleState
+from tacit.contracts import AdaptiveRounds, Rounds, ScheduleState
 from tacit.testing.ranks import naming
 
 KNOWN = {"steps_per_epoch": 10.0, "epochs": 50.0}
@@ -33,7 +33,7 @@ def check_rounds(rounds: Rounds, *, steps: int = 300, known: Mapping[str, float]
         missing = rounds.needs - known.keys()
         assert not missing, f"they need {sorted(missing)}: give known="
         state: ScheduleState = {**rounds.start(), **known}
-    parts = rounds.fragments if isinstance(rounds, PeriodicRounds) else 1
+    parts = rounds.fragments
     counts = [0] * parts
     for step in range(steps):
         with naming(rounds, f"step {step}"):

@@ -22,7 +22,6 @@ from tacit.contracts import (
     Overlap,
     PairTopology,
     PayloadSpec,
-    PhasedRounds,
     PushPull,
     Request,
     Rounds,
@@ -144,7 +143,7 @@ class Pairs(PairTopology):
         """Require deltas, and rounds that a rank knows of by itself."""
         if subject != "delta":
             raise ConfigError(f"subject={subject!r} with {self} is not possible: write subject='delta'")
-        if isinstance(rounds, AdaptiveRounds | PhasedRounds):
+        if rounds.phased or isinstance(rounds, AdaptiveRounds):
             raise ConfigError(
                 f"rounds={rounds} are agreed on by all ranks, and with {self} nobody waits for others: write "
                 "Every(1)"

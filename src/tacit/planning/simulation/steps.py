@@ -6,7 +6,6 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tacit.contracts import LateOverlap, PeriodicRounds
 from tacit.planning.profile import Profile
 from tacit.planning.simulation.clock import Activity, Network
 from tacit.planning.simulation.costs import CostOf
@@ -75,7 +74,7 @@ class _Rank:
         if gradients and self._profile.buffers:
             yield from self._broadcast(self._profile.buffers)
         yield from timeline.compute("forward", timed.forward)
-        late = isinstance(near.script.strategy.overlap, LateOverlap)
+        late = near.script.strategy.overlap.steps > 0
         if late and gradients:
             yield from self._settle(near)
         due = gradients and near.schedule.at(step) is not None
@@ -175,10 +174,10 @@ def _first(rehearsal: Rehearsal) -> int:
     for script in rehearsal.levels:
         rounds = script.strategy.rounds
         starts = Schedule(script.strategy, TRAINING).phase_starts
-        firsts += [rounds.start_step if isinstance(rounds, PeriodicRounds) else 0, *starts[1:2]]
+        firsts += [rounds.start_step, *starts[1:2]]
         variance, overlap = script.strategy.variance, script.strategy.overlap
         firsts.append(variance.freeze_step if isinstance(variance, Renewals) else 0)
-        firsts.append(overlap.warmup_steps if isinstance(overlap, LateOverlap) else 0)
+        firsts.append(overlap.warmup_steps)
     return max(firsts)
 
 
