@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,15 @@ class Topology(ABC):
 
     scope: str = WORLD
     meets: str = WORLD
+    at_servers: bool = False
+    """Whether `Star` takes its place where there are parameter servers."""
+    bucket_bytes: ClassVar[int] = sys.maxsize
+    """The most bytes of a bucket, but for a larger parameter. Where an exchange is many messages, the link is
+    idle between two of them: the exchange of another bucket uses it then."""
+
+    def without_servers(self) -> Topology:
+        """The same where there are no servers."""
+        return self
 
     @property
     def on_device(self) -> bool:
@@ -269,25 +279,3 @@ class PairTopology(ServerTopology):
     def turns(self, peers: int) -> int:
         """How many turns a round has, one after the other."""
         return 1
-
-
-class SmallBuckets(Topology):
-    """A topology whose exchanges are of many messages, so that a link idles between two of them.
-
-    DDP's buckets are cut, so that the exchange of another bucket uses the link then.
-
-    Attributes:
-        bucket_bytes: the most bytes of a bucket, but for a parameter that is larger.
-    """
-
-    bucket_bytes: ClassVar[int]
-
-
-class ServerOption(Topology):
-    """A topology that `Star` replaces, where `at_servers` is set and there are parameter servers."""
-
-    at_servers: bool
-
-    @abstractmethod
-    def without_servers(self) -> Topology:
-        """The same where there are none."""

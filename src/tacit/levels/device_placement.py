@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tacit import checks
-from tacit.contracts import Compressor, ServerOption
+from tacit.contracts import Compressor
 from tacit.errors import AttachError, ConfigError
 from tacit.kernels.dispatch import on_host
 from tacit.session.buckets import Policy, choice
@@ -132,9 +132,7 @@ def _needs_host(
     for each in chosen:
         if not each.on_device:
             return f"{type(_culprit(each)).__name__} needs values on the host"
-    topology = strategy.topology
-    if isinstance(topology, ServerOption):  # where there are servers, it is `Star` by now
-        topology = topology.without_servers()
+    topology = strategy.topology.without_servers()  # where there are servers, it is `Star` by now
     if not topology.on_device:
         return f"{type(topology).__name__} is on the host"
     return ""

@@ -17,7 +17,6 @@ from tacit.contracts import (
     Matrix,
     MixingCompressor,
     PartitionedCompressor,
-    SmallBuckets,
     Spans,
     State,
     Topology,
@@ -164,7 +163,7 @@ def divided(
 
 def most_bytes(topology: Topology, cap: int = sys.maxsize) -> int:
     """The most bytes of a bucket of at most `cap` with this topology."""
-    return min(cap, topology.bucket_bytes) if isinstance(topology, SmallBuckets) else cap
+    return min(cap, topology.bucket_bytes)
 
 
 def _sliceable(compressor: Compressor) -> bool:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from tacit import checks
-from tacit.contracts import Compressor, Context, Exchange, Options, ServerOption, State
+from tacit.contracts import Compressor, Context, Exchange, Options, State
 from tacit.errors import ConfigError
 from tacit.topologies.flat import Flat, two_sided
 from tacit.topologies.on_axis import OnAxis
@@ -18,7 +18,7 @@ from tacit.topologies.two_phase import TwoPhase
 
 
 @dataclass(frozen=True)
-class Auto(OnAxis, ServerOption):
+class Auto(OnAxis):
     """`Flat` or `TwoPhase`; the session decides once, when it is attached.
 
     Decided by the bytes that the busiest rank sends in a round, predicted by a dry run. Those of

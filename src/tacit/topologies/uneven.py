@@ -21,7 +21,6 @@ from tacit.contracts import (
     LinkRates,
     ReduceEncoded,
     Request,
-    SmallBuckets,
     Spans,
     State,
     Transmitted,
@@ -40,7 +39,7 @@ _UNKNOWN_RATE = 1e9
 
 
 @dataclass(frozen=True)
-class Uneven(OnAxis, ByLinks, SmallBuckets):
+class Uneven(OnAxis, ByLinks):
     """Each rank averages a stretch of the tensor for all, as long as its link allows.
 
     Of n elements on P ranks, rank i owns s_i. It sends n - s_i elements to the other owners, and its mean to

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tacit.contracts import AxisRank, Matrix, PairTopology, ServerOption
+from tacit.contracts import AxisRank, Matrix, PairTopology
 from tacit.environment import SERVER_SECRET, SERVER_SECRET_FILE, SERVERS, WORKER, WORKERS
 from tacit.errors import AttachError, ConfigError, TacitError
 from tacit.session.buckets import group_names
@@ -57,9 +57,7 @@ def needs_servers(strategy: AnyStrategy) -> bool:
 
 def uses_servers(strategy: AnyStrategy) -> bool:
     """Whether a strategy uses parameter servers where there are some."""
-    return needs_servers(strategy) or any(
-        isinstance(level.topology, ServerOption) and level.topology.at_servers for level in strategy.levels
-    )
+    return needs_servers(strategy) or any(level.topology.at_servers for level in strategy.levels)
 
 
 def with_servers(strategy: AnyStrategy, where: Addresses) -> AnyStrategy:
