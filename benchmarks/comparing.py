@@ -65,7 +65,7 @@ def _words(group: Run, algorithms: Sequence[str], out: Path) -> list[str]:
     served = group.servers and any(uses_servers(named.parse(each)) for each in algorithms)
     words += ["--servers", str(group.servers)] if served else []
     words += ["--epochs", str(group.epochs)] if group.epochs else []
-    return [sys.executable, "-m", "tacit_lab.cli", *words]
+    return [sys.executable, "-m", "tacit_lab", *words]
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def disk(trial: Trial, folder: Path) -> Iterator[Path]:
 def _run(trial: Trial, folder: Path, out: Path, mark: str) -> Found:
     cluster = trial.cluster + (f"+{trial.servers}" if trial.servers else "")
     words = ["--cluster", f"{cluster}@1gbit", "--algorithm", FAMILIES[trial.families[0]], "--out", str(out)]
-    argv = [sys.executable, "-m", "tacit_lab.cli", "run", *words, "--", str(RANK)]
+    argv = [sys.executable, "-m", "tacit_lab", "run", *words, "--", str(RANK)]
     argv.append(json.dumps(trial.about(str(folder), TIMEOUT)))
     with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
         command = subprocess.Popen(

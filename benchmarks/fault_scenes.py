@@ -237,7 +237,7 @@ def a_server_comes_back(stage: Stage) -> None:
 def commands(stage: Stage, *rows: tuple[str, Sequence[str]]) -> None:
     """Commands that cannot be: each says so in a line of its own, and has made no folder."""
     for i, (_, words) in enumerate(rows):
-        stage.start("-m", "tacit_lab.cli", *(each.format(folder=stage.folder, number=i) for each in words))
+        stage.start("-m", "tacit_lab", *(each.format(folder=stage.folder, number=i) for each in words))
     for (says, _), each in zip(rows, stage.ended(), strict=True):
         stage.judge([each], says)
         if each.code != 2:
@@ -263,9 +263,9 @@ def hostile_files(stage: Stage) -> None:
 
 def outputs(stage: Stage) -> None:
     """A command whose output takes nothing, or ASCII alone, and one that is interrupted at once."""
-    stage.start("-m", "tacit_lab.cli", "list", stdout="/dev/full")
-    stage.start("-m", "tacit_lab.cli", "list", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
-    interrupted = stage.start("-m", "tacit_lab.cli", "list")
+    stage.start("-m", "tacit_lab", "list", stdout="/dev/full")
+    stage.start("-m", "tacit_lab", "list", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    interrupted = stage.start("-m", "tacit_lab", "list")
     time.sleep(0.3)
     interrupted.send_signal(signal.SIGINT)
     full, ascii_only, early = stage.ended()

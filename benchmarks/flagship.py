@@ -34,7 +34,7 @@ ALGORITHMS = ("ddp", "bf16", "topk", "powersgd", "ednncomm")
 
 def ran(folder: Path) -> None:
     """Run what `make demo` runs."""
-    command = [sys.executable, "-m", "tacit_lab.cli", "compare", "--out", str(folder)]
+    command = [sys.executable, "-m", "tacit_lab", "compare", "--out", str(folder)]
     subprocess.run(command, check=True, stdout=sys.stderr)
 
 

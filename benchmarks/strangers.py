@@ -107,9 +107,7 @@ class Training:
                 self.join(worker)
         else:
             words = ["run", "--cluster", "local:2", "--servers", "1", "--algorithm", self.algorithm]
-            self._start(
-                ["-m", "tacit_lab.cli", *words, "--out", str(self.folder / "out"), "--", *self._script()]
-            )
+            self._start(["-m", "tacit_lab", *words, "--out", str(self.folder / "out"), "--", *self._script()])
         return self
 
     def __exit__(self, *_: object) -> None:

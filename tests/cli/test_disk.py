@@ -15,7 +15,7 @@ from tacit import files
 from tacit.reporting import run_report
 from tacit_lab import cli
 
-TACIT = [sys.executable, "-m", "tacit_lab.cli"]
+TACIT = [sys.executable, "-m", "tacit_lab"]
 SMALL_DISK = Path(__file__).parents[1] / "hooks" / "small_disk.py"
 SCRIPT = """
 import os, shutil, sys, torch, torch.distributed as dist, tacit

@@ -24,7 +24,7 @@ from tacit_lab.recipes import Choices
 from tacit_lab.recipes.data.download import REMOTES, Remote
 
 Curves: TypeAlias = dict[str, list[tuple[int, float]]]
-TACIT = [sys.executable, "-m", "tacit_lab.cli"]
+TACIT = [sys.executable, "-m", "tacit_lab"]
 
 
 def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:

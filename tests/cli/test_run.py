@@ -25,7 +25,7 @@ from tacit_lab.cli.run.result import MEANINGS, summarize
 from tacit_lab.cluster import Cluster
 from tacit_lab.testbed import Result
 
-TACIT = [sys.executable, "-m", "tacit_lab.cli", "run"]
+TACIT = [sys.executable, "-m", "tacit_lab", "run"]
 
 # The scripts attach bf16 where any algorithm will do: others load compiled kernels.
 # Torch aborts a process now and then that exits while a thread of Gloo still lets go of the last collective's

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from commands import called
 
-TACIT = [sys.executable, "-m", "tacit_lab.cli"]
+TACIT = [sys.executable, "-m", "tacit_lab"]
 
 
 def tacit(

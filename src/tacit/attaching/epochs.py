@@ -75,7 +75,7 @@ def _more(rounds: Rounds, unsaid: Sequence[str]) -> str:
 
 
 def _check_period(rounds: Rounds, steps: float) -> None:
-    period = getattr(rounds, "sync_every", 0)
+    period = rounds.sync_every or 0
     if period > steps and "steps_per_epoch" in rounds.needs:
         raise AttachError(
             f"sync_every={period} is longer than an epoch of {steps:g} steps, at the end of which there is a "
@@ -87,7 +87,7 @@ def warn_of_long_periods(strategy: AnyStrategy, schedule_state: ScheduleState) -
     """Log which periods are longer than an epoch, so that replicas differ where an epoch ends."""
     for level in strategy.levels:
         period, steps = (
-            getattr(level.rounds, "sync_every", 0),
+            level.rounds.sync_every or 0,
             schedule_state.get("steps_per_epoch", math.inf),
         )
         if period > steps and "steps_per_epoch" not in level.rounds.needs:
