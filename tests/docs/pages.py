@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SITE = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", *SITE]
 LOG = sorted((ROOT / "dev" / "log").glob("*.md"))
-EVERY = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *LOG]
+EVERY = [*PAGES, ROOT / "CONTRIBUTING.md", *LOG]
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"^    \S.*$", re.MULTILINE)
