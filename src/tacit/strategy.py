@@ -44,7 +44,9 @@ _EXAMPLE = {"rounds": "Every(8)", "topology": "Flat()", "overlap": "Bucketwise()
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """What is sent, when, to whom, how it is hidden, how it is applied. A value: equal if all fields are.
+    """A way to communicate: what is sent, when, to whom, how that is hidden, how the result is applied.
+
+    Strategies are values: two of them are equal if all of their fields are.
 
     Attributes:
         subject: what is exchanged. "gradient": in backward. "delta": how far the parameters have moved
@@ -55,14 +57,14 @@ class Strategy:
         momentum: what happens to the optimizer's own state (momentum, Adam's moments) in every round of
             deltas. "local": nothing; "averaged" over the replicas, densely, which costs the bytes of as
             many parameters; "reset": it is set to that before the first step. `MomentPeriods(96, 192)`: it
-            is averaged in periods of its own. Local state is averaged once, when the session closes.
+            is averaged in these periods. Local state is averaged once, when the session closes.
         buffers: floating-point buffers (BatchNorm's statistics). "averaged": they travel with the delta;
             "local": each replica keeps its own until the session closes, when they are averaged once.
             "on_sync": the same, and they are averaged by `session.sync()` too.
-        variance: Adam's and AdamW's, where replicas step by gradients of their own. "local": that of these
-            gradients; "scaled": in each step it is scaled to that of their mean, by samples of the gradients
-            (a few entries of each parameter, every eighth step). Without effect on other optimizers.
-            `Renewals()`: it moves in steps alone in which a nearer level averages gradients.
+        variance: that of Adam and AdamW, where replicas step alone. "local": each replica has the variance of
+            its gradients; "scaled": in each step it is scaled to that of the mean gradient, by samples (a few
+            entries of each parameter, every eighth step); `Renewals()`: it changes only in steps in which a
+            nearer level averages gradients. It has no effect on other optimizers.
         name: the text form it was made from; without effect.
     """
 

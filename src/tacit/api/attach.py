@@ -98,43 +98,43 @@ def attach(
             stepped, or when one is about to step again. Wrappers of Accelerate and Lightning are fine. None
             will do where gradients are exchanged.
         strategy: a value, or its text form such as "topk:ratio=0.01".
-        scaler: the one that scales the loss, if any. A step in which a gradient overflows is then passed over
-            on all ranks, where without it an infinity is an error; a replica that moves on its own passes
-            over steps of its own. Steps are then counted by backward passes: accumulate under `no_sync`.
+        scaler: the GradScaler that scales the loss, if there is one. All ranks then skip a step in which a
+            gradient overflows, where infinity is an error without it; replicas that step alone skip steps
+            alone. Steps are then counted by backward passes: accumulate under `no_sync`.
         policy: `(name, parameter) -> Compressor | None`: which compressor handles which parameter; None
             keeps it dense. Without it: the strategy's, and dense for parameters of fewer than two dimensions
             where its compressor exempts them.
-        timeout: after which a peer that does not answer is an error, such as timedelta(minutes=5); the
-            process group's where not given.
-        steps_per_epoch: for strategies that go by epochs: steps of the optimizer, len(loader) // accumulation
-            where that many backward passes make one.
-        epochs: how many there will be, for strategies that end otherwise than they begin.
-        mesh: of nodes x ranks of a node, for strategies that go by node; torchrun and Slurm tell it too. Of
-            a sharded model: the mesh of which `fully_shard` was given all axes but one.
-        group: of a sharded model, the ranks that have the same shards as this one, if there is no such mesh.
-        weight: of strategies that average replicas: how much this rank counts for there, and in the means
-            of gradients between, above 0, such as its number of samples (FedAvg: McMahan et al. 2017); all
-            alike where no rank gives one.
-        servers: host:port of each parameter server, in the same order everywhere; where not given, those
-            that the launcher tells (`TACIT_SERVERS`).
-        seed: of what ranks draw at random while they train, the same on every rank: which entries travel,
-            how levels are rounded. From 0 on. PowerSGD's first factors and a server's own draws do not
-            depend on it.
+        timeout: how long a peer may take to answer before that is an error, such as timedelta(minutes=5); by
+            default that of the process group.
+        steps_per_epoch: steps of the optimizer in an epoch, for strategies that depend on epochs:
+            len(loader) // accumulation, where so many backward passes make one step.
+        epochs: the number of epochs of the training, for strategies that change towards its end.
+        mesh: of nodes x ranks of a node, for strategies that go by node; torchrun and Slurm say it too. For
+            a sharded model: the mesh of which `fully_shard` got all axes but one.
+        group: for a sharded model without such a mesh, the ranks that have the same shards as this one.
+        weight: how much this rank counts in the average of the replicas, and in means of gradients between
+            two averages. Above 0, such as its number of samples (FedAvg: McMahan et al. 2017). By default
+            all ranks count alike.
+        servers: host:port of each parameter server, in the same order everywhere; by default those that the
+            launcher names (`TACIT_SERVERS`).
+        seed: decides all random choices while ranks train, such as which entries are sent and how levels are
+            rounded; 0 or more, the same on every rank. PowerSGD's first factors and what a server draws do
+            not depend on it.
         exchange_on: for a model on a GPU, where its exchanges run: on the GPU in stream order ("device"; with
             NCCL, and a strategy that needs no value on the host), or on the host, on copies that travel by
-            Gloo ("host": less memory on the GPU, as residuals and anchors are on the host). Where not given,
-            on the GPU if that is possible. `session.active_path` tells which, and why.
+            Gloo ("host": less memory on the GPU, as residuals and anchors are on the host). By default
+            on the GPU if that is possible. `session.active_path` says which, and why.
         reduction: of a sharded model's gradients along the far axis: "mean", or "sum" where the loss is
             divided by the samples of all ranks, as torchtitan's is.
         probe: whether to measure the links between all ranks' nodes now, for about a second a pair of nodes:
             `session.links` then has them.
-        decider: of "auto", which chooses the strategy by what the first steps have measured; the same kind
-            on every rank. Where not given, the planner, which foretells each candidate by a clock.
+        decider: for "auto": chooses the strategy by what the first steps have measured. Of the same kind on
+            every rank. By default the planner, which predicts how long a step takes with each candidate.
 
     Returns:
         The attached session: a context manager. `close` (or leaving the block) takes the optimizer's hooks
         away. DDP keeps its communication hook for life, which then averages as plain DDP does; FSDP2's are
-        taken away, and it goes on along its own axis alone.
+        taken away, and it then averages along its near axis alone.
 
     Raises:
         ConfigError: the strategy's text, or a number, is wrong.

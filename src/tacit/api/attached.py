@@ -61,17 +61,17 @@ def refuse_second(model: TrainedModel) -> None:
 
 
 class Attached:
-    """A session at work on a model; a context manager, which closes it.
+    """A strategy at work on a model. As a context manager it closes itself at the end of the block.
 
-    `attach` and `CommState` make it. A collective call: the ranks first compare what they give.
+    `attach` and `CommState` make one. That is a collective call: the ranks first compare what they attach.
 
     Args:
         spec: what to attach, and to what; checked.
         dispatcher: answers the communication hook that the user registers; None: tacit registers its own.
-        strategy: what the user gave, where another one is at work.
+        strategy: what the user named, where another strategy is at work (`auto`).
 
     Attributes:
-        strategy: as given.
+        strategy: as the user named it.
         optimizers: those whose steps it follows, without what frameworks wrap around them.
         links: what the links between nodes carry, where `attach` was to measure them, or the strategy goes by
             them.
@@ -130,36 +130,36 @@ class Attached:
 
     @property
     def closed(self) -> bool:
-        """Whether the session has ended; in a process that was forked it is the parent's, and so has."""
+        """Whether the session has ended. True in a forked process, as the session is its parent's."""
         return session_of(self._model) is not self or os.getpid() != self._process
 
     # ---- while it is at work --------------------------------------------------------------------------
 
     @shielded
     def observe(self, loss: Tensor | float) -> None:
-        """Give the loss of this step to strategies that depend on it; others ignore it.
+        """Pass the loss of this step to strategies that depend on it; others ignore it.
 
-        To be called once a step, before `optimizer.step`.
+        Call it once a step, before `optimizer.step`.
         """
         for level in self.levels:
             if level.progress is not None:
                 level.progress.observations.observe(loss)
 
     def discard(self, wish: bool = True) -> bool:
-        """Take back the step that is under way, if any rank wishes it: of a batch with a spike, say.
+        """Take back the step that is under way if any rank asks for it, as its loss has a spike for example.
 
-        A collective call, between the last backward of a step and `optimizer.step`, in every step in which a
-        rank may wish it. Where it returns True, clear the gradients and do not step. Residuals, momenta,
+        A collective call, between the last backward of a step and `optimizer.step`, in every step in which
+        a rank may ask. Where it returns True, clear the gradients and do not step. Residuals, momenta,
         counters and random streams are then as if this batch had never been.
 
         Args:
-            wish: this rank's; that of one suffices.
+            wish: whether this rank asks for it; one rank is enough.
 
         Returns:
             Whether the step is taken back; the same on all ranks.
 
         Raises:
-            AttachError: there is no backward to take back, no wish in `wish`, or the strategy cannot.
+            AttachError: there is no backward to take back, `wish` is no bool, or the strategy cannot do it.
             RoundError: the ranks could not agree, or the round of that backward has failed.
         """
         if self.closed:
@@ -167,26 +167,30 @@ class Attached:
         return self._active.discard(wish)
 
     def flush(self) -> None:
-        """Wait until no message is in flight, as before a checkpoint. Raises what went wrong.
+        """Wait until no message is in flight, for example before a checkpoint.
 
-        An answer that is to be applied later is kept until then.
+        An answer that is due in a later step is kept, and applied then.
+
+        Raises:
+            RoundError: an exchange failed.
         """
         self._active.flush()
 
     def check_called(self) -> None:
-        """To be called behind a first step, by who has attached for somebody else.
+        """Check after the first step that torch calls the hooks; for frameworks that attach for a script.
 
         Raises:
-            AttachError: torch has not called the hooks, so nothing was exchanged; says why that may be.
+            AttachError: torch has not called them, so nothing was exchanged; says why that may be.
         """
         self._active.check_called()
 
     def sync(self) -> None:
-        """Make all replicas equal now; behind `close` they are. A collective call, behind the same step.
+        """Make all replicas equal now. A collective call, after the same step on every rank.
 
-        They become their mean, or what the strategy has in its place, such as the centre of `easgd`; what has
-        moved travels uncompressed. Weights that the script has written become their mean, and all begin anew.
-        All compare a checksum: where gradients are averaged, a warning tells which rank was written alone.
+        The replicas become their mean, or what the strategy has in its place, such as the centre of `easgd`;
+        what has changed is sent uncompressed. Weights that the script has written become their mean, and all
+        replicas begin anew there. The ranks compare a checksum of their parameters: where gradients are
+        averaged, a warning names the rank that alone was written to. After `close` it does nothing.
 
         Raises:
             AttachError: a Parameter of the model has been replaced by another.
@@ -198,8 +202,9 @@ class Attached:
     def state_dict(self) -> dict[str, Any]:
         """The session for a checkpoint (`Stateful`): counters, buckets, and all state that it keeps.
 
-        For torch.save each rank saves its own, as residuals differ by rank; torch.distributed.checkpoint
-        keeps them apart by their keys. All ranks call it after the same step: with `efsign` it waits for all.
+        With torch.save each rank saves a file, as residuals differ by rank; torch.distributed.checkpoint
+        separates them by their keys. All ranks call it after the same step, as some strategies (`efsign`)
+        have it wait for all.
         """
         return self._active.state_dict()
 
@@ -207,7 +212,8 @@ class Attached:
         """Go on from a checkpoint, bit for bit; load the model and the optimizer too. A collective call.
 
         Raises:
-            CheckpointError: a rank's does not fit or is not whole; on all ranks, and nothing has changed.
+            CheckpointError: the state of a rank does not fit, or is not whole. All ranks raise it, and
+                nothing has changed.
         """
         self._active.load_state_dict(state_dict)
 
@@ -221,12 +227,12 @@ class Attached:
         * `bytes_out`: sent by this rank in training, by the formulas of the collectives; `ddp_bytes_out`:
           what DDP's own all-reduce would have sent of a rank in as many steps; `compression`: how many times
           as much that is. `closing_bytes_out`: sent by closing the session, where replicas are averaged;
-        * `exchange_seconds`: with a round under way; `exposed_seconds`: of these, with training waiting;
-          `compute_share`: the share of the time between rounds that was not spent waiting;
-        * `lag`: how many steps after its round had left an answer was applied, on average.
+        * `exchange_seconds`: how long a round was under way; `exposed_seconds`: of these, how long training
+          waited; `compute_share`: the share of the time between rounds that was not spent waiting;
+        * `lag`: how many steps after the start of its round an answer was applied, on average.
 
-        Where replicas differ, and were averaged by `sync` or `tacit.measure_consensus`, how far they were
-        apart just before: `consensus_distance`, the mean over the replicas of ||x_i - mean x||, and
+        Where replicas differ, and were averaged by `sync` or `tacit.measure_consensus`, how far from their
+        mean they were just before: `consensus_distance`, the mean over the replicas of ||x_i - mean x||, and
         `consensus_relative`, that over ||mean x||.
 
         With parameter servers also `push_bytes`, `pull_bytes`, `queue_seconds` and `staleness`. Of several
@@ -251,7 +257,7 @@ class Attached:
         return [facts for level in self.levels for facts in level.servers()]
 
     def footprint(self) -> dict[str, int]:
-        """Bytes that this rank keeps beside the model, its gradients and the optimizer, by what they are.
+        """Bytes that this rank keeps in addition to model, gradients and optimizer, by what they are.
 
         E.g. `residual` and `anchor`; `second buffers`: what a round writes while the old state is kept, so
         that a round that fails leaves no trace; `messages`: what is sent and received, used again in the next
@@ -261,18 +267,18 @@ class Attached:
 
     @shielded
     def diagnose(self, steps: int | None = None) -> Diagnosing:
-        """Find out where the time of the next steps goes, and what would change it; all ranks call it alike.
+        """Find out where the time of the next steps goes, and what would change it. All ranks call it.
 
-        Each of these steps is timed, which costs some microseconds a parameter. Behind the last of them all
-        ranks compare, which takes some seconds: links are measured, and other strategies foretold. Rank 0
-        logs what was found.
+        Each of these steps is timed, which costs some microseconds a parameter. After the last one all ranks
+        compare, which takes some seconds: links are measured, and the times of other strategies predicted.
+        Rank 0 logs what was found.
 
         Args:
-            steps: how many, 2 or more, behind five that are left out; where not given, 20, or two periods of
-                the strategy.
+            steps: how many steps are timed, 2 or more, after five that are skipped. By default 20, or two
+                periods of the strategy.
 
         Returns:
-            Its `result` is None until then, and then a `Diagnosis`, equal on all ranks.
+            An object whose `result` is None until then, and then a `Diagnosis`, equal on all ranks.
 
         Raises:
             AttachError: attach was given no optimizer, or the model is on a GPU.
@@ -283,11 +289,11 @@ class Attached:
     def timeline(self) -> Timeline:
         """When this rank computed and waited: its last thousand steps, and each level's last thousand rounds.
 
-        Of each round: when it began and ended, when training waited for it, its bytes. What of a step is no
-        waiting is computing, tacit's own included. Ranks of one machine have one clock. With `ddp` only steps
-        are known. Of `fusion` and `priority` also when each message was ready, left and came, and when
-        training waited for it: this is noted from the first call on. `tacit_lab.reports.trace` makes of all
-        ranks' timelines a trace for Perfetto.
+        Of each round: when it began and ended, when training waited for it, its bytes. All of a step that is
+        not waiting counts as computing, tacit's included. Ranks of one machine have one clock. With `ddp`
+        only steps are known. With `fusion` and `priority` the timeline also says when each message was ready,
+        left and came, and when training waited for it; this is recorded from the first call on.
+        `tacit_lab.reports.trace` makes a trace for Perfetto of the timelines of all ranks.
         """
         names = ["exchange"] if len(self.levels) == 1 else [each.name for each in self.strategy.levels]
         sessions = [level.session for level in self.levels]
@@ -323,7 +329,7 @@ class Attached:
 
         Raises:
             UnevenData: ranks have taken different numbers of steps.
-            RatesDiffer: with different learning rates.
+            RatesDiffer: ranks have different learning rates.
             RoundError: the last round failed, or an earlier one did.
         """
         if self.closed:
@@ -389,11 +395,12 @@ class Attached:
 
 @shielded
 def measure_consensus(session: Attached) -> Consensus | None:
-    """How far the replicas are apart now: once an epoch, say. They stay as they are. A collective call.
+    """Measure how far the replicas are from their mean, for example once an epoch. A collective call.
 
-    It averages a copy of the model, whose bytes `session.metrics` does not count, unless replicas are equal
-    by what the strategy has done; then it is 0. `session.metrics` has it from then on. None where it is not
-    measured: where replicas never differ, where workers go on by themselves, and of sharded models.
+    It averages a copy of the model, whose bytes `session.metrics` does not count, and leaves the replicas as
+    they are. Where the strategy has made them equal it sends nothing, and the distance is 0.
+    `session.metrics` has it from then on. None where it is not measured: where replicas never differ, where
+    workers do not wait for each other, and for sharded models.
 
     Raises:
         RoundError: the average failed.

@@ -104,7 +104,7 @@ class CommState(NotCopied):
         return self._dispatcher.answer(bucket)
 
     def metrics(self) -> dict[str, float]:
-        """The session in numbers; see `Session.metrics`."""
+        """The numbers of this rank; see `Attached.metrics`."""
         return self._attached.metrics()
 
     def timeline(self) -> Timeline:
@@ -146,7 +146,7 @@ def comm_hook(state: CommState, bucket: GradBucket) -> torch.futures.Future[Tens
     """The hook: `ddp.register_comm_hook(tacit.CommState(ddp, "topk:ratio=0.01"), tacit.comm_hook)`.
 
     Raises:
-        AttachError: the state is none, or another model's.
+        AttachError: the state is no `CommState`, or is that of another model.
         RoundError: a round failed; the message names the rank. Backward raises it.
     """
     if not isinstance(state, CommState):
