@@ -56,11 +56,11 @@ class Delayed(Overlap):
 
 @dataclass(frozen=True)
 class Fused(LayerwiseOverlap):
-    """Each gradient is taken as backward has it, and joined with those before it where that saves time.
+    """Gradients are sent as soon as backward has them, joined into messages where that saves time.
 
     Without `megabytes`, messages are planned by what the first steps and the links have shown: a gradient
-    waits for the next one where the link would not be free before, or would lose more by another message than
-    by waiting (MG-WFBP: Shi, Chu & Li, INFOCOM 2019).
+    waits for the next one if the link is busy until then, or if another message would cost more than the
+    wait (MG-WFBP: Shi, Chu & Li, INFOCOM 2019).
 
     Attributes:
         megabytes: gradients are joined up to this size, and nothing is planned.
@@ -83,19 +83,19 @@ class Fused(LayerwiseOverlap):
 
 @dataclass(frozen=True)
 class Prioritized(LayerwiseOverlap):
-    """What the next forward pass needs first travels first, and the rest while that pass is under way.
+    """Gradients that the next forward pass needs first are sent first, the others while that pass runs.
 
-    Each layer waits for its own gradients when forward comes to it, and is stepped then, with the learning
+    Each layer waits for its gradients when forward comes to it, and is stepped then, with the learning
     rate of the step to which they belong. The order is planned once, by what the first steps and the links
     have shown, and is equal on all ranks (P3: Jayarajan et al., MLSys 2019; ByteScheduler: Peng et al., SOSP
     2019). So the optimizer must be one that steps each parameter by itself, and nothing may look at gradients
     between backward and `optimizer.step`: clipping by a norm of all and a GradScaler are refused.
 
     Attributes:
-        megabytes: gradients are joined up to this size; None: as large as messages must be for what each
-            costs to be small.
-        credit: megabytes that may be under way at once, so that what comes later and is needed earlier need
-            not wait for more; None: no limit.
+        megabytes: gradients are joined up to this size; None: as large as they must be for the cost of a
+            message to be small.
+        credit: megabytes that may be under way at once, so that a gradient that is ready later and needed
+            earlier waits for no more than that; None: no limit.
         split: messages leave in the order of backward, and with `Decoupled` only their reduce-scatters;
             their all-gathers follow when all of these have left, in the order of the next forward pass (DeAR:
             Zhang et al., ICDCS 2023).

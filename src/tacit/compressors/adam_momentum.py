@@ -31,8 +31,8 @@ class AdamMomentum(ByStep, Wrapper):
 
     Adam divides by the root of a mean of squared gradients, its variance, and the error of a compressed
     gradient enters those squares. A momentum changes little from step to step, so its error is small. It
-    travels while the variance is kept; before, and while the variance is renewed, gradients do. Attaching has
-    Adam or AdamW keep its variance, and take what travels as its momentum.
+    is sent while the variance is kept; gradients are sent before, and while the variance is renewed.
+    Attaching has Adam or AdamW keep its variance, and take what travels as its momentum.
 
     State: `momentum`, m, equal on all ranks, of the tensor's shape, in fp32 where that is of two bytes. While
     gradients travel it is the one that Adam has too. The state of `inner` and of `gradients` is one: a
@@ -41,11 +41,12 @@ class AdamMomentum(ByStep, Wrapper):
     momentum so, and not into the variance.
 
     Attributes:
-        inner: how a momentum travels.
-        gradients: how a gradient does; of the same state fields.
+        inner: compresses momenta.
+        gradients: compresses gradients; has the same state fields as `inner`.
         beta: Adam's `betas[0]`, in (0, 1).
-        freeze_step: attempts of the optimizer, 1 or more, behind which the variance is kept at first.
-        refresh: for how many steps it is renewed from time to time; see `Momentum.moving`. 0: never.
+        freeze_step: the number of attempts of the optimizer, 1 or more, after which the variance is first
+            kept.
+        refresh: how many steps each renewal of the variance takes; see `Momentum.moving`. 0: no renewal.
     """
 
     gradients: Compressor = ErrorFeedback(Int8())

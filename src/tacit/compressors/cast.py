@@ -74,7 +74,7 @@ class FP16(Cast):
 
     Eight times as fine as `BF16`, in a smaller range: entries below 6e-5 lose bits, those below 3e-8 are lost
     (scale the loss, or put `ErrorFeedback` around it), and one beyond 65504 becomes infinity, which is an
-    error on every rank, or with a GradScaler a step passed over. Survey (arXiv 2003.03009), quantization.
+    error on every rank, or with a GradScaler a skipped step. Survey (arXiv 2003.03009), quantization.
     """
 
     dtype: ClassVar[torch.dtype] = torch.float16

@@ -14,14 +14,14 @@ from tacit.errors import ConfigError
 
 @dataclass(frozen=True)
 class DifferenceCopy(CompressedMixing):
-    """Send how a replica has moved, compressed; be what the neighbours know.
+    """Send the compressed change of a replica, and set the replica to the copy that its neighbours have.
 
         z_i = sum_j W_ij public_j + (x_i - public_i) - public_i      the mix, the step, less what it was
         public_i <- public_i + C(z_i);    answer = public_i
 
     DCD-PSGD (Tang, Gan, Zhang, Zhang & Liu, NeurIPS 2018, arXiv 1803.06443). What C leaves out of a step is
-    lost, so it must be right in the mean, and fine enough: where few bits arrive, `PublicCopy` goes on to
-    work. For `Gossip` in a graph that stays the same, with `Mix`.
+    lost, so it must be unbiased and fine enough; with few bits take `PublicCopy`. For `Gossip` in a graph
+    that stays the same, with `Mix`.
 
     State: `public` and `neighbours`, the sum over W's row, as in `PublicCopy`.
     """

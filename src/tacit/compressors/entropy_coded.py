@@ -18,12 +18,12 @@ from tacit.kernels.layout import block_count
 
 @dataclass(frozen=True)
 class EntropyCoded(Blockwise, VariableLength):
-    """`Blockwise` of 2 to 4 bits, whose codes take the bits that their frequencies ask for (rANS: Duda 2013).
+    """`Blockwise` of 2 to 4 bits whose codes are entropy-coded by their frequencies (rANS: Duda 2013).
 
     The same bits arrive, in fewer bytes: of normally distributed entries 2.0 bits an entry in place of 3, and
-    0.6 in place of 1.6. How many follows from the values. A parameter server is told the length of each
-    message; ranks tell each other first, and pad their messages to the longest. What `Blockwise` would send
-    is the most, but for five bytes. Biases and norms are sent in 8 bits as they are.
+    0.6 in place of 1.6. The length of a message depends on the values: it is sent ahead to a parameter
+    server, and ranks exchange lengths first, then pad their messages to the longest. It is at most that of
+    `Blockwise` and five bytes. Biases and norms are sent in 8 bits, uncoded.
     """
 
     on_device: ClassVar[bool] = False

@@ -15,7 +15,7 @@ from tacit.contracts import AllReduce, Compressor, Context, Exchange, Matrix, Ou
 
 @dataclass(frozen=True)
 class LAG(Compressor):
-    """Each rank's gradient is used again until a new one differs enough from it; LAG-WK, the worker's rule.
+    """Use a rank's last gradient again until a new one differs enough from it (LAG-WK, the worker's rule).
 
     The paper's rule (15a), on each of P workers, where the parameters move by a times the SUM of gradients:
 
@@ -40,8 +40,9 @@ class LAG(Compressor):
     over all data, or large batches: the noise of small ones is a change in every step, and all of it is sent.
 
     Attributes:
-        xi: how much change is tolerated, of the paper's xi_d, all equal. More sends less, and is older.
-        window: D, over how many means.
+        xi: how much change is tolerated; all of the paper's xi_d. A larger one sends less, and uses older
+            gradients.
+        window: D, the number of last means that a change is compared with.
         matrices: where the parameters lie in the flat tensor; filled in when it is attached.
     """
 

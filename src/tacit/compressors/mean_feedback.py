@@ -13,10 +13,10 @@ from tacit.errors import ConfigError
 
 @dataclass(frozen=True)
 class MeanFeedback(Feedback):
-    """Add what a compressed mean leaves out to the next mean; of a rank's own payload nothing is kept here.
+    """Add the error of a compressed mean to the next mean; the errors of payloads are not kept.
 
     For deltas whose merge keeps what this rank has not sent (`LocalResidual`, `CommonPoint`): with
-    `ErrorFeedback` that would be kept twice. `TwoPhase` keeps the residual of the means for each rank's
+    `ErrorFeedback` it would be kept twice. `TwoPhase` keeps the residual of the means for each rank's
     slice, and a parameter server that averages (`Star`) for all of it: it compresses its answer as the
     payloads were. An all-gather compresses no mean, and there nothing changes.
     """

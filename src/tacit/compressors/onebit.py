@@ -15,12 +15,12 @@ from tacit.kernels.signs import encode_signs, encode_signs_with_residual
 
 @dataclass(frozen=True)
 class OneBit(Signed):
-    """Send the sign of every entry, the mean of those that are not negative and of those that are.
+    """Send the sign of every entry, and two means: of the negative entries, and of all others.
 
-    What arrives is the one mean or the other, which of all pairs of values is the nearest to x for these
-    bits. Bytes: ceil(n / 8) + 8 x ceil(n / 512), to P - 1 peers. Put `ErrorFeedback` around it, as the paper
-    does; without it nothing need converge. Differences from the paper: a pair of values for each block of 512
-    entries, not for each column of a matrix; zeros stay zeros, as with `Sign(block=512)`.
+    Each entry arrives as one of the two means; for these signs no pair of values is nearer to x. Bytes:
+    ceil(n / 8) + 8 x ceil(n / 512), to P - 1 peers. Put `ErrorFeedback` around it, as the paper does; without
+    it nothing need converge. Differences from the paper: a pair of values for each block of 512 entries, not
+    for each column of a matrix; zeros stay zeros, as with `Sign(block=512)`.
     """
 
     def parts(self, numel: int) -> tuple[tuple[str, int, torch.dtype], ...]:

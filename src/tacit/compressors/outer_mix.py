@@ -24,7 +24,7 @@ from tacit.contracts import (
 
 @dataclass(frozen=True)
 class OuterMix(MixingCompressor):
-    """Mix the replica as it is; step, with momentum, from where the last step had led towards the mix.
+    """NoLoCo: mix the replicas, and take an outer step with momentum towards the mix.
 
         momentum_i <- momentum * momentum_i + lr * (sum_j W_ij x_j - slow_i)
         slow_i     <- slow_i + momentum_i;    answer = slow_i

@@ -14,7 +14,7 @@ from tacit.contracts import Context, Exchange, Outcome, State
 
 @dataclass(frozen=True)
 class PublicCopy(CompressedMixing):
-    """Send what differs from this replica's public copy, compressed; move towards the neighbours' copies.
+    """CHOCO-SGD: send the compressed difference to a public copy, and move towards the neighbours' copies.
 
         q_i  = Q(x_i - public_i)                                     to all neighbours
         public_i     <- public_i + scale * q_i
@@ -28,9 +28,9 @@ class PublicCopy(CompressedMixing):
     State: `public` and `neighbours`, of the tensor's shape, in fp32 where that is of two bytes.
 
     Attributes:
-        gamma: the consensus step size, in (0, 1]. The less arrives of a difference, the smaller it must be:
-            too large, and replicas diverge; too small, and they come together slowly. 1 is for what loses
-            nothing.
+        gamma: the consensus step size, in (0, 1]. The more the codec leaves out, the smaller it must be:
+            replicas diverge where it is too large, and come together slowly where it is too small. 1 is right
+            for a codec that loses nothing.
         scale: what is decoded is multiplied by it, in (0, 1]; for an unbiased codec of variance omega, which
             would overshoot, the papers take 1 / (1 + omega).
     """

@@ -27,7 +27,7 @@ from tacit.contracts import (
 
 @dataclass(frozen=True)
 class PushSum(WeighedCompressor):
-    """Send a replica and its weight in shares; be what has come, divided by the weight that has come.
+    """Send shares of a replica and of its weight; it becomes the sum of what arrives, over the weights.
 
         y_i <- sum_j P_ij (y_j + step_j);    w_i <- sum_j P_ij w_j;    x_i = y_i / w_i
 

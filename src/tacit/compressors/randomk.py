@@ -22,7 +22,7 @@ class RandomK(Compressor):
 
     All ranks draw the same positions from the same seed, so none are sent, and payloads are additive. On a
     device they are drawn there, and are others than on the host: all ranks run on one or the other.
-    Difference from the papers: positions are drawn one from each of k equal stretches, not freely, which
+    Difference from the papers: positions are drawn one from each of k equal spans, not freely, which
     costs no permutation; each entry is still as likely as any other.
 
     Attributes:

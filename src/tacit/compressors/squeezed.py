@@ -20,8 +20,8 @@ class Squeezed(CompressedMixing):
         v_i = x_i + error_i;    error_i <- v_i - C(v_i)
         answer = x_i + gamma * (sum_j W_ij C(v_j) - C(v_i))
 
-    DeepSqueeze (Tang et al. 2019, arXiv 1907.07346). C may be biased. The error is of what was said of a
-    replica, and not of the replica, which keeps everything. For `Gossip`, with `Mix`.
+    DeepSqueeze (Tang et al. 2019, arXiv 1907.07346). C may be biased. The error is that of the messages
+    about a replica; the replica itself loses nothing. For `Gossip`, with `Mix`.
 
     State: `error`, of the tensor's shape, in fp32 where that is of two bytes.
 

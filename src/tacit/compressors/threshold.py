@@ -30,12 +30,12 @@ class Threshold(Entries):
     all are used. Where more entries reach tau, the c largest are sent.
 
     Differences from the paper: a message has a largest size, so that it is known beforehand; positions and
-    signs are packed apart, not in one 32-bit word an entry. Put `ErrorFeedback` around it: what an entry has
-    beyond tau goes to the residual, and without it is lost.
+    signs are packed separately, not in one 32-bit word an entry. Put `ErrorFeedback` around it: what an entry
+    has beyond tau goes to the residual, and without it is lost.
 
     Attributes:
-        tau: the threshold and what is sent, in units of the gradient. Too small: more reach it than fit;
-            too large: they are sent seldom, and then much is.
+        tau: the threshold, and the magnitude that is sent, in units of the gradient. If it is too small, more
+            entries reach it than fit; if it is too large, they are sent seldom.
         capacity: the share of the entries for which there is room, in (0, 1].
     """
 

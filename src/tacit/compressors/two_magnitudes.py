@@ -19,12 +19,12 @@ from tacit.kernels.two_magnitudes import BITS, add_magnitudes_, check_magnitudes
 class TwoMagnitudes(OneShot):
     """Send the sign of each entry, and whether its magnitude is above its bucket's mean, to P - 1 peers.
 
-    It arrives as the mean of the bucket's magnitudes on that side, which two numbers of bf16 tell. Bytes:
-    ceil(n / 4) + 4 x ceil(n / bucket). No two magnitudes come closer to the entries, given where they are
-    parted, so that under error feedback what is left is always less than what there was; levels of equal
-    steps in 2 bits are further off than 0 where one entry is far above the others. It is biased: put
-    `ErrorFeedback` around it. After the 2-bit values of SparseLoCo (Sarfi et al. 2025, arXiv 2508.15706),
-    whose code parts a tensor's values by their spread into four bins, and sends each bin's mean.
+    An entry arrives as the mean of the bucket's magnitudes on its side of the mean; both are sent in bf16.
+    Bytes: ceil(n / 4) + 4 x ceil(n / bucket). For this division no two magnitudes are nearer to the entries,
+    so under error feedback the residual is always smaller than what was encoded. With 2-bit levels in equal
+    steps it may be larger, where one entry is far above the others. It is biased: put `ErrorFeedback` around
+    it. After the 2-bit values of SparseLoCo (Sarfi et al. 2025, arXiv 2508.15706), whose code divides a
+    tensor's values by their spread into four bins, and sends each bin's mean.
 
     Attributes:
         bucket: entries that share two magnitudes, a power of two.

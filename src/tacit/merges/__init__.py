@@ -56,9 +56,9 @@ class Replace(Merge):
 
 @dataclass(frozen=True)
 class Average(Merge):
-    """The anchor moves by the mean delta: to the mean of all replicas.
+    """The anchor moves by the mean of the replicas' deltas, and so to the mean of the replicas.
 
-    What a replica has done before a late answer is kept on top of it (CoCoD-SGD: Shen et al., IJCAI 2019).
+    Steps that a replica takes before a late answer are added to it (CoCoD-SGD: Shen et al., IJCAI 2019).
     """
 
     entrywise: ClassVar[bool] = True
@@ -86,10 +86,10 @@ class Average(Merge):
 
 @dataclass(frozen=True)
 class LocalResidual(Merge):
-    """The anchor moves by the mean of what was sent; a replica keeps the rest of its own delta.
+    """The anchor moves by the mean of what was sent; a replica keeps the rest of its delta.
 
         anchor <- anchor + mean
-        params <- anchor + the part of the own delta that was not sent
+        params <- anchor + the part of this replica's delta that was not sent
 
     What a compressor leaves out stays in the replica that made it, and is sent in a later round: nothing
     is lost. It takes the place of `ErrorFeedback`, whose residual is not in the parameters. With a random
@@ -124,13 +124,13 @@ class LocalResidual(Merge):
 class CommonPoint(LocalResidual):
     """`LocalResidual` whose result is the anchor, with answers that may come late.
 
-    Where replicas are to agree, in `sync` and at the end, they stand at the anchor, without a round: what
-    each has not sent is put aside, and added again after the next step. The answer about a round that left
-    some steps ago is added to the replica as it is then: params <- params + (mean - what this rank sent).
+    In `sync` and at the end all replicas move to the anchor, without a round: what each has not sent is set
+    aside, and added again after the next step. The answer to a round that started some steps ago is added
+    to the replica as it is then: params <- params + (mean - what this rank sent).
 
-    With a server that keeps the parameters and answers how far off they are (`Star` with a `pull`), the
-    anchor is this worker's own, as the server knows it; where replicas are to agree, they stand at the
-    server's parameters.
+    With a server that keeps the parameters and answers with the difference to them (`Star` with a `pull`),
+    each worker has an anchor for itself, which the server knows; in `sync` and at the end the replicas move
+    to the server's parameters.
     """
 
     ends_at_anchor: ClassVar[bool] = True
@@ -138,9 +138,9 @@ class CommonPoint(LocalResidual):
 
 @dataclass(frozen=True)
 class ServerParams(Merge):
-    """Each replica takes the parameters of a parameter server; its anchor is its own.
+    """Each replica takes the parameters of a parameter server, and has an anchor for itself.
 
-    Where the answer is applied late, what the replica has done in the meantime is kept on top of it.
+    Where the answer is applied late, the steps that the replica has taken meanwhile are added to it.
 
     Attributes:
         whole: whether the answer is the server's parameters; else it is their difference to what this
@@ -185,7 +185,9 @@ class ServerParams(Merge):
 
 @dataclass(frozen=True)
 class StaleMean(Merge):
-    """The mean of what was sent, weighted against a replica's parameters (DASO: Coquelin et al. 2021).
+    """A replica moves towards the mean of what was sent, the less the later that comes.
+
+    The merge of DASO (Coquelin et al. 2021):
 
         anchor <- anchor + mean                                    the mean of what was sent
         params <- (c S * params + P * anchor) / (c S + P)          S steps later, of P averaged

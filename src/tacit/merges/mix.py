@@ -17,9 +17,9 @@ __all__ = ["Mix"]
 class Mix(Merge):
     """Each replica takes the mix of its own and its neighbours' parameters (D-PSGD: Lian et al. 2017).
 
-    The anchor stays where the replicas were equal last: what is mixed are their ways from there, and as the
-    weights of a mix add up to 1, that is the mix of their parameters. Where the answer is applied late, what
-    a replica has done in the meantime is kept on top of it (overlapped SGP: Assran et al. 2019).
+    The anchor stays where the replicas were last equal. What is mixed are the deltas from there; as the
+    weights of a mix add up to 1, that is the mix of the parameters. Where the answer is applied late, the
+    steps that a replica has taken meanwhile are added to it (overlapped SGP: Assran et al. 2019).
     """
 
     mixes: ClassVar[bool] = True

@@ -119,7 +119,7 @@ class ByLearningRate(_Adaptive):
     H_base in the first round and where lr is larger than it ever was, as in a warm-up; `longest` at most.
 
     The less replicas move in a step, the more steps they may take alone; the paper finds that they then
-    generalise better. Differences: the period is found behind the round before, and not in front of its first
+    generalise better. Differences: the period is computed after the round before it, and not before its first
     step; and it has a bound, as the end of training is not known here. Without `alpha` the period is H_base
     at the largest rate so far, and grows by the inverse square from there. Where a schedule restarts,
     replicas step alone with the new rate until the period found before is over: `longest` bounds that, too.

@@ -226,7 +226,7 @@ class Cycling(AdaptiveRounds):
 
 @dataclass(frozen=True)
 class NodeRounds(Rounds):
-    """When the replicas of a node average their gradients, by the `schedule` between the nodes."""
+    """Rounds inside a node: its replicas average gradients where `schedule`, that between nodes, says so."""
 
     for_gradients: ClassVar[bool] = True
     every_step: ClassVar[bool] = True

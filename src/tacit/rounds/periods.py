@@ -51,8 +51,9 @@ class Renewals:
     the variance has been kept as long before (after 0/1 Adam: Lu et al., ICLR 2023, arXiv 2202.06009).
 
     Attributes:
-        freeze_step: attempts of the optimizer, 1 or more, behind which the variance is kept at first.
-        refresh: for how many steps it is renewed from time to time; 0: never.
+        freeze_step: the number of attempts of the optimizer, 1 or more, after which the variance is first
+            kept.
+        refresh: how many steps each renewal takes; 0: there is none.
     """
 
     freeze_step: int = 500
@@ -142,7 +143,7 @@ class EveryEpoch(Rounds):
 
 @dataclass(frozen=True)
 class MomentPeriods:
-    """How often the optimizer's own state is averaged, densely (DES-LOC: Iacob et al. 2025, 2505.22549).
+    """How often the optimizer's state is averaged, densely (DES-LOC: Iacob et al. 2025, arXiv 2505.22549).
 
     Steps are attempts of the optimizer, whether or not a round of the parameters follows them. As the session
     closes all of it is averaged once more.

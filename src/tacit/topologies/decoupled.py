@@ -30,7 +30,7 @@ from tacit.topologies.on_axis import OnAxis
 class Decoupled(OnAxis):
     """Each rank adds up one span of the tensor for all, and then sends it to all (DeAR: Zhang et al. 2023).
 
-    An all-reduce is nothing else; but here the two halves are requests of their own, so that an overlap with
+    An all-reduce does the same; but here the two halves are separate requests, so that an overlap with
     `split` can have the second one wait until a forward pass needs it. A rank sends 2 (P - 1) / P bytes for
     each byte of the payload, as with an all-reduce. For payloads that add up: fp32, bf16, fp16.
     """

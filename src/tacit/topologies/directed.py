@@ -23,8 +23,8 @@ class Directed(NeighbourTopology):
 
         answer_i = sum_j P_ij x_j,    where each column adds up to 1
 
-    What a rank gives away adds up to what it has, and a rank may get more than it gives. So the sum over the
-    ranks stays, and `PushSum` divides by how much has come to a rank. Assran et al., ICML 2019 (arXiv
+    As each column adds up to 1, the sum over all ranks stays the same. Rows need not, so a rank may get more
+    than it gives, and `PushSum` divides by the weight that has arrived. Assran et al., ICML 2019 (arXiv
     1811.10792).
 
     Attributes:

@@ -61,10 +61,10 @@ class Groups(MixingTopology):
         group_size: S, a power of two. None: the one nearest to the square root of the number of ranks
             (Li et al. 2020).
         drawing: which groups. "butterfly": in round t those whose ranks differ in the bits t log2(S) and
-            following of their numbers, counted around, so that after log2(P) / log2(S) rounds everybody has
-            of everybody (WAGMA: Li et al., arXiv 2005.00124); for a power of two of ranks. "random": drawn
-            anew in each round (Prague: Luo et al., ASPLOS 2020); where the ranks cannot be cut into groups
-            of S, what is left makes smaller ones.
+            following of their numbers, counted around, so that after log2(P) / log2(S) rounds each rank has
+            something of every other (WAGMA: Li et al., arXiv 2005.00124); for a power of two of ranks.
+            "random": drawn anew in each round (Prague: Luo et al., ASPLOS 2020); where the ranks cannot be
+            cut into groups of S, what is left makes smaller ones.
         global_every: every so many rounds all ranks are averaged; 0: never.
         equal: refuse so many ranks as cannot be cut into groups of S; else what is left makes smaller ones.
     """

@@ -40,15 +40,15 @@ class Pairs(PairTopology):
 
         x_i, x_j <- (x_i + x_j) / 2
 
-    Each rank keeps its parameters x in a store, beside those that it trains. Its steps are added to x, and
-    it goes on from x. An odd rank's store answers in a thread of its own, at any time of its training. So an
-    even rank waits for a message there and back, never for a step, and an odd one for nothing. Bytes: of n,
-    an even rank sends n a round, and an odd one n each time that it is asked.
+    Each rank keeps its parameters x in a store, in addition to those that it trains. Its steps are added to
+    x, and it goes on from x. An odd rank's store answers in a thread of its own, at any time of its training.
+    So an even rank waits for a message there and back, never for a step, and an odd one for nothing. Bytes:
+    of n, an even rank sends n a round, and an odd one n each time that it is asked.
 
     The mean is atomic: the odd rank moves by d = (x_i - x_j) / 2 at one moment, and the even one by -d when d
     comes back. Between the two nothing but its own steps moves the even rank's x, as nobody asks it: they
-    stay on top of the mean. So the sum of the two is kept to the bit of a rounding, whatever the order, and
-    no two ranks ever wait for each other. Lian et al., ICML 2018 (arXiv 1710.06952), which cuts the ranks
+    stay on top of the mean. So the sum of the two is kept up to rounding, whatever the order, and no
+    two ranks ever wait for each other. Lian et al., ICML 2018 (arXiv 1710.06952), which cuts the ranks
     into an active and a passive set for the same two reasons.
 
     Each partner is drawn alike often. Of an even number of ranks, those that have taken as many rounds draw
@@ -57,7 +57,7 @@ class Pairs(PairTopology):
     In a butterfly nothing is drawn. In its turn t a rank averages with the one whose number differs in bit t,
     counted around, and a round has log2(S) turns: ranks in step thus take the mean of groups of S, as
     `Groups` does. Of one that is late, or ahead, what its store holds is taken. So a group waits for nobody
-    (WAGMA: Li et al., arXiv 2005.00124). Who asks is there who has an even number of bits set.
+    (WAGMA: Li et al., arXiv 2005.00124). The ranks whose number has an even number of bits set ask.
 
     Attributes:
         graph: whom an even rank may ask. "complete": any odd rank. "ring": both neighbours. "exponential":

@@ -230,13 +230,13 @@ _MOST_PIECES = 16
 class LinkTree(Shape, ByLinks):
     """One tree, along the fastest links: sums go up to its root and come back, in pieces.
 
-    For links that differ from pair to pair, as between places: sums go round slow links as far as that can
-    be. A rank sends n to its parent and n to each child, more than in a ring; so with links that are all
-    alike it is the slowest of the shapes.
+    For links that differ from pair to pair, as between sites: sums avoid slow links where that is possible. A
+    rank sends n to its parent and n to each child, more than in a ring; so with links that are all alike it
+    is the slowest of the shapes.
 
     Attributes:
-        parents: of each rank the next one towards the root, None for the root; empty: they are found by
-            `link_graphs.balanced_tree` from what links carry when the strategy is attached.
+        parents: for each rank the next one towards the root, None for the root; empty: they are found by
+            `link_graphs.balanced_tree` from the measured rates when the strategy is attached.
         piece_bytes: of a tensor that travels in one message, at most 16 pieces.
     """
 

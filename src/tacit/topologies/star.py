@@ -100,11 +100,11 @@ class Star(ServerTopology):
         pull: compresses what comes back. Where the server averages, wrap it in `ErrorFeedback` to add the
             error of one answer to the next. Where it keeps parameters, the answer is their difference to
             the worker's, so that nothing is lost either way (Yan et al. 2020), and the server has a copy for
-            each worker; with merge=CommonPoint() replicas keep what they have not sent. None: densely; where
-            only entries were pushed, the union of these; under `MeanFeedback` as it was pushed, with what one
-            answer leaves out in the next.
-        optimizer: who steps: each "worker" by its own, or the "server", whose optimizer is SGD, Adam or AdamW
-            as the worker's is.
+            each worker; with merge=CommonPoint() replicas keep what they have not sent. None: dense; where
+            sparse entries were pushed, their union; under `MeanFeedback` compressed as the pushes are, with
+            the error of one answer added to the next.
+        optimizer: whose optimizer steps: that of each "worker", or that of the "server", which is SGD, Adam
+            or AdamW as the workers' is.
         compensation: lambda of DC-ASGD (Zheng et al. 2017): a gradient g that was taken at w_old counts as
             g + lambda g g (w - w_old). 0: as it is. Needs optimizer="server".
         by_staleness: divide a push by how many others were applied since its worker pulled (Zhang, Gupta,

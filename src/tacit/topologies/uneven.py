@@ -40,11 +40,11 @@ _UNKNOWN_RATE = 1e9
 
 @dataclass(frozen=True)
 class Uneven(OnAxis, ByLinks):
-    """Each rank averages a stretch of the tensor for all, as long as its link allows.
+    """Each rank averages a span of the tensor for all ranks, the longer the faster its link is.
 
     Of n elements on P ranks, rank i owns s_i. It sends n - s_i elements to the other owners, and its mean to
-    P - 1 ranks: n + (P - 2) s_i in all, and gets as many. The stretches are those for which the busiest link
-    is done first: `cut`. A rank whose link is slow owns nothing, and sends n and gets n, where a ring has all
+    P - 1 ranks: n + (P - 2) s_i in all, and gets as many. The spans are those for which the busiest link is
+    done first: `cut`. A rank whose link is slow owns nothing, and sends n and gets n, where a ring has all
     ranks send 2 (P - 1) / P n. So with one slow link a step of 4 ranks waits for 2 / 3 of the bytes, of many
     ranks for half.
 
