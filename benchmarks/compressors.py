@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import thread_time
 from typing import Literal
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -202,11 +203,8 @@ def _context(out: Tensor, rank: int) -> Context:
 @contextmanager
 def plain() -> Iterator[None]:
     """The kernels' versions in plain torch."""
-    active, dispatch.active_backend = dispatch.active_backend, lambda device="cpu": "torch"
-    try:
+    with patch.object(dispatch, "active_backend", lambda device="cpu": "torch"):
         yield
-    finally:
-        dispatch.active_backend = active
 
 
 def measure(name: str, numel: int, blocks: int) -> dict[str, object]:

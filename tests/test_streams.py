@@ -62,9 +62,11 @@ PROGRESS = [
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     monkeypatch.setenv("TACIT_KERNELS", "reference")
     dispatch.find_backend.cache_clear()
+    dispatch.active_backend.cache_clear()
     with simulated(monkeypatch) as found:
         yield found
     dispatch.find_backend.cache_clear()
+    dispatch.active_backend.cache_clear()
 
 
 class Twin:

@@ -5,8 +5,8 @@ import time
 from crew import Crew, Replica
 
 from tacit.merges import StaleMean
+from tacit.reporting.timeline import timeline
 from tacit.rounds import Cycling
-from tacit.session import timeline
 from tacit.strategy import Strategy
 
 

@@ -335,7 +335,7 @@ def test_a_rate_that_hardly_changes_costs_nothing_until_it_has() -> None:
     assert rescaling is not None
     changed = []
     for _ in range(60):
-        changed.append(bool(rescaling.changes()))
+        changed.append(bool(rescaling.changes(rates(trained.step))))
         trained.run(1)
     # Every 21st step: 0.999^20 is above 0.98, 0.999^21 below.
     assert [step for step, each in enumerate(changed) if each] == [21, 42]

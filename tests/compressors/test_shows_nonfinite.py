@@ -10,7 +10,7 @@ from tacit.compressors import FP8, QSGD, Blockwise, ErrorFeedback, Int8, OneBit,
 from tacit.contracts import Compressor, Context, OneShot
 from tacit.errors import NonFinite, Overflow
 from tacit.exchange.health import extreme
-from tacit.session.health.device_notes import nonfinite
+from tacit.session.health import nonfinite
 from tacit.strategy import Strategy
 from tacit.testing.ranks import FreshBuffers, RanksInProcess
 from tacit.topologies import Flat, TwoPhase

@@ -31,7 +31,8 @@ from tacit.planning.footprint import footprint
 from tacit.planning.live_diagnosis import Diagnosing
 from tacit.replicas.consensus import Consensus
 from tacit.reporting import run_report, tensorboard
-from tacit.session import Session, joined, timeline
+from tacit.reporting.timeline import timeline
+from tacit.session import Session, joined
 from tacit.strategy import AnyStrategy
 from tacit.timelines import Timeline
 from tacit.transports.process_groups import rank_in

@@ -13,7 +13,7 @@ from torch import Tensor
 from tacit.contracts import Context, Decoded, Payload, SparseEntries, Transmitted
 from tacit.kernels.dispatch import on_host
 from tacit.kernels.layout import position_bytes
-from tacit.kernels.payloads import expect, expect_parts
+from tacit.kernels.payloads import expect_parts
 from tacit.kernels.positions import (
     clear_,
     pack_positions,
@@ -74,7 +74,8 @@ class Entries(SparseEntries):
     def _encode(
         self, x: Tensor, residual: Tensor | None, new_residual: Tensor | None, ctx: Context
     ) -> Payload:
-        numel, most = x.numel(), self.most(x.numel())
+        numel = x.numel()
+        most = self.most(numel)
         places = (buffer_size(numel, most),)
         found = EntryBuffer(
             ctx.scratch("index", x, places, torch.int32), ctx.scratch("entries", x, places, x.dtype)
@@ -123,12 +124,11 @@ class Entries(SparseEntries):
             self._decode_all(some, out, 1 / len(payloads), fresh=not first)
 
     def _decode_all(self, payloads: Sequence[Payload], out: Tensor, weight: float, fresh: bool) -> None:
-        places = self._places(payloads, out)
-        found = [
-            self._decoded(payload, index, out, weight, i)
-            for i, (payload, index) in enumerate(zip(payloads, places, strict=True))
-        ]
-        scatter_all_([entries for entries, _ in found], out, found[0][1], fresh)
+        found, factor = [], weight
+        for i, (payload, index) in enumerate(zip(payloads, self._places(payloads, out), strict=True)):
+            entries, factor = self._decoded(payload, index, out, weight, i)
+            found.append(entries)
+        scatter_all_(found, out, factor, fresh)
 
     def _places(self, payloads: Sequence[Payload], out: Tensor) -> Sequence[Tensor]:
         """The positions of each payload's entries."""
@@ -145,8 +145,6 @@ class Entries(SparseEntries):
         if not self.exact:
             values = thread_scratch(f"values{place}", index.numel(), out.dtype, out.device)
             return Selection(index, self.read(tuple(written), values, weight)), 1.0
-        if not out.is_meta:
-            expect(written[0], "entries", index.numel(), out.dtype, out.numel())
         return Selection(index, written[0]), weight
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:

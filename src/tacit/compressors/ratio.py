@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 from tacit import checks
 
@@ -13,6 +14,7 @@ def check(ratio: float, name: str = "ratio") -> None:
     checks.real(name, ratio, hint, above=0, most=1)
 
 
+@cache
 def count(ratio: float, numel: int) -> int:
     """How many of `numel` entries are kept: rounded up, but an exact decimal ratio gives the exact number."""
     return min(numel, math.ceil(round(ratio * numel, 6)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
@@ -121,6 +122,6 @@ class TopK(Entries):
         self.values.decode_add_(written, out.zero_(), weight)
         return out
 
-    @property
+    @cached_property
     def exact(self) -> bool:
         return isinstance(self.values, Dense)

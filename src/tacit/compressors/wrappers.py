@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -39,7 +40,12 @@ from tacit.exchange.health import finite, refuse_overflow
 
 def inner_state(state: State, part: str) -> dict[str, Tensor]:
     """The state fields of the inner compressor, by its own names."""
-    return {k.removeprefix(part + "."): v for k, v in state.items() if k.startswith(part + ".")}
+    prefix = part + "."
+    found = {}
+    for name, tensor in state.items():
+        if name.startswith(prefix):
+            found[name.removeprefix(prefix)] = tensor
+    return found
 
 
 def outer_state(state: State, part: str) -> dict[str, Tensor]:
@@ -59,7 +65,7 @@ class Wrapper(Compressor):
     def __post_init__(self) -> None:
         checks.compressor("inner", self.inner)
 
-    @property
+    @cached_property
     def hides_nonfinite(self) -> bool:  # type: ignore[override]
         """Whether the inner compressor does."""
         return self.inner.hides_nonfinite
@@ -224,7 +230,7 @@ class Part:
                 "((0, 10), (50, 60))"
             )
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """The number of elements in all spans."""
         return sum(stop - start for start, stop in self.spans)
@@ -253,7 +259,7 @@ class Partition(PartitionedCompressor):
                 "behind a single one"
             )
 
-    @property
+    @cached_property
     def hides_nonfinite(self) -> bool:  # type: ignore[override]
         """Whether any of them does."""
         return self.main.hides_nonfinite or any(part.compressor.hides_nonfinite for part in self.parts)
@@ -300,13 +306,8 @@ class Partition(PartitionedCompressor):
         if ctx.look is not None and not all(map(finite, taken)):
             ctx.look()
         self.clear_parts_(x)
-        talks = [
-            self.main.exchange(
-                x,
-                inner_state(state, "main"),
-                ctx.inside("main", of=1 - sum(part.numel for part in self.parts) / x.numel()),
-            )
-        ]
+        inside = ctx.inside("main", of=1 - self._numel / x.numel())
+        talks = [self.main.exchange(x, inner_state(state, "main"), inside)]
         for i, (part, piece) in enumerate(zip(self.parts, taken, strict=True)):
             mean = ctx.scratch(f"mean{i}", x, piece.shape, x.dtype)
             inside = ctx.inside(f"part{i}", out=mean, of=part.numel / x.numel())
@@ -314,25 +315,36 @@ class Partition(PartitionedCompressor):
                 inside = replace(inside, rescale=_taken(ctx.rescale, part.spans))
             talks.append(part.compressor.exchange(piece, inner_state(state, f"part{i}"), inside))
         try:
-            main, *others = yield from fuse(talks)
+            outcomes = yield from fuse(talks)
         finally:
             if x is not ctx.out:
                 for part, piece in zip(self.parts, taken, strict=True):
                     _put(piece, part.spans, x)
-        for mine, done in zip(
-            (self.main, *(part.compressor for part in self.parts)), (main, *others), strict=True
-        ):
-            if self.hides_nonfinite and not mine.hides_nonfinite:
-                refuse_overflow(done.mean, ctx)  # later only the whole mean is checked
-        for part, other in zip(self.parts, others, strict=True):
-            _put(other.mean, part.spans, main.mean)
-        known = main.finite and all(other.finite or finite(other.mean) for other in others)
-        self._clear(main.state, x.shape)
+        for i in self._shown:
+            refuse_overflow(outcomes[i].mean, ctx)  # later only the whole mean is checked
+        main, others = outcomes[0], outcomes[1:]
+        known, sent = main.finite, []
         after = outer_state(main.state, "main")
-        for i, other in enumerate(others):
+        for i, (part, other) in enumerate(zip(self.parts, others, strict=True)):
+            _put(other.mean, part.spans, main.mean)
+            known = known and (other.finite or finite(other.mean))
             after |= outer_state(other.state, f"part{i}")
-        sent = _SentInParts(self, main.sent, tuple(other.sent for other in others))
-        return Outcome(main.mean, sent, after, known)
+            sent.append(other.sent)
+        for tensor in main.state.values():  # as a sign cannot encode zero
+            if tensor.shape == x.shape:
+                self.clear_parts_(tensor)
+        return Outcome(main.mean, _SentInParts(self, main.sent, tuple(sent)), after, known)
+
+    @cached_property
+    def _numel(self) -> int:
+        """Entries in all parts."""
+        return sum(part.numel for part in self.parts)
+
+    @cached_property
+    def _shown(self) -> tuple[int, ...]:
+        """Which of the outcomes show what is not finite where others hide it: 0 is the main one's."""
+        each = (self.main, *(part.compressor for part in self.parts))
+        return tuple(i for i, mine in enumerate(each) if self.hides_nonfinite and not mine.hides_nonfinite)
 
     def _take(self, i: int, part: Part, x: Tensor, ctx: Context) -> Tensor:
         piece = ctx.scratch(f"piece{i}", x, (part.numel,), x.dtype)
@@ -341,12 +353,6 @@ class Partition(PartitionedCompressor):
             piece[at : at + stop - start] = x[start:stop]
             at += stop - start
         return piece
-
-    def _clear(self, state: State, shape: torch.Size) -> None:
-        """Clear the main compressor's state in the parts' spans, as a sign cannot encode zero."""
-        for tensor in state.values():
-            if tensor.shape == shape:
-                self.clear_parts_(tensor)
 
     def clear_parts_(self, x: Tensor) -> None:
         """Zero `x` (flat) in the parts' spans."""

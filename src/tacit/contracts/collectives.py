@@ -6,6 +6,7 @@ A transport answers the collectives. A topology answers `ReduceEncoded`. `Groupe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torch import Tensor
@@ -15,6 +16,9 @@ from tacit.contracts.common import SERVER, Payload, Spans
 if TYPE_CHECKING:
     from tacit.contracts.compressor import OneShot, PayloadSpec
     from tacit.contracts.context import Context
+
+
+_DTYPE = attrgetter("dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class AllReduce:
     finite_probe: Tensor | None = None
 
     def __post_init__(self) -> None:
-        types = {tensor.dtype for tensor in self.payload}
+        types = {*map(_DTYPE, self.payload)}
         assert len(types) < 2, f"an AllReduce of {types}: write one AllReduce for each type, in a Grouped"
 
 
@@ -187,7 +191,7 @@ def staged_on(kind: str, axis: str) -> str:
 
 def stage_of(request: Collective) -> str:
     """The same of a request."""
-    return staged_on(type(request).__name__, request.axis)
+    return f"{request.axis}/Permute" if isinstance(request, Permute) else request.axis
 
 
 Request: TypeAlias = "Collective | ReduceEncoded | Grouped"

@@ -57,7 +57,10 @@ def formed(codec: OneShot, payload: Payload, x: Tensor, apart_from: Tensor | Non
         ConfigError: it is no tuple of tensors, or one of them lies in `apart_from`.
         PayloadError: its parts have other sizes or types.
     """
-    if not (isinstance(payload, tuple) and all(isinstance(part, Tensor) for part in payload)):
+    whole = isinstance(payload, tuple)
+    for part in payload if whole else ():  # in the hot path, where a generator takes longer
+        whole = whole and isinstance(part, Tensor)
+    if not whole:
         raise ConfigError(
             f"encode of {codec} has returned a {type(payload).__name__}, where a tuple of tensors belongs: "
             "of a single one write `return (codes,)`"

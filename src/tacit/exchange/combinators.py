@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, TypeGuard, TypeVar
+from operator import attrgetter
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,19 +27,27 @@ T = TypeVar("T")
 RIDES_ALONG = 1 << 16
 """Bytes up to which an `AllReduce` travels inside an `AllGather` or `AllToAll` of its axis."""
 
+_BYTES = attrgetter("nbytes")
+_FOR_TOPOLOGIES = ReduceEncoded, Grouped
+_OF_ONE_PEER = AllReduce, Permute
+_Joins: TypeAlias = AllReduce | AllGather | AllToAll | Permute
+
 
 # ---- many as one --------------------------------------------------------------------------------------
 
 
 def on(axis: str, exchange: Generator[Request, Any, T]) -> Generator[Request, Any, T]:
     """Run `exchange` with every request that names no axis stamped with `axis`."""
-
-    def stamp(request: Request) -> Generator[Request, Any, Any]:
+    reply: Any = None
+    while True:
+        try:
+            request = exchange.send(reply)
+        except StopIteration as end:
+            result: T = end.value
+            return result
         if isinstance(request, Collective) and not request.axis:
             request = replace(request, axis=axis)
-        return (yield request)
-
-    return answered(exchange, stamp)
+        reply = yield request
 
 
 def watched(
@@ -52,7 +60,7 @@ def watched(
     `AllReduce` may come from what it was answered.
     """
     if nonfinite_flags is not None:
-        exchange = _beside(exchange, average_(nonfinite_flags))
+        exchange = _beside(exchange, AllReduce((nonfinite_flags,)))
     return exchange if finite_probe is None else _probed(exchange, finite_probe)
 
 
@@ -66,54 +74,83 @@ def gather(x: Tensor, axis: str = "") -> Generator[Request, Any, list[Tensor]]:
     return [payload[0] for payload in (yield AllGather((x,), axis))]
 
 
-def _beside(
-    exchange: Generator[Request, Any, T], other: Generator[Request, Any, None]
-) -> Generator[Request, Any, T]:
-    result, _ = yield from fuse([exchange, other])
-    return typing.cast(T, result)
+def _beside(exchange: Generator[Request, Any, T], other: Request) -> Generator[Request, Any, T]:
+    """Run `exchange`, with one more request beside its first one."""
+    try:
+        request = exchange.send(None)
+    except StopIteration as end:
+        yield other
+        spoke_not: T = end.value
+        return spoke_not
+    reply, _ = yield from _joined([request, other])
+    while True:
+        try:
+            request = exchange.send(reply)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        reply = yield request
 
 
 def _probed(exchange: Generator[Request, Any, T], finite_probe: Tensor) -> Generator[Request, Any, T]:
-    means = 0
+    means, last = 0, len(finite_probe) - 1
+    reply: Any = None
+    while True:
+        try:
+            request = exchange.send(reply)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        if isinstance(request, AllReduce):
+            request = replace(request, finite_probe=finite_probe[min(means, last)])
+            means += 1
+        reply = yield request
 
-    def add_up(request: Request) -> Generator[Request, Any, Any]:
-        nonlocal means
-        if not isinstance(request, AllReduce):
-            return (yield request)
-        mine = finite_probe[min(means, len(finite_probe) - 1)]
-        means += 1
-        return (yield replace(request, finite_probe=mine))
 
-    return answered(exchange, add_up)
+Reduce: TypeAlias = Callable[[ReduceEncoded], Generator[Request, Any, Any]]
+"""What answers a `ReduceEncoded` by requests of its own."""
 
 
-def reduced(
-    exchange: Generator[Request, Any, T], reduce: Callable[[ReduceEncoded], Generator[Request, Any, Any]]
-) -> Generator[Request, Any, T]:
+def reduced(exchange: Generator[Request, Any, T], reduce: Reduce) -> Generator[Request, Any, T]:
     """Run `exchange`, letting `reduce` answer each `ReduceEncoded` by requests of its own."""
-
-    def answer(request: Request) -> Generator[Request, Any, Any]:
+    reply: Any = None
+    while True:
+        try:
+            request = exchange.send(reply)
+        except StopIteration as end:
+            result: T = end.value
+            return result
         if isinstance(request, ReduceEncoded):
-            return (yield from reduce(request))
-        if isinstance(request, Grouped):
-            return as_asked(request, iter((yield from fuse([answer(each) for each in leaves(request)]))))
-        return (yield request)
+            reply = yield from reduce(request)
+        elif isinstance(request, Grouped):
+            each = leaves(request)
+            parts = [reduce(leaf) if isinstance(leaf, ReduceEncoded) else _asked(leaf) for leaf in each]
+            reply = as_asked(request, iter((yield from fuse(parts))))
+        else:
+            reply = yield request
 
-    return answered(exchange, answer)
+
+def _asked(request: Request) -> Generator[Request, Any, Any]:
+    return (yield request)
 
 
 def leaves(request: Request) -> list[Request]:
     """The requests of a `Grouped`, those of others inside it too: so that all of them may join."""
-    if isinstance(request, Grouped):
-        return [leaf for each in request.requests for leaf in leaves(each)]
-    return [request]
+    if not isinstance(request, Grouped):
+        return [request]
+    found: list[Request] = []
+    for each in request.requests:
+        found += leaves(each) if isinstance(each, Grouped) else [each]
+    return found
 
 
 def as_asked(request: Request, answers: Iterator[Any]) -> Any:
     """The leaves' answers, put together as their requests were."""
-    if isinstance(request, Grouped):
-        return [as_asked(each, answers) for each in request.requests]
-    return next(answers)
+    if not isinstance(request, Grouped):
+        return next(answers)
+    return [
+        as_asked(each, answers) if isinstance(each, Grouped) else next(answers) for each in request.requests
+    ]
 
 
 def answered(
@@ -137,109 +174,116 @@ def fuse(exchanges: Sequence[Generator[Request, Any, Any]]) -> Generator[Request
     message costs less than two. Requests that cannot be joined follow one another, in an order that is equal
     on all ranks.
     """
-    outcomes: dict[int, Any] = {}
-    answers: dict[int, Any] = dict.fromkeys(range(len(exchanges)))
-    while answers:
-        requests: dict[int, Request] = {}
-        for i, answer in answers.items():
+    outcomes: list[Any] = [None] * len(exchanges)
+    under_way, answers = [*range(len(exchanges))], [None] * len(exchanges)
+    while under_way:
+        going, requests = [], []
+        for i, answer in zip(under_way, answers, strict=True):
             try:
-                requests[i] = exchanges[i].send(answer)
+                requests.append(exchanges[i].send(answer))
+                going.append(i)
             except StopIteration as end:
                 outcomes[i] = end.value
-        answers = yield from _all(requests)
-    return [outcomes[i] for i in range(len(exchanges))]
+        under_way = going
+        if requests:
+            answers = yield from _joined(requests)
+    return outcomes
 
 
-def _all(requests: dict[int, Request]) -> Generator[Request, Any, dict[int, Any]]:
-    if len(requests) > 1 and any(isinstance(r, ReduceEncoded | Grouped) for r in requests.values()):
-        # Only the topology knows what these become: it joins them with the others.
-        return dict(zip(requests, (yield Grouped(tuple(requests.values()))), strict=True))
-    answers: dict[int, Any] = {}
+def _joined(requests: Sequence[Request]) -> Generator[Request, Any, list[Any]]:
+    """Ask all of them, in as few messages as can be; their answers."""
+    if len(requests) == 1:
+        return [(yield requests[0])]
+    for request in requests:
+        if isinstance(request, _FOR_TOPOLOGIES):  # which know what they become, and join them with the others
+            return list((yield Grouped(tuple(requests))))
+    answers: list[Any] = [None] * len(requests)
     for group in _alike(requests):
-        answers.update((yield from _together(group)))
-    return {i: answers[i] for i in requests}
+        if len(group) == 1:
+            (i,) = group
+            answers[i] = yield requests[i]
+            continue
+        some: Any = [requests[i] for i in group]
+        message = _message(some)
+        for i, answer in zip(group, _cut(some, message, (yield message)), strict=True):
+            answers[i] = answer
+    return answers
 
 
-def _alike(requests: dict[int, Request]) -> list[dict[int, Request]]:
-    """Split requests into groups that can travel together, in a fixed order."""
-    carried = {r.axis: type(r).__name__ for r in requests.values() if _carries(r)}
-    groups: dict[tuple[object, ...], dict[int, Request]] = {}
-    for i, request in requests.items():
-        if isinstance(request, AllReduce) and not (request.axis in carried and _rides(request)):
-            key: tuple[object, ...] = ("AllReduce", request.axis, tuple({t.dtype for t in request.payload}))
-        elif isinstance(request, AllReduce):
-            key = (carried[request.axis], request.axis)
-        elif _carries(request):
-            key = (type(request).__name__, request.axis)
+def _alike(requests: Sequence[Request]) -> Iterable[Sequence[int]]:
+    """Which requests can travel together, by their places; in a fixed order."""
+    carried: dict[str, str] = {}
+    for request in requests:
+        # In an all-to-all whose messages differ in size nobody could tell what rides along.
+        if isinstance(request, AllGather) or (isinstance(request, AllToAll) and not request.arriving):
+            carried[request.axis] = type(request).__name__
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for i, request in enumerate(requests):
+        key: tuple[object, ...] = ("alone", i)
+        if isinstance(request, AllReduce):
+            carrier = carried.get(request.axis)
+            if carrier is not None and sum(map(_BYTES, request.payload)) <= RIDES_ALONG:
+                key = (carrier, request.axis)
+            else:
+                key = ("AllReduce", request.axis, request.payload[0].dtype if request.payload else None)
         elif isinstance(request, Permute):
             # Equal on all ranks: all of them join the same.
             key = ("Permute", request.axis, request.to, bool(request.into))
-        else:
-            key = ("alone", i)
-        groups.setdefault(key, {})[i] = request
-    return list(groups.values())
+        elif isinstance(request, AllGather) or (isinstance(request, AllToAll) and not request.arriving):
+            key = (type(request).__name__, request.axis)
+        groups.setdefault(key, []).append(i)
+    return groups.values()
 
 
-def _carries(request: Request) -> TypeGuard[AllGather | AllToAll]:
-    """Whether others may travel in it."""
-    return isinstance(request, AllGather) or (isinstance(request, AllToAll) and not request.arriving)
-
-
-def _rides(request: AllReduce) -> bool:
-    return sum(t.numel() * t.element_size() for t in request.payload) <= RIDES_ALONG
-
-
-def _together(group: dict[int, Request]) -> Generator[Request, Any, dict[int, Any]]:
-    if len(group) == 1:
-        ((i, request),) = group.items()
-        return {i: (yield request)}
-    requests: dict[int, _Joins] = {i: r for i, r in group.items() if isinstance(r, _Joins)}
-    first = next(iter(requests.values()))
-    axis = first.axis
-    if all(isinstance(r, AllReduce) for r in requests.values()):
-        return _cut(requests, (yield AllReduce(_joined(requests, 0), axis)))
+def _message(requests: Sequence[_Joins]) -> Collective:
+    """The one message of several requests that are alike."""
+    first, exchanged = requests[0], None
+    for request in requests:
+        if isinstance(request, AllToAll):
+            exchanged = request
+    if exchanged is not None:
+        peers = range(len(exchanged.payloads))
+        return AllToAll(tuple(_payload_for(requests, peer) for peer in peers), first.axis)
+    payload = _payload_for(requests, 0)
     if isinstance(first, Permute):
-        into = tuple(t for request in requests.values() for t in getattr(request, "into", ()))
-        answer = yield Permute(_joined(requests, 0), first.to, axis, into)
-        return dict.fromkeys(requests) if answer is None else dict(_cut(requests, answer))
-    exchanged = [r for r in requests.values() if isinstance(r, AllToAll)]
-    if exchanged:
-        peers = len(exchanged[0].payloads)
-        answers = yield AllToAll(tuple(_joined(requests, peer) for peer in range(peers)), axis)
-    else:
-        answers = yield AllGather(_joined(requests, 0), axis)
-    cuts = {id(answer): answer for answer in answers}  # a dry run has the same for all of thousands of peers
-    parts = {key: _cut(requests, answer) for key, answer in cuts.items()}
-    by_peer = [parts[id(answer)] for answer in answers]
-    return {i: _joined_answer(request, [answer[i] for answer in by_peer]) for i, request in requests.items()}
+        into = tuple(t for request in requests for t in getattr(request, "into", ()))
+        return Permute(payload, first.to, first.axis, into)
+    for request in requests:
+        if isinstance(request, AllGather):
+            return AllGather(payload, first.axis)
+    return AllReduce(payload, first.axis)
 
 
-_Joins: TypeAlias = AllReduce | AllGather | AllToAll | Permute
+def _payload_for(requests: Sequence[_Joins], peer: int) -> Payload:
+    payload: list[Tensor] = []
+    for request in requests:
+        payload += request.payloads[peer] if isinstance(request, AllToAll) else request.payload
+    return tuple(payload)
 
 
-def _for(request: _Joins, peer: int) -> Payload:
-    return request.payloads[peer] if isinstance(request, AllToAll) else request.payload
-
-
-def _joined(requests: dict[int, _Joins], peer: int) -> Payload:
-    return tuple(t for request in requests.values() for t in _for(request, peer))
-
-
-def _cut(requests: dict[int, _Joins], payload: Payload) -> dict[int, Payload]:
-    parts: dict[int, Payload] = {}
+def _cut(requests: Sequence[_Joins], message: Collective, answer: Any) -> list[Any]:
+    """The answer of each of the requests, of the answer to their one message."""
+    found: list[Any] = []
     start = 0
-    for i, request in requests.items():
-        count = len(_for(request, 0))
-        parts[i] = payload[start : start + count]
-        start += count
-    return parts
+    for request in requests:
+        stop = start + len(request.payloads[0] if isinstance(request, AllToAll) else request.payload)
+        if isinstance(message, _OF_ONE_PEER):
+            found.append(None if answer is None else answer[start:stop])
+        else:
+            cuts: dict[int, Payload] = {}  # a dry run has the same answer for all of thousands of peers
+            parts = []
+            for each in answer:
+                if id(each) not in cuts:
+                    cuts[id(each)] = each[start:stop]
+                parts.append(cuts[id(each)])
+            found.append(_mean_(request.payload, parts) if isinstance(request, AllReduce) else parts)
+        start = stop
+    return found
 
 
-def _joined_answer(request: _Joins, by_peer: list[Payload]) -> Any:
-    if not isinstance(request, AllReduce):
-        return by_peer
-    # In rank order on every rank, so that all of them round alike.
-    for out, *peers in zip(request.payload, *by_peer, strict=True):
+def _mean_(payload: Payload, by_peer: list[Payload]) -> Payload:
+    """Overwrite the payload by the peers' mean, in rank order on every rank, so that all round alike."""
+    for out, *peers in zip(payload, *by_peer, strict=True):
         if out.is_meta:  # for thousands of peers it takes seconds to compute nothing
             continue
         # Divided before the sum, which might overflow, as every transport does.
@@ -248,4 +292,4 @@ def _joined_answer(request: _Joins, by_peer: list[Payload]) -> Any:
         for peer in peers[1:]:
             mean.add_(peer.to(kind, copy=True).div_(len(by_peer)))
         out.copy_(mean)
-    return request.payload
+    return payload

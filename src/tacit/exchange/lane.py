@@ -59,11 +59,10 @@ class Job:
         self.request = request
         return True
 
-    def post(self, transport: Transport) -> Posted:
-        """Post the request as the next stage of its axis."""
+    def post(self, transport: Transport, where: str) -> Posted:
+        """Post the request as the next stage there; see `stage_of`."""
         request, self.request = self.request, None
         assert request is not None
-        where = stage_of(request)
         stage = self.stages[where]
         self.stages[where] += 1
         self.posted = transport.post(request, stage, self.key)
@@ -176,8 +175,8 @@ class Lane:
             self._end(job, self._failure)
             return
         self._attempt(self._start if job.posted is None else self._resume, job)
-        for held in [each for each in self._under_way if each.request is not None]:
-            if self._failure is None:
+        for held in tuple(self._under_way):
+            if held.request is not None and self._failure is None:
                 self._attempt(self._post_in_turn, held)
 
     def _attempt(self, step: Callable[[Job], None], job: Job) -> None:
@@ -208,10 +207,11 @@ class Lane:
     def _post_in_turn(self, job: Job) -> None:
         request = job.request
         assert request is not None
-        if not in_turn(job, stage_of(request), self._under_way):
+        where = stage_of(request)
+        if not in_turn(job, where, self._under_way):
             return
         with ranges.within(self._name, f"post_{type(request).__name__.lower()}_{request.axis}"):
-            posted = job.post(self._transport)
+            posted = job.post(self._transport, where)
         posted.on_done(lambda: self._happened(job))
 
     def _end(self, job: Job, error: BaseException) -> None:

@@ -204,7 +204,8 @@ class GradientHook:
     def __call__(self, ddp_bucket: GradBucket) -> BucketFuture:
         """The hook's answer: a future that holds the bucket, with means in place of gradients."""
         session = self._session
-        session.failure.raise_first()
+        if session.failure.error is not None:
+            session.failure.raise_first()
         if ddp_bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing():
             raise AttachError(
                 f"a CUDA graph is being captured, and its replays would not exchange by "
@@ -256,7 +257,8 @@ class GradientHook:
 
     def _ended(self) -> None:
         self._waiting.__exit__(None, None, None)
-        self._session.failure.raise_first()
+        if self._session.failure.error is not None:
+            self._session.failure.raise_first()
         if self._used is not None:
             self._used.clear()
         if self._counts_steps:
@@ -273,8 +275,7 @@ class GradientHook:
         self._staged.clear()
         self._seen = []
         self._arrived = set()
-        settles = session.strategy.server is None
-        if settles and session.round >= SETTLED and self.layout is not None:
+        if self.layout is not None and session.strategy.server is None and session.round >= SETTLED:
             session.rebucket(divided(self.layout, session.context.tensors, session.context.topology))
             self.layout = None
         if self._routed is not session.buckets:
@@ -286,7 +287,7 @@ class GradientHook:
 
     def _note(self, parameters: list[Tensor], last: bool) -> None:
         """Note DDP's layout, which is final in the round before the session takes over DDP's buckets."""
-        if self.fixed or self._session.round >= SETTLED:
+        if self.fixed or self._session.pending.finished >= SETTLED:
             return
         if self._fresh:
             self._fresh = not last
@@ -368,7 +369,7 @@ class GradientHook:
             ddp_bucket.completed()
 
 
-def after_backward(call: Callable[[], None], before: Callable[[], None] = lambda: None) -> None:
+def after_backward(call: Callable[[], None], before: Callable[[], None] | None = None) -> None:
     """Call it in the thread of backward after DDP has taken all answers; what it raises, backward raises.
 
     `before` is called when the graph is done, and DDP has not begun to wait for the answers.
@@ -376,6 +377,7 @@ def after_backward(call: Callable[[], None], before: Callable[[], None] = lambda
 
     def done() -> None:
         at_end_of_backward(shielded(call))
-        before()
+        if before is not None:
+            before()
 
     at_end_of_backward(done)

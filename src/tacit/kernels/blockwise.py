@@ -15,9 +15,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.dispatch import numba_kernels, numba_takes_fp32, run_triton, triton_takes, warm_up
+from tacit.kernels.dispatch import (
+    addresses,
+    numba_kernels,
+    numba_takes_fp32,
+    run_triton,
+    triton_takes,
+    warm_up,
+)
 from tacit.kernels.layout import block_count, blocks_bytes, codes_per_group
-from tacit.kernels.numba.jit import address, addresses
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.reference import blockwise as reference
 
@@ -31,7 +37,7 @@ def encode_blocks(x: Tensor, bits: int, codes: Tensor, units: Tensor) -> None:
         warm_up("blockwise")
     elif numba_takes_fp32(x):
         numba_kernels("blockwise").encode(
-            address(x), 0, 0, x.numel(), bits, codes_per_group(bits), address(codes), address(units)
+            x.data_ptr(), 0, 0, x.numel(), bits, codes_per_group(bits), codes.data_ptr(), units.data_ptr()
         )
     elif not (triton_takes(x) and run_triton("blockwise.encode", x, None, None, bits, codes, units)):
         reference.encode_blocks(x, bits, codes, units)
@@ -44,9 +50,16 @@ def encode_blocks_with_residual(
     if x.is_meta:
         warm_up("blockwise")
     elif numba_takes_fp32(x, residual, new_residual):
-        before, after = address(residual), address(new_residual)
+        before, after = residual.data_ptr(), new_residual.data_ptr()
         numba_kernels("blockwise").encode(
-            address(x), before, after, x.numel(), bits, codes_per_group(bits), address(codes), address(units)
+            x.data_ptr(),
+            before,
+            after,
+            x.numel(),
+            bits,
+            codes_per_group(bits),
+            codes.data_ptr(),
+            units.data_ptr(),
         )
     elif not (
         triton_takes(x, residual, new_residual)
@@ -68,7 +81,7 @@ def add_blocks_(
     if numba_takes_fp32(out):
         codes, units = (addresses(each) for each in zip(*payloads, strict=True))
         group = codes_per_group(bits)
-        numba_kernels("blockwise").add(codes, units, bits, group, weight, fresh, address(out), out.numel())
+        numba_kernels("blockwise").add(codes, units, bits, group, weight, fresh, out.data_ptr(), out.numel())
     elif not (triton_takes(out) and run_triton("blockwise.add", payloads, bits, weight, out, fresh)):
         reference.add_blocks_(payloads, bits, weight, out, fresh)
 

@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from tacit.kernels.dispatch import active_backend, numba_is_loaded, numba_kernels, numba_takes_fp32
-from tacit.kernels.numba.jit import address
 
 
 def prepare() -> None:
@@ -23,8 +22,10 @@ def subtract(a: Tensor, b: Tensor, out: Tensor, also: Tensor | None = None) -> N
     """
     order = _order(a, b, out, *([] if also is None else [also]))
     if order is not None:
-        second = 0 if also is None else address(also)
-        numba_kernels("deltas").subtract(a.data_ptr(), address(b), address(out), second, a.numel(), *order)
+        second = 0 if also is None else also.data_ptr()
+        numba_kernels("deltas").subtract(
+            a.data_ptr(), b.data_ptr(), out.data_ptr(), second, a.numel(), *order
+        )
         return
     torch.sub(a, b, out=out)
     if also is not None:
@@ -38,8 +39,8 @@ def add_steps_(local: Tensor, params: Tensor, anchor: Tensor, given: Tensor) -> 
     """
     order = _order(params, local, anchor, given)
     if order is not None:
-        others = address(anchor), address(given), local.numel()
-        numba_kernels("deltas").add_steps(address(local), params.data_ptr(), *others, *order)
+        others = anchor.data_ptr(), given.data_ptr(), local.numel()
+        numba_kernels("deltas").add_steps(local.data_ptr(), params.data_ptr(), *others, *order)
     else:
         local.add_(params).sub_(anchor).sub_(given)
 
@@ -51,9 +52,9 @@ def move_(anchor: Tensor, mean: Tensor, params: Tensor, local: Tensor | None = N
     """
     order = _order(params, anchor, mean, *([] if local is None else [local]))
     if order is not None:
-        mine = 0 if local is None else address(local)
+        mine = 0 if local is None else local.data_ptr()
         move = numba_kernels("deltas").move
-        move(address(anchor), address(mean), mine, params.data_ptr(), anchor.numel(), *order)
+        move(anchor.data_ptr(), mean.data_ptr(), mine, params.data_ptr(), anchor.numel(), *order)
         increment_version(params)
         return
     anchor.add_(mean)
@@ -65,9 +66,9 @@ def move_(anchor: Tensor, mean: Tensor, params: Tensor, local: Tensor | None = N
 
 def _order(params: Tensor, *others: Tensor) -> tuple[int, int] | None:
     """Channels and area of filters in channels-last, zeros of what lies in one order; None of others."""
-    if not (numba_is_loaded() and numba_takes_fp32(params, *others)):
+    if not (numba_is_loaded() and params.dtype == torch.float32 and params.is_cpu):
         return None
-    if not all(each.is_contiguous() for each in others):
+    if not numba_takes_fp32(*others):
         return None
     if params.is_contiguous():
         return 0, 0

@@ -11,8 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.dispatch import numba_kernels, numba_takes_fp32, run_triton, triton_takes, warm_up
-from tacit.kernels.numba.jit import addresses
+from tacit.kernels.dispatch import (
+    addresses,
+    numba_kernels,
+    numba_takes_fp32,
+    run_triton,
+    triton_takes,
+    warm_up,
+)
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.reference import exponents as reference
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.kernels.dispatch import (
+    addresses,
     numba_kernels,
     numba_takes_fp32,
     pieces,
@@ -15,7 +16,6 @@ from tacit.kernels.dispatch import (
     triton_takes,
     warm_up,
 )
-from tacit.kernels.numba.jit import address, addresses
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.reference import fp8 as reference
 
@@ -30,7 +30,7 @@ def encode_fp8(x: Tensor, inverse: Tensor, dtype: torch.dtype, codes: Tensor) ->
     if x.is_meta:
         warm_up("fp8")
     elif numba_takes_fp32(x):
-        numba_kernels("fp8").encode(address(x), x.numel(), inverse.item(), *PARTS[dtype], address(codes))
+        numba_kernels("fp8").encode(x.data_ptr(), x.numel(), inverse.item(), *PARTS[dtype], codes.data_ptr())
     else:
         for piece in pieces(x, PIECE):
             reference.encode_fp8(x[piece], inverse, dtype, codes[piece])
@@ -51,7 +51,7 @@ def add_fp8_(
     if numba_takes_fp32(out):
         codes, scales = (addresses(each) for each in zip(*payloads, strict=True))
         add = numba_kernels("fp8").add
-        add(codes, scales, weight, *PARTS[dtype], fresh, address(out), out.numel())
+        add(codes, scales, weight, *PARTS[dtype], fresh, out.data_ptr(), out.numel())
     elif not (triton_takes(out) and run_triton("fp8.add", payloads, dtype, weight, out, fresh)):
         for piece in pieces(out, PIECE):
             parts = [(codes[piece], scale) for codes, scale in payloads]

@@ -11,9 +11,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.dispatch import numba_kernels, numba_takes_fp32, run_triton, triton_takes, warm_up
+from tacit.kernels.dispatch import (
+    addresses,
+    numba_kernels,
+    numba_takes_fp32,
+    run_triton,
+    triton_takes,
+    warm_up,
+)
 from tacit.kernels.layout import block_count
-from tacit.kernels.numba.jit import address, addresses
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.reference import int8 as reference
 
@@ -23,7 +29,7 @@ def encode_int8(x: Tensor, codes: Tensor, units: Tensor) -> None:
     if x.is_meta:
         warm_up("int8")
     elif numba_takes_fp32(x):
-        numba_kernels("int8").encode(address(x), 0, 0, x.numel(), address(codes), address(units))
+        numba_kernels("int8").encode(x.data_ptr(), 0, 0, x.numel(), codes.data_ptr(), units.data_ptr())
     elif not (triton_takes(x) and run_triton("int8.encode", x, None, None, codes, units)):
         reference.encode_int8(x, codes, units)
 
@@ -35,8 +41,10 @@ def encode_int8_with_residual(
     if x.is_meta:
         warm_up("int8")
     elif numba_takes_fp32(x, residual, new_residual):
-        before, after = address(residual), address(new_residual)
-        numba_kernels("int8").encode(address(x), before, after, x.numel(), address(codes), address(units))
+        before, after = residual.data_ptr(), new_residual.data_ptr()
+        numba_kernels("int8").encode(
+            x.data_ptr(), before, after, x.numel(), codes.data_ptr(), units.data_ptr()
+        )
     elif not (
         triton_takes(x, residual, new_residual)
         and run_triton("int8.encode", x, residual, new_residual, codes, units)
@@ -54,7 +62,7 @@ def add_int8_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, 
         check_int8(payload, out.numel())
     if numba_takes_fp32(out):
         codes, units = (addresses(each) for each in zip(*payloads, strict=True))
-        numba_kernels("int8").add(codes, units, weight, fresh, address(out), out.numel())
+        numba_kernels("int8").add(codes, units, weight, fresh, out.data_ptr(), out.numel())
     elif not (triton_takes(out) and run_triton("int8.add", payloads, weight, out, fresh)):
         reference.add_int8_(payloads, weight, out, fresh)
 

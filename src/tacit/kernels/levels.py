@@ -14,9 +14,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.dispatch import numba_kernels, numba_takes_fp32, run_triton, triton_takes, warm_up
+from tacit.kernels.dispatch import (
+    addresses,
+    numba_kernels,
+    numba_takes_fp32,
+    run_triton,
+    triton_takes,
+    warm_up,
+)
 from tacit.kernels.layout import bucket_count, code_bytes, codes_per_group
-from tacit.kernels.numba.jit import address, addresses
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.reference import levels as reference
 
@@ -39,7 +45,7 @@ def quantize(x: Tensor, bits: int, bucket: int, clip: float, seed: int, codes: T
     if x.is_meta:
         warm_up("levels")
     elif numba_takes_fp32(x):
-        at, codes_at, units_at = address(x), address(codes), address(units)
+        at, codes_at, units_at = x.data_ptr(), codes.data_ptr(), units.data_ptr()
         kernels, group = numba_kernels("levels"), codes_per_group(bits)
         kernels.quantize(at, x.numel(), bits, group, bucket, clip, seed, codes_at, units_at)
     elif not (triton_takes(x) and run_triton("levels.quantize", x, bits, bucket, clip, seed, codes, units)):
@@ -57,7 +63,7 @@ def add_levels_(
     if numba_takes_fp32(out):
         codes, units = (addresses(each) for each in zip(*payloads, strict=True))
         kernels, group = numba_kernels("levels"), codes_per_group(bits)
-        kernels.add(codes, units, bits, group, bucket, weight, fresh, address(out), out.numel())
+        kernels.add(codes, units, bits, group, bucket, weight, fresh, out.data_ptr(), out.numel())
     elif not (triton_takes(out) and run_triton("levels.add", payloads, bits, bucket, weight, out, fresh)):
         reference.add_levels_(payloads, bits, bucket, weight, out, fresh)
 

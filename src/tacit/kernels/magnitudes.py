@@ -18,7 +18,6 @@ from tacit.kernels.dispatch import (
     on_host,
     warm_up,
 )
-from tacit.kernels.numba.jit import address
 from tacit.kernels.reference import magnitudes as reference
 
 
@@ -28,8 +27,8 @@ def largest(x: Tensor) -> float:
         if numba_is_loaded():
             warm_up("magnitudes")
         return 0.0
-    if numba_is_loaded() and x.is_contiguous() and numba_takes_fp32(x):
-        return float(numba_kernels("magnitudes").largest(address(x), x.numel()))
+    if numba_is_loaded() and numba_takes_fp32(x):
+        return float(numba_kernels("magnitudes").largest(x.data_ptr(), x.numel()))
     return reference.largest(x)
 
 
@@ -38,9 +37,9 @@ def divide_(x: Tensor, by: float) -> float:
     if not numba_is_loaded():
         return reference.divide_(x, by)
     if numba_takes_fp32(x):
-        return float(numba_kernels("magnitudes").divide(address(x), x.numel(), by))
+        return float(numba_kernels("magnitudes").divide(x.data_ptr(), x.numel(), by))
     if _numba_takes_pair(x, x):
-        return float(numba_kernels("magnitudes").divide_bf16(address(x), x.numel(), by))
+        return float(numba_kernels("magnitudes").divide_bf16(x.data_ptr(), x.numel(), by))
     return reference.divide_(x, by)
 
 
@@ -49,7 +48,7 @@ def round_to_(x: Tensor, out: Tensor) -> None:
     if x.is_meta:
         warm_up("magnitudes")
     elif _numba_takes_pair(x, out):
-        numba_kernels("magnitudes").round_bf16(address(x), x.numel(), address(out))
+        numba_kernels("magnitudes").round_bf16(x.data_ptr(), x.numel(), out.data_ptr())
     else:
         out.copy_(x)
 
@@ -57,13 +56,13 @@ def round_to_(x: Tensor, out: Tensor) -> None:
 def widen_(x: Tensor, out: Tensor) -> None:
     """Write the flat `x` to `out`, whose type is longer."""
     if _numba_takes_pair(out, x):
-        numba_kernels("magnitudes").widen_bf16(address(x), x.numel(), address(out))
+        numba_kernels("magnitudes").widen_bf16(x.data_ptr(), x.numel(), out.data_ptr())
     else:
         out.copy_(x)
 
 
 def _numba_takes_pair(wide: Tensor, narrow: Tensor) -> bool:
     """Whether numba's kernels take these two: fp32, or the same one, and bf16."""
-    if narrow.dtype != torch.bfloat16 or not on_host(narrow):
+    if narrow.dtype != torch.bfloat16 or not on_host(narrow) or not narrow.is_contiguous():
         return False
     return active_backend() == "numba" if wide is narrow else numba_takes_fp32(wide)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from tacit.kernels.dispatch import numba_kernels, numba_takes_fp32, run_triton, triton_takes, warm_up
-from tacit.kernels.numba.jit import address
 from tacit.kernels.reference import mp2_network as reference
 from tacit.kernels.reference.mp2_network import matrix_of
 
@@ -47,8 +46,8 @@ def _by_numba(
     varies = [int(each.shape[1] > 1) for each in (ages, log_swings)]
     kernel = numba_kernels("mp2_network").predict
     kernel(
-        *(address(changes), address(ages), varies[0], address(log_swings), varies[1], out.numel()),
-        *(address(packed), len(packed), width, limit, address(found)),
+        *(changes.data_ptr(), ages.data_ptr(), varies[0], log_swings.data_ptr(), varies[1], out.numel()),
+        *(packed.data_ptr(), len(packed), width, limit, found.data_ptr()),
     )
     if found is not out:
         out.copy_(found)
@@ -82,9 +81,9 @@ def predict_received(
         return False
     kernel = numba_kernels("mp2_network").predict_received
     kernel(
-        *(address(before), address(last), address(age), address(gap), out.numel()),
-        *(address(log_swings), len(log_swings) - 1),
-        *(address(packed), len(packed), width, limit, scale, address(out)),
+        *(before.data_ptr(), last.data_ptr(), age.data_ptr(), gap.data_ptr(), out.numel()),
+        *(log_swings.data_ptr(), len(log_swings) - 1),
+        *(packed.data_ptr(), len(packed), width, limit, scale, out.data_ptr()),
     )
     return True
 

@@ -44,4 +44,5 @@ def expect_parts(payload: Sequence[Tensor], entries: int, *parts: tuple[str, int
             f"({names}): its sender has another compressor, or another version of tacit"
         )
     for tensor, (what, numel, dtype) in zip(payload, parts, strict=True):
-        expect(tensor, what, numel, dtype, entries)
+        if tensor.numel() != numel or tensor.dtype != dtype or not tensor.is_contiguous():
+            expect(tensor, what, numel, dtype, entries)  # which says what is wrong

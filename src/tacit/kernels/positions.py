@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tacit.errors import PayloadError
 from tacit.kernels.dispatch import (
+    addresses,
     numba_kernels,
     numba_takes,
     numba_takes_fp32,
@@ -20,7 +21,6 @@ from tacit.kernels.dispatch import (
     warm_up,
 )
 from tacit.kernels.layout import INT32, position_bytes, position_format
-from tacit.kernels.numba.jit import address, addresses
 from tacit.kernels.payloads import expect
 from tacit.kernels.reference import positions as reference
 from tacit.kernels.sparse import Selection
@@ -33,7 +33,7 @@ def pack_positions(positions: Tensor, numel: int, k: int, packed: Tensor) -> Non
         return
     low = position_format(numel, k)
     if low != INT32 and numba_takes(packed):
-        at, packed_at = address(positions), address(packed)
+        at, packed_at = positions.data_ptr(), packed.data_ptr()
         numba_kernels("positions").pack(at, positions.numel(), k, low, packed_at, packed.numel())
     elif not (low != INT32 and on_triton(packed) and run_triton("positions.pack", positions, k, low, packed)):
         reference.pack_positions(positions, k, low, packed)
@@ -53,7 +53,7 @@ def unpack_positions(packed: Tensor, numel: int, k: int, buffer: Tensor | None =
     if low == INT32 or not numba_takes(packed):
         return reference.unpack_positions(packed, low, k)
     positions = torch.empty(k + 1, dtype=torch.int32) if buffer is None else buffer
-    count = numba_kernels("positions").unpack(address(packed), packed.numel(), k, low, address(positions))
+    count = numba_kernels("positions").unpack(packed.data_ptr(), packed.numel(), k, low, positions.data_ptr())
     return positions[:count]
 
 
@@ -86,7 +86,7 @@ def scatter_add_(positions: Tensor, values: Tensor, out: Tensor, weight: float =
     expect(values, "entries", positions.numel(), out.dtype, out.numel())
     if numba_takes_fp32(values, out):
         scatter, count, numel = numba_kernels("positions").scatter, positions.numel(), out.numel()
-        outside = scatter(address(positions), count, address(values), weight, address(out), numel)
+        outside = scatter(positions.data_ptr(), count, values.data_ptr(), weight, out.data_ptr(), numel)
     elif numba_takes(values, out):
         array, scatter = out.detach().numpy(), numba_kernels("positions").scatter64
         outside = scatter(positions.numpy(), values.numpy(), array.dtype.type(weight), array)
@@ -112,13 +112,15 @@ def scatter_all_(peers: Sequence[Selection], out: Tensor, weight: float, fresh: 
     Raises:
         PayloadError: on the CPU, a position is not in `out`.
     """
-    if peers and numba_takes_fp32(out, *(peer.values for peer in peers)):
-        for positions, values in peers:
-            expect(values, "entries", positions.numel(), out.dtype, out.numel())
-        places, values_at = (addresses(each) for each in zip(*peers, strict=True))
-        counts = np.array([peer.positions.numel() for peer in peers], dtype=np.int64)
+    positions, values = zip(*peers, strict=True) if peers else ((), ())
+    if peers and numba_takes_fp32(out, *values):
+        for there, what in peers:
+            if what.numel() != there.numel():
+                expect(what, "entries", there.numel(), out.dtype, out.numel())
+        places, values_at = addresses(positions), addresses(values)
+        counts = np.fromiter(map(Tensor.numel, positions), np.int64, len(peers))
         scatter, numel = numba_kernels("positions").scatter_all, out.numel()
-        if scatter(places, counts, values_at, len(peers), weight, address(out), numel, fresh):
+        if scatter(places, counts, values_at, len(peers), weight, out.data_ptr(), numel, fresh):
             return
     if fresh:
         out.zero_()
@@ -129,7 +131,7 @@ def scatter_all_(peers: Sequence[Selection], out: Tensor, weight: float, fresh: 
 def clear_(positions: Tensor, out: Tensor) -> None:
     """Zero `out` (flat) at the positions; on a device, at those that are in it."""
     if numba_takes_fp32(out) and positions.dtype == torch.int32:
-        numba_kernels("positions").clear(address(positions), positions.numel(), address(out), out.numel())
+        numba_kernels("positions").clear(positions.data_ptr(), positions.numel(), out.data_ptr(), out.numel())
     elif out.is_meta or on_host(out):
         out.index_fill_(0, positions.long(), 0.0)
     elif not (triton_takes(out) and run_triton("positions.clear", positions, out)):

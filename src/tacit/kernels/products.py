@@ -21,7 +21,6 @@ from tacit.kernels.dispatch import (
     triton_takes_fp32,
     warm_up,
 )
-from tacit.kernels.numba.jit import address
 
 Place: TypeAlias = tuple[int, int, int]
 """Where a matrix begins in x, and its rows and columns."""
@@ -44,7 +43,7 @@ def times_q_(
         return _launches(x, p, q, rank) and run_triton("products.times_q", x, p, q, matrices, rank)
     if not numba_takes_fp32(x, p, q, residual, total):
         return False
-    _times_q(x, address(residual), address(total), p, q, matrices, rank)
+    _times_q(x, residual.data_ptr(), total.data_ptr(), p, q, matrices, rank)
     return True
 
 
@@ -52,7 +51,7 @@ def times_p_(x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: i
     """Q = M' P."""
     if numba_takes_fp32(x, p, q):
         kernels = numba_kernels("products")
-        kernels.times_p(address(x), _array(matrices), rank, address(p), address(q), kernels.ZEROS_AT)
+        kernels.times_p(x.data_ptr(), _array(matrices), rank, p.data_ptr(), q.data_ptr(), kernels.ZEROS_AT)
         return True
     return _launches(x, p, q, rank) and run_triton("products.times_p", x, p, q, matrices, rank)
 
@@ -62,7 +61,7 @@ def expand_(
 ) -> bool:
     """M = P Q', or M - P Q'."""
     if numba_takes_fp32(x, p, q):
-        out, rest = (0, address(x)) if subtract else (address(x), 0)
+        out, rest = (0, x.data_ptr()) if subtract else (x.data_ptr(), 0)
         _expand(out, rest, p, q, q, matrices, rank)
         return True
     return _launches(x, p, q, rank) and run_triton("products.expand", x, p, q, matrices, rank, subtract)
@@ -74,7 +73,7 @@ def expand_and_subtract_(
     """M = P Q', and of `rest`, which has matrices in the same places, M - P own'; on the host alone."""
     if not numba_takes_fp32(x, rest, p, q, own):
         return False
-    _expand(address(x), address(rest), p, q, own, matrices, rank)
+    _expand(x.data_ptr(), rest.data_ptr(), p, q, own, matrices, rank)
     return True
 
 
@@ -87,14 +86,14 @@ def _times_q(
     x: Tensor, residual: int, total: int, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: int
 ) -> None:
     kernels, places = numba_kernels("products"), _array(matrices)
-    kernels.times_q(address(x), residual, total, places, rank, address(p), address(q), kernels.ZEROS_AT)
+    kernels.times_q(x.data_ptr(), residual, total, places, rank, p.data_ptr(), q.data_ptr(), kernels.ZEROS_AT)
 
 
 def _expand(
     out: int, rest: int, p: Tensor, q: Tensor, own: Tensor, matrices: Sequence[Place], rank: int
 ) -> None:
     kernels, places = numba_kernels("products"), _array(matrices)
-    kernels.expand(out, rest, places, rank, address(p), address(q), address(own), kernels.ZEROS_AT)
+    kernels.expand(out, rest, places, rank, p.data_ptr(), q.data_ptr(), own.data_ptr(), kernels.ZEROS_AT)
 
 
 def _array(matrices: Sequence[Place]) -> Any:

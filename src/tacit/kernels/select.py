@@ -26,7 +26,6 @@ from tacit.kernels.dispatch import (
     triton_takes_fp32,
     warm_up,
 )
-from tacit.kernels.numba.jit import address
 from tacit.kernels.reference import select as reference
 from tacit.kernels.sparse import EntryBuffer, Selection, new_buffer, sample_rank, sample_size, sample_step
 from tacit.kernels.thread_scratch import thread_scratch
@@ -93,10 +92,10 @@ def _attempt(
         numel, step, sample = x.numel(), sample_step(x.numel(), effort), sample_size(x.numel(), effort)
         rank = sample_rank(numel, k, sample)
         rank = 0 if rank == sample < numel else rank  # all of the sample: then all but zeros
-        given = _addresses(x, residual, new_residual)
-        kernel, at = numba_kernels("select").select_largest, _buffer_addresses(buffer)
-        room = address(thread_scratch("sample", sample if rank else 0, x.dtype, x.device))
-        count, all_but_zeros, finite = kernel(*given, numel, k, step, rank, *at, room)
+        room = thread_scratch("sample", sample if rank else 0, x.dtype, x.device)
+        kernel = numba_kernels("select").select_largest
+        given, at = _addresses(x, residual, new_residual), _buffer_addresses(buffer)
+        count, all_but_zeros, finite = kernel(*given, numel, k, step, rank, *at, room.data_ptr())
         return _first(buffer, count) if count >= 0 else None, all_but_zeros, finite
     threshold, all_but_zeros = reference.guess_threshold(x, residual, k, effort, _nth_largest)
     found = select_reaching(x, threshold, buffer, residual, new_residual)
@@ -208,12 +207,12 @@ def _run_triton(name: str, x: Tensor, *arguments: Any) -> bool:
 
 def _addresses(x: Tensor, residual: Tensor | None, new_residual: Tensor | None) -> tuple[int, int, int]:
     if residual is None or new_residual is None:
-        return address(x), 0, 0
-    return address(x), address(residual), address(new_residual)
+        return x.data_ptr(), 0, 0
+    return x.data_ptr(), residual.data_ptr(), new_residual.data_ptr()
 
 
 def _buffer_addresses(buffer: EntryBuffer) -> tuple[int, int, int]:
-    return address(buffer.positions), address(buffer.values), buffer.positions.numel()
+    return buffer.positions.data_ptr(), buffer.values.data_ptr(), buffer.positions.numel()
 
 
 def _arrays(*tensors: Tensor) -> list[Any]:

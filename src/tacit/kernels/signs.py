@@ -17,9 +17,15 @@ import torch
 from torch import Tensor
 
 from tacit.errors import PayloadError
-from tacit.kernels.dispatch import numba_kernels, numba_takes_fp32, run_triton, triton_takes, warm_up
+from tacit.kernels.dispatch import (
+    addresses,
+    numba_kernels,
+    numba_takes_fp32,
+    run_triton,
+    triton_takes,
+    warm_up,
+)
 from tacit.kernels.layout import block_count
-from tacit.kernels.numba.jit import address, addresses
 from tacit.kernels.payloads import SignPayload, expect
 from tacit.kernels.reference import signs as reference
 
@@ -37,9 +43,9 @@ def encode_signs(
     if x.is_meta:
         warm_up("signs")
     elif numba_takes_fp32(x):
-        low = 0 if lows is None else address(lows)
+        low = 0 if lows is None else lows.data_ptr()
         encode = numba_kernels("signs").encode
-        encode(address(x), 0, 0, x.numel(), address(bits), address(highs), low, False, keep_zeros)
+        encode(x.data_ptr(), 0, 0, x.numel(), bits.data_ptr(), highs.data_ptr(), low, False, keep_zeros)
     elif not (
         triton_takes(x) and run_triton("signs.encode", x, None, None, bits, highs, lows, False, keep_zeros)
     ):
@@ -57,10 +63,10 @@ def encode_signs_with_residual(
     if x.is_meta:
         warm_up("signs")
     elif numba_takes_fp32(x, residual, new_residual):
-        low = 0 if lows is None else address(lows)
-        at, before, after = address(x), address(residual), address(new_residual)
+        low = 0 if lows is None else lows.data_ptr()
+        at, before, after = x.data_ptr(), residual.data_ptr(), new_residual.data_ptr()
         encode = numba_kernels("signs").encode
-        encode(at, before, after, x.numel(), address(bits), address(highs), low, subtract, keep_zeros)
+        encode(at, before, after, x.numel(), bits.data_ptr(), highs.data_ptr(), low, subtract, keep_zeros)
     elif not (
         triton_takes(x, residual, new_residual)
         and run_triton("signs.encode", x, residual, new_residual, bits, highs, lows, subtract, keep_zeros)
@@ -92,7 +98,7 @@ def encode_sign_with_residual(
     if x.is_meta:
         warm_up("signs")
     elif numba_takes_fp32(x, residual, new_residual):
-        _numba_encode_one(x, address(residual), address(new_residual), bits, means, magnitude)
+        _numba_encode_one(x, residual.data_ptr(), new_residual.data_ptr(), bits, means, magnitude)
     elif not (
         triton_takes(x, residual, new_residual)
         and run_triton("signs.encode_one", x, residual, new_residual, bits, means, magnitude)
@@ -108,7 +114,13 @@ def _numba_encode_one(
 ) -> None:
     encode_one = numba_kernels("signs").encode_one
     encode_one(
-        address(x), residual, new_residual, x.numel(), address(bits), address(means), address(magnitude)
+        x.data_ptr(),
+        residual,
+        new_residual,
+        x.numel(),
+        bits.data_ptr(),
+        means.data_ptr(),
+        magnitude.data_ptr(),
     )
 
 
@@ -122,7 +134,7 @@ def add_signs_(payloads: Sequence[SignPayload], weight: float, out: Tensor, fres
         bits, highs = addresses([p[0] for p in payloads]), addresses([p[1] for p in payloads])
         lows = addresses([p[2] for p in payloads if p[2] is not None])
         stride = min(1, payloads[0][1].numel() - 1)
-        numba_kernels("signs").add(bits, highs, lows, stride, weight, fresh, address(out), out.numel())
+        numba_kernels("signs").add(bits, highs, lows, stride, weight, fresh, out.data_ptr(), out.numel())
     elif not (triton_takes(out) and run_triton("signs.add", payloads, weight, out, fresh)):
         reference.add_signs_(payloads, weight, out, fresh)
 

@@ -45,6 +45,7 @@ def new_buffer(x: Tensor, k: int) -> EntryBuffer:
     return EntryBuffer(x.new_empty(size, dtype=torch.int32), x.new_empty(size))
 
 
+@cache
 def sample_step(numel: int, effort: int) -> int:
     """Entries from one run of the sample to the next.
 

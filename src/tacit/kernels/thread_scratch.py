@@ -35,7 +35,7 @@ def thread_scratch(key: str, numel: int, dtype: torch.dtype, device: torch.devic
     """`numel` entries of any value; the same memory for each call by this thread, key and CUDA stream."""
     if device.type == "meta":
         return torch.empty(numel, dtype=dtype, device=device)
-    full_key = key, dtype, device, current_stream(device)
+    full_key = key, dtype, device, 0 if device.type == "cpu" else current_stream(device)
     kept = _BUFFERS.kept.tensors.get(full_key)
     if kept is None or kept.numel() < numel:
         kept = _BUFFERS.kept.tensors[full_key] = torch.empty(numel, dtype=dtype, device=device)

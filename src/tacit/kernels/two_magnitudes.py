@@ -15,9 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.dispatch import numba_kernels, numba_takes_fp32, warm_up
+from tacit.kernels.dispatch import addresses, numba_kernels, numba_takes_fp32, warm_up
 from tacit.kernels.layout import bucket_count, code_bytes
-from tacit.kernels.numba.jit import address, addresses
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.reference import two_magnitudes as reference
 
@@ -33,7 +32,7 @@ def encode_magnitudes(x: Tensor, bucket: int, codes: Tensor, units: Tensor) -> N
         warm_up("two_magnitudes")
     elif numba_takes_fp32(x):
         kernels = numba_kernels("two_magnitudes")
-        kernels.encode(address(x), x.numel(), bucket, address(codes), address(units))
+        kernels.encode(x.data_ptr(), x.numel(), bucket, codes.data_ptr(), units.data_ptr())
     else:
         reference.encode_magnitudes(x, bucket, codes, units)
 
@@ -49,7 +48,7 @@ def add_magnitudes_(
     if numba_takes_fp32(out):
         codes, units = (addresses(each) for each in zip(*payloads, strict=True))
         kernels = numba_kernels("two_magnitudes")
-        kernels.add(codes, units, bucket, weight, fresh, address(out), out.numel())
+        kernels.add(codes, units, bucket, weight, fresh, out.data_ptr(), out.numel())
     else:
         reference.add_magnitudes_(payloads, bucket, weight, out, fresh)
 

@@ -127,7 +127,6 @@ class Level:
             )
             if groups is not None:
                 beside = ServerBuffers(model.module, [*still], self.transport.servers, homes, cap)
-        lr = _largest(rates)
         self.used = UsedParameters.of(model, named) if strategy.subject == "gradient" else None
         idle = None if self.used is None else self.used.idle
         with warm_up_for(_kernels_on(self.placing, named)):
@@ -137,8 +136,7 @@ class Level:
                 self.transport,
                 buckets,
                 chosen,
-                lr,
-                schedule_state,
+                schedule_state=schedule_state,
                 rates=rates,
                 idle=idle,
                 seed=seed,
@@ -288,7 +286,3 @@ def _apart(part: list[str], named: dict[str, Tensor]) -> list[list[str]]:
 def _of_parameters(policy: Policy, named: dict[str, Tensor]) -> Policy:
     """The policy for parameters, which it sees whole, with buffers dense."""
     return lambda name, tensor: policy(name, named[name]) if name in named else None
-
-
-def _largest(rates: Callable[[], Mapping[str, float]]) -> Callable[[], float]:
-    return lambda: max(rates().values(), default=0.0)

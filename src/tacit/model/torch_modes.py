@@ -28,7 +28,7 @@ def shielded(call: Callable[Given, T]) -> Callable[Given, T]:
     @wraps(call)
     def run(*args: Given.args, **kwargs: Given.kwargs) -> T:
         inferring = torch.is_inference_mode_enabled()
-        casting = [each for each in _DEVICES if torch.is_autocast_enabled(each)]
+        casting = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         elsewhere = in_function_mode() and torch.get_default_device().type != "cpu"
         if not (inferring or casting or elsewhere):
             return call(*args, **kwargs)
@@ -36,7 +36,7 @@ def shielded(call: Callable[Given, T]) -> Callable[Given, T]:
             if inferring:
                 inside.enter_context(torch.inference_mode(False))
                 inside.enter_context(torch.no_grad())
-            for device_type in casting:
+            for device_type in filter(torch.is_autocast_enabled, _DEVICES):
                 inside.enter_context(torch.autocast(device_type, enabled=False))
             if elsewhere:
                 inside.enter_context(torch.device("cpu"))

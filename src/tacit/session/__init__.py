@@ -4,6 +4,5 @@ from tacit.session.description import one_line
 from tacit.session.rounds import PendingRound
 from tacit.session.session import Session
 from tacit.session.stats import RoundRecord, in_turn, joined
-from tacit.session.timeline import timeline
 
-__all__ = ["PendingRound", "RoundRecord", "Session", "in_turn", "joined", "one_line", "timeline"]
+__all__ = ["PendingRound", "RoundRecord", "Session", "in_turn", "joined", "one_line"]

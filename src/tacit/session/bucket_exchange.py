@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tacit.contracts import MixingTopology, Outcome, Request
+from tacit.contracts import Factors, MixingTopology, Outcome, Request
 from tacit.exchange.combinators import average_
 from tacit.exchange.health import finite
 from tacit.session.buckets import Bucket
-from tacit.session.config import SessionConfig
 from tacit.session.health.device_notes import MEANS, BucketHealth
 from tacit.session.health.nonfinite import NonfiniteChecks, first_infinite
+from tacit.session.plan import SessionConfig
 from tacit.session.rescaling import Rescaling
 from tacit.session.rounds import PendingRound
 from tacit.session.state import StateStore
 from tacit.transports.meter import counted
+
+
+@dataclass(frozen=True, slots=True)
+class _Checks:
+    """What is the same in every exchange of a bucket.
+
+    Attributes:
+        flags: a number a rank, in which it reports NaN; `idle`: one a parameter, whether it was idle, or
+            none.
+        hidden: whether a payload may hide a NaN; `told`: whether ranks tell each other of theirs by `flags`.
+        shown: whether, without a GradScaler, encoding tells of a NaN in time, so that no pass looks before.
+        narrow: whether a level may be beyond the type where no entry was, as it has two bytes.
+        replicated_in_node: whether all ranks of a node give the same, unless rounds let them diverge.
+    """
+
+    bucket: Bucket
+    flags: Tensor
+    idle: Tensor
+    hidden: bool
+    told: bool
+    shown: bool
+    narrow: bool
+    replicated_in_node: bool
 
 
 class BucketExchanges:
@@ -42,6 +66,24 @@ class BucketExchanges:
         self._config, self._store, self._nonfinite = config, store, nonfinite
         self._rescaling = rescaling
         self._place = config.context.transport.place
+        self._independent, self._me = config.independent, config.context.me
+        self._ranks = len(config.context.ranks)
+        # Where each rank gets another answer, a NaN is not in all of them: the ranks must tell each other.
+        self._mixes = isinstance(config.strategy.topology, MixingTopology)
+        self._checks = [*map(self._checks_of, store.buckets, store.nonfinite_flags)]
+
+    def _checks_of(self, bucket: Bucket, flags: Tensor) -> _Checks:
+        hidden, topology = bucket.compressor.hides_nonfinite, self._config.strategy.topology
+        return _Checks(
+            bucket=bucket,
+            flags=flags[: self._ranks],
+            idle=flags[self._ranks :],
+            hidden=hidden,
+            told=hidden or self._independent or self._mixes,
+            shown=not self._independent and topology.encodes_first and bucket.compressor.shows_nonfinite,
+            narrow=bucket.dtype.itemsize < 4,
+            replicated_in_node=self._config.replicated_in_node.issuperset(bucket.names),
+        )
 
     def open(self, i: int, x: Tensor, pending: PendingRound, out: Tensor) -> Generator[Request, Any, Outcome]:
         """The exchange of bucket `i` in a round; its mean overwrites `out`, which may be `x`; both are flat.
@@ -50,77 +92,80 @@ class BucketExchanges:
             NonFinite: `x` holds NaN or infinity on some rank, and there is no GradScaler; raised on all of
                 them, naming the parameter and the rank.
         """
-        bucket, nonfinite_flags = self._store.buckets[i], self._store.nonfinite_flags[i]
-        context, checks, step = self._config.context, self._nonfinite, pending.step
-        ranks, me = len(context.ranks), context.me
-        scale = checks.scale_of(bucket)
+        checks, nonfinite, step = self._checks[i], self._nonfinite, pending.step
+        bucket, flags = checks.bucket, checks.flags
+        scale = nonfinite.scale_of(bucket) if nonfinite.scaled else 1.0
         assert not isinstance(scale, Tensor), "a factor on a device is for what is in stream"
-        nonfinite_flags.zero_()
-        if len(nonfinite_flags) > ranks:
-            nonfinite_flags[ranks:] = torch.tensor(self._idle_here(bucket), dtype=torch.float32)
-        finite_probe, look, independent = None, None, self._config.independent
-        # Where each rank gets another answer, a NaN is not in all of them: the ranks must tell each other.
-        mixes = isinstance(self._config.strategy.topology, MixingTopology)
-        if bucket.compressor.hides_nonfinite or independent or mixes:
-            look = partial(self._look, i, x, scale, step)
-            if not self._shows_nonfinite(bucket):
+        flags.zero_()
+        if len(checks.idle):
+            checks.idle.copy_(torch.tensor(self._idle_here(bucket), dtype=torch.float32))
+        finite_probe: Tensor | None = None
+        look: Callable[[], None] | None = None
+        if checks.told:
+            look = partial(self._look, checks, x, scale, step)
+            if nonfinite.scaled or not checks.shown:
                 look()
                 look = None
         else:
             finite_probe = torch.zeros(MEANS, dtype=torch.float32)
             if scale != 1.0:
                 x.div_(scale)
-        outcome = yield from self._conduct(i, x, out, pending, finite_probe=finite_probe, look=look)
-        if scale != 1.0:
-            out.mul_(scale)
-        nonfinite_flags, idle = nonfinite_flags[:ranks], nonfinite_flags[ranks:]
-        pending.note_idle(bucket, idle, ranks)
-        if finite_probe is None and checks.skips_given(nonfinite_flags, step):
-            pending.skip()
-        # In types of two bytes a level may be beyond what the entry was, and so beyond the type.
-        looked_at = finite_probe is not None or bucket.dtype.itemsize < 4
-        known = mixes or (outcome.finite and scale == 1.0)
-        if looked_at and not known and not finite(outcome.mean):
-            if independent:
-                raise checks.mean_error(bucket, outcome.mean, nonfinite_flags, step)
-            if checks.scaled:  # the mean is equal on all ranks, so all of them see it
-                pending.skip()
-                return outcome
-            nonfinite_flags.zero_()
-            if finite_probe is not None:
-                nonfinite_flags[me] = checks.mean_code(first_infinite(finite_probe), step)
-            yield from average_(nonfinite_flags, self._config.strategy.topology.scope)
-            raise checks.mean_error(bucket, outcome.mean, nonfinite_flags, step)
-        return outcome
-
-    def _shows_nonfinite(self, bucket: Bucket) -> bool:
-        """Whether encoding tells of a NaN in time, so that a pass that looks for it can be spared."""
-        if self._nonfinite.scaled or self._config.independent:
-            return False
-        return bucket.compressor.shows_nonfinite and self._config.strategy.topology.encodes_first
-
-    def _look(self, i: int, x: Tensor, scale: float, step: int) -> None:
-        """Divide `x` by the scale, and note whether it was finite, unless something was noted already."""
-        flags, context = self._store.nonfinite_flags[i], self._config.context
-        if not flags[: len(context.ranks)].any():
-            flags[context.me] = self._nonfinite.divide(self._store.buckets[i], x, scale, step)
-
-    def _conduct(
-        self, i: int, x: Tensor, out: Tensor, pending: PendingRound, **more: Any
-    ) -> Generator[Request, Any, Outcome]:
-        config, bucket, context = self._config, self._store.buckets[i], pending.context
-        if config.bucket_lr is not None:
-            context = {**context, "lr": config.bucket_lr(bucket.name)}
-        replicated_in_node = not pending.diverged_in_node and config.replicated_in_node.issuperset(
-            param.name for param in bucket.slices
-        )
-        rescale = self._rescaling.factors(bucket, pending.rates) if self._rescaling and pending.rates else ()
-        exchange = self._store.exchange(
-            i, x, out, replicated_in_node=replicated_in_node, rescale=rescale, **context, **more
-        )
+        exchange = self._exchange(i, x, out, pending, finite_probe=finite_probe, look=look)
         outcome, sent = yield from counted(exchange, self._place)
         pending.note_sent(sent)
+        if scale != 1.0:
+            out.mul_(scale)
+        if len(checks.idle):
+            pending.note_idle(bucket, checks.idle, self._ranks)
+        if finite_probe is None and bool(flags.any()) and nonfinite.skips_given(flags, step):
+            pending.skip()
+        looked_at = finite_probe is not None or checks.narrow
+        known = self._mixes or (outcome.finite and scale == 1.0)
+        if looked_at and not known and not finite(outcome.mean):
+            if self._independent:
+                raise nonfinite.mean_error(bucket, outcome.mean, flags, step)
+            if nonfinite.scaled:  # the mean is equal on all ranks, so all of them see it
+                pending.skip()
+                return outcome
+            flags.zero_()
+            if finite_probe is not None:
+                flags[self._me] = nonfinite.mean_code(first_infinite(finite_probe), step)
+            yield from average_(flags, self._config.strategy.topology.scope)
+            raise nonfinite.mean_error(bucket, outcome.mean, flags, step)
         return outcome
+
+    def _look(self, checks: _Checks, x: Tensor, scale: float, step: int) -> None:
+        """Divide `x` by the scale, and note whether it was finite, unless something was noted already."""
+        if not checks.flags.any():
+            checks.flags[self._me] = self._nonfinite.divide(checks.bucket, x, scale, step)
+
+    def _exchange(
+        self,
+        i: int,
+        x: Tensor,
+        out: Tensor,
+        pending: PendingRound,
+        *,
+        finite_probe: Tensor | None,
+        look: Callable[[], None] | None = None,
+        health: Tensor | None = None,
+    ) -> Generator[Request, Any, Outcome]:
+        checks, when = self._checks[i], pending.context
+        if self._config.bucket_lr is not None:
+            when = {**when, "lr": self._config.bucket_lr(checks.bucket.name)}
+        rescale: Factors = ()
+        if pending.rates and self._rescaling is not None:
+            rescale = self._rescaling.factors(checks.bucket, pending.rates)
+        return self._store.exchange(
+            *(i, x),
+            out=out,
+            finite_probe=finite_probe,
+            look=look,
+            health=health,
+            rescale=rescale,
+            replicated_in_node=checks.replicated_in_node and not pending.diverged_in_node,
+            **when,
+        )
 
     def _idle_here(self, bucket: Bucket) -> list[float]:
         """Of each parameter, whether it took no part in this rank's backward."""
@@ -144,20 +189,20 @@ class DeviceExchanges(BucketExchanges):
         self._healths = healths
 
     def open(self, i: int, x: Tensor, pending: PendingRound, out: Tensor) -> Generator[Request, Any, Outcome]:
-        bucket, health = self._store.buckets[i], self._healths[i]
-        scale = self._nonfinite.scale_of(bucket)
+        checks, health = self._checks[i], self._healths[i]
+        scale = self._nonfinite.scale_of(checks.bucket)
         scaled = isinstance(scale, Tensor) or scale != 1.0
-        health.begin(partial(self._idle_here, bucket) if health.reports_idle else None)
-        if bucket.compressor.hides_nonfinite:
+        health.begin(partial(self._idle_here, checks.bucket) if health.reports_idle else None)
+        if checks.hidden:
             health.note_given(x)
         if scaled:
             x.div_(scale)
-        finite_probe = None if bucket.compressor.hides_nonfinite else health.finite_probe
-        outcome = yield from self._conduct(
-            i, x, out, pending, finite_probe=finite_probe, health=health.overflow
-        )
+        finite_probe = None if checks.hidden else health.finite_probe
+        exchange = self._exchange(i, x, out, pending, finite_probe=finite_probe, health=health.overflow)
+        outcome, sent = yield from counted(exchange, self._place)
+        pending.note_sent(sent)
         if scaled:
             out.mul_(scale)
-        if finite_probe is not None or bucket.dtype.itemsize < 4:
+        if finite_probe is not None or checks.narrow:
             health.note_mean(outcome.mean)
         return outcome

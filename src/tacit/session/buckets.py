@@ -89,7 +89,7 @@ class Bucket:
         """What handles all of it."""
         return _joined(self.slices, self.chosen)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Of its first member; no other bucket has it."""
         return self.slices[0].member
@@ -104,7 +104,7 @@ class Bucket:
         """Of all its parameters."""
         return frozenset(param.name for param in self.slices)
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Elements of all its parameters."""
         return self.slices[-1].stop if self.slices else 0

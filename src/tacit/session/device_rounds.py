@@ -13,11 +13,11 @@ from tacit.errors import RoundError, TacitError
 from tacit.exchange.combinators import average_
 from tacit.exchange.health import overflow
 from tacit.session.buckets import Bucket
-from tacit.session.config import SessionConfig
 from tacit.session.health.device_notes import BucketHealth, DeviceReport, HealthReport
 from tacit.session.health.failure import SessionFailure
 from tacit.session.health.nonfinite import NonfiniteChecks, first_infinite
 from tacit.session.lanes import Lanes, Open
+from tacit.session.plan import SessionConfig
 from tacit.session.rescaling import Rescaling
 from tacit.session.rounds import PendingRound, PendingRounds
 from tacit.session.stats import CommStats
@@ -101,7 +101,7 @@ class DeviceRounds(PendingRounds):
                 self._failure.raise_lost()
             self._failure.raise_first()  # a peer may have been lost meanwhile, and its collectives given up
             for i, report in reports.items():
-                self._judge(self._store.buckets[i], report, pending, pending.outcomes[i])
+                self._judge(self._healths[i].bucket, report, pending, pending.outcomes[i])
         except TacitError as error:
             self._unverified.remove(pending)
             if self._failure.error is None:

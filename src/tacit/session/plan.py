@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from tacit.contracts import (
 from tacit.exchange.health import finite
 from tacit.session.buckets import Bucket, Policy, make_buckets
 from tacit.session.dry_runs import Place, RememberedRuns
+from tacit.strategy import Strategy
 from tacit.transports.meter import Cost, DryRun, run_dry
 
 _RUNS = RememberedRuns()
@@ -122,6 +123,36 @@ class SessionContext:
         return sum(p.numel() for p in self.tensors.values())
 
 
+@dataclass(frozen=True)
+class SessionConfig:
+    """What is fixed when a session is made, whatever becomes of its buckets.
+
+    Attributes:
+        strategy: with the topology that is at work.
+        context: the tensors, and who exchanges them where.
+        bucket_lr: reads the learning rate of a bucket by its name, where not all have the same.
+        replicated_in_node: the parameters that the ranks of a node have alike after every step, except where
+            the rounds let them diverge.
+        dense_bytes: bytes of all that DDP would exchange in a step.
+    """
+
+    strategy: Strategy
+    context: SessionContext
+    bucket_lr: Callable[[str], float] | None
+    replicated_in_node: frozenset[str]
+    dense_bytes: int
+
+    @property
+    def in_stream(self) -> bool:
+        """Whether exchanges run on a device that the host does not wait for."""
+        return self.context.in_stream
+
+    @property
+    def independent(self) -> bool:
+        """Whether replicas go on without each other."""
+        return self.context.independent
+
+
 class Plan:
     """Buckets, and which stretch of each a rank of the node hands to its compressor.
 
@@ -165,17 +196,11 @@ class Plan:
         return state
 
     def context(
-        self,
-        i: int,
-        coordinate: Coordinate,
-        out: Tensor,
-        work: Workspace,
-        nonfinite_flags: Tensor,
-        **when: Any,
-    ) -> Context:
-        """Where a payload could hide a NaN, or parameters may be idle, `nonfinite_flags` go along.
+        self, i: int, coordinate: Coordinate, work: Workspace, nonfinite_flags: Tensor
+    ) -> Callable[..., Context]:
+        """Makes the contexts of bucket `i` there, of what is not the same in all of its exchanges.
 
-        `when`: what else the `Context` says of when it takes place.
+        Where a payload could hide a NaN, or parameters may be idle, `nonfinite_flags` go along.
         """
         bucket = self.buckets[i]
         carries_flags = (
@@ -184,8 +209,8 @@ class Plan:
             or isinstance(self.session_context.topology, MixingTopology)
             or self.reports_idle(i)
         )
-        return Context(
-            out=out,
+        return partial(
+            Context,
             work=work,
             peers=coordinate.here.peers,
             rank=coordinate.here.rank,
@@ -195,7 +220,6 @@ class Plan:
             replicas=len(self.session_context.ranks),
             name=bucket.name,
             seed=self.session_context.seed,
-            **when,
         )
 
     def reports_idle(self, i: int) -> bool:
@@ -235,7 +259,7 @@ class Plan:
         bucket, compressor = self.buckets[i], self.piece(i, coordinate.near).compressor
         state, x = self.first_state(i, coordinate), bucket.like()
         out = bucket.like() if self.session_context.apart else x
-        ctx = replace(self.context(i, coordinate, out, dry_run, self.nonfinite_flags(i, "meta")), step=step)
+        ctx = self.context(i, coordinate, dry_run, self.nonfinite_flags(i, "meta"))(out=out, step=step)
         with on_meta(", ".join(dict.fromkeys(map(str, bucket.chosen)))):
             outcome, cost = run_dry(self.session_context.topology.conduct(x, compressor, state, ctx), place)
         finite(outcome.mean)  # so that what looks at means is compiled now

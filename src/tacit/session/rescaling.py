@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tacit.contracts import Factors
 from tacit.session.buckets import Bucket
@@ -16,26 +16,22 @@ almost nothing, residuals would become arbitrarily large numbers."""
 
 
 class Rescaling:
-    """Of each parameter the learning rate in whose units its residual is.
+    """Of each parameter the learning rate in whose units its residual is."""
 
-    Args:
-        rates: reads the present rate of each parameter that has one.
-    """
-
-    def __init__(self, rates: Callable[[], Mapping[str, float]]) -> None:
-        self._rates = rates
+    def __init__(self) -> None:
         self._units: dict[str, float] = {}
         self._largest: dict[str, float] = {}
         self._before = self._units, self._largest
 
-    def changes(self) -> dict[str, float]:
+    def changes(self, rates: Mapping[str, float]) -> dict[str, float]:
         """The parameters whose rate has changed since, with their rates; new ones are taken as they are.
 
-        While a rate is 0 nothing is applied, and nothing changes.
+        `rates`: the present one of each parameter that has one. While that is 0 nothing is applied, and
+        nothing changes.
         """
         changed: dict[str, float] = {}
         self._before = self._units.copy(), self._largest.copy()
-        for name, rate in self._rates().items():
+        for name, rate in rates.items():
             largest = self._largest[name] = max(rate, self._largest.get(name, 0.0))
             now = max(rate, LEAST * largest) if rate else 0.0
             then = self._units.setdefault(name, now)

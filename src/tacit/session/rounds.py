@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,8 +17,9 @@ from tacit.session.buckets import Bucket
 from tacit.session.health.device_notes import DeviceReport, mark
 from tacit.session.health.failure import SessionFailure
 from tacit.session.rescaling import Rescaling
-from tacit.session.state import StateStore
 from tacit.session.stats import CommStats, RoundTimer
+
+Commit: TypeAlias = Callable[[Mapping[int, Outcome], Set[str]], None]
 
 
 @dataclass(eq=False)
@@ -56,7 +58,7 @@ class PendingRound:
     began: Any = None
     device_report: DeviceReport | None = None
 
-    @property
+    @cached_property
     def step(self) -> int:
         """The step that was under way when it began."""
         step: int = self.context["step"]
@@ -140,9 +142,9 @@ class PendingRounds:
         self.skipped = False
         self._first_of_step = -1, 0
 
-    def follow_store(self, store: StateStore) -> None:
-        """Keep states there from now on."""
-        self._store = store
+    def follow_buckets(self, commit: Commit, take_back: Callable[[], None]) -> None:
+        """Keep states of other buckets from now on: `StateStore.commit` and `take_back`."""
+        self._commit, self._take_back = commit, take_back
 
     def of(self, i: int) -> PendingRound | None:
         """The round in which bucket `i` is under way."""
@@ -178,7 +180,7 @@ class PendingRounds:
         """Keep what a round has led to, unless it is skipped. `seconds`: as the device measured it."""
         self.skipped = pending.skipped
         if not self.skipped:
-            self._store.commit(pending.outcomes, pending.idle)
+            self._commit(pending.outcomes, pending.idle)
             if self._rescaling is not None and pending.rates:
                 self._rescaling.commit(pending.rates, pending.idle)
         pending.took(
@@ -248,7 +250,7 @@ class PendingRounds:
         if began_in != step or first == self.finished:
             return
         self._stats.came_to_nothing(self.finished - first)
-        self._store.take_back()
+        self._take_back()
         if self._rescaling is not None:
             self._rescaling.take_back()
         self.begun = self.finished = first

@@ -64,6 +64,8 @@ class Schedule:
         return self._overlapped(self._rounds.sync(step, self.state))
 
     def _overlapped(self, sync: Sync) -> Sync:
+        if not self._overlap.steps:
+            return sync
         return sync._replace(apply_at=self._overlap.apply_at(sync.apply_at))
 
     def inactive(self, step: int) -> bool:

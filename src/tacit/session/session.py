@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -16,14 +17,13 @@ from tacit.exchange.halves import Halves
 from tacit.exchange.lane import Job
 from tacit.session.bucket_exchange import BucketExchanges, DeviceExchanges
 from tacit.session.buckets import Bucket, Policy, StateSlice, fitting
-from tacit.session.config import SessionConfig
 from tacit.session.description import detail, sentence
 from tacit.session.device_rounds import DeviceRounds
 from tacit.session.health.device_notes import BucketHealth
 from tacit.session.health.failure import SessionFailure
 from tacit.session.health.nonfinite import NonfiniteChecks
 from tacit.session.lanes import Lanes, Open
-from tacit.session.plan import SessionContext
+from tacit.session.plan import SessionConfig, SessionContext
 from tacit.session.rescaling import Rescaling
 from tacit.session.rounds import PendingRound, PendingRounds
 from tacit.session.schedule import Schedule
@@ -49,7 +49,7 @@ class Session:
         names: the buckets: which parameters travel together, in which order.
         policy: chooses each parameter's compressor; None: the strategy's, and dense for parameters of fewer
             than two dimensions where the compressor exempts them.
-        lr: reads the present learning rate.
+        lr: reads the present learning rate; None: the largest of `rates`.
         schedule_state: what else the rounds need to know of the training.
         rates: reads the present learning rate of each parameter; for residuals of gradients.
         idle: see `SessionContext`.
@@ -64,7 +64,8 @@ class Session:
     Attributes:
         step: attempts of the optimizer so far.
         schedule: when its rounds leave, and when their answers are applied.
-        store: the buckets, and the state that this rank keeps.
+        store: the state that this rank keeps.
+        buckets: which parameters travel together; `ranks`: the replicas that agree in a round.
         pending: the rounds under way.
         lanes: where exchanges run.
         nonfinite: what becomes of NaN and infinity.
@@ -81,7 +82,7 @@ class Session:
         transport: Transport,
         names: Sequence[Sequence[str]],
         policy: Policy | None = None,
-        lr: Callable[[], float] = lambda: 0.0,
+        lr: Callable[[], float] | None = None,
         schedule_state: ScheduleState | None = None,
         rates: Callable[[], Mapping[str, float]] | None = None,
         idle: Callable[[str], bool] | None = None,
@@ -103,18 +104,21 @@ class Session:
         self.context = replace(context, topology=self.choice.topology)
         dense = [named[name] for name in (named if trained is None else trained)]
         self.config = SessionConfig(
-            *(self.strategy, self.choice, self.context, lr, bucket_lr, frozenset(replicated_in_node)),
+            *(self.strategy, self.context, bucket_lr, frozenset(replicated_in_node)),
             dense_bytes=sum(p.numel() * p.element_size() for p in dense),
         )
         self.transport = transport
         self.step = 0
         self.stats = CommStats()
         self.schedule = Schedule(self.strategy, schedule_state)
-        self.rescaling = Rescaling(rates or dict) if strategy.subject == "gradient" else None
+        self._lr, self._rates = lr, rates or dict
+        self.rescaling = Rescaling() if strategy.subject == "gradient" else None
         self.failure = SessionFailure()
         self.nonfinite = NonfiniteChecks(self.config)
         self._stages_beside: Mapping[str, int] = {}
+        self.ranks = self.context.ranks
         self.store = StateStore(self.context, names)
+        self.buckets: list[Bucket] = self.store.buckets
         at = self.buckets[0].device if self.buckets else torch.device("cpu")
         self.lanes = Lanes(transport, at, in_stream, self.failure, strategy.name)
         shared = self.failure, self.stats, self.rescaling
@@ -124,16 +128,6 @@ class Session:
         self._follow_store()
 
     # ---- buckets and their states ------------------------------------------------------------------------
-
-    @property
-    def buckets(self) -> list[Bucket]:
-        """Which parameters travel together."""
-        return self.store.buckets
-
-    @property
-    def ranks(self) -> list[int]:
-        """The replicas that agree in a round."""
-        return self.context.ranks
 
     @property
     def round(self) -> int:
@@ -163,8 +157,9 @@ class Session:
 
     def _follow_store(self) -> None:
         store, ranks, me = self.store, len(self.ranks), self.context.me
+        self.buckets = store.buckets
         self.nonfinite.follow_buckets(store.buckets)
-        self.pending.follow_store(store)
+        self.pending.follow_buckets(store.commit, store.take_back)
         made = self.config, store, self.nonfinite, self.rescaling
         if isinstance(self.pending, DeviceRounds):
             noted = zip(store.buckets, store.nonfinite_flags, strict=True)
@@ -216,15 +211,16 @@ class Session:
         which = range(len(self.buckets)) if buckets is None else buckets
         self.pending.verify(which)
         sync, begun = self.schedule.sync_at(self.step), self.pending.begun
+        rates = self._rates()
         context = {
             "step": self.step,
             "begun": self.nonfinite.begun,
             "round": begun,
-            "lr": self.config.lr(),
+            "lr": max(rates.values(), default=0.0) if self._lr is None else self._lr(),
             "round_index": begun if sync.round_index is None else sync.round_index,
         }
-        rates = {} if self.rescaling is None else self.rescaling.changes()
-        pending = PendingRound(tuple(which), context, sync.diverged_in_node, rates)
+        changed = {} if self.rescaling is None else self.rescaling.changes(rates)
+        pending = PendingRound(tuple(which), context, sync.diverged_in_node, changed)
         self.pending.add(pending)
         return pending
 
@@ -262,14 +258,13 @@ class Session:
                 ready()
             return self._exchanges.open(i, x, pending, x if out is None else out)
 
-        def open() -> Generator[Request, Any, Outcome | None]:
-            return whole() if halves is None else halves.of(whole)
+        open: Open[Outcome | None] = whole if halves is None else partial(halves.of, whole)
 
         def complete(outcome: Outcome | None) -> None:
             if outcome is not None:
                 if new_residual is not None:
                     outcome.sent.subtract_from_(new_residual)
-                self.complete(i, outcome)
+                self.pending.complete(i, outcome)
             completed()
 
         def fail(error: BaseException) -> None:

@@ -6,7 +6,7 @@ import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence, Set
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -81,33 +81,29 @@ class StateStore:
             for i, bucket in enumerate(self.buckets)
         ]
         self._phases = [0 for _ in each]
+        self._changes = [bucket.compressor.changes for bucket in self.buckets]
+        self._compressors = [piece.compressor for piece in self._pieces]
+        here = session_context.coordinate
+        made = zip(self.buckets, self._workspaces, self.nonfinite_flags, strict=True)
+        self._contexts = [
+            partial(plan.context(i, here, work, flags), share=bucket.numel / session_context.numel)
+            for i, (bucket, work, flags) in enumerate(made)
+        ]
         self._replaced: dict[int, tuple[State, dict[str, Tensor]]] = {}
         """Of gradients: the states that the last round has replaced, and the second buffers then."""
 
     # ---- exchanges ------------------------------------------------------------------------------------
 
-    def exchange(
-        self, i: int, x: Tensor, out: Tensor, finite_probe: Tensor | None = None, **when: Any
-    ) -> Generator[Request, Any, Outcome]:
-        """The exchange of bucket `i`; `when` is what else its `Context` says of when it takes place."""
-        bucket, session_context = self.buckets[i], self._context
-        self._enter_phase(i, when["step"])
-        share = bucket.numel / session_context.numel
-        when = {**when, "finite_probe": finite_probe, "share": share}
-        ctx = self._plan.context(
-            i, session_context.coordinate, out, self._workspaces[i], self.nonfinite_flags[i], **when
-        )
-        return session_context.topology.conduct(x, self._pieces[i].compressor, self._states[i], ctx)
-
-    def _enter_phase(self, i: int, step: int) -> None:
-        """Where payloads have other shapes from now on, take the cost and scratch memory anew."""
-        bucket = self.buckets[i]
-        phase = bisect_right(bucket.compressor.changes, step)
-        if phase != self._phases[i]:
+    def exchange(self, i: int, x: Tensor, step: int, **given: Any) -> Generator[Request, Any, Outcome]:
+        """The exchange of bucket `i`; `given` is what its `Context` says besides what is always the same."""
+        phase = bisect_right(self._changes[i], step)
+        if phase != self._phases[i]:  # payloads have other shapes from now on
             dry_run = DryRun()
             self.costs[i] = self._plan.run_dry(i, dry_run, step=step)
-            self._workspaces[i].scratch_anew(bucket.device, dry_run)
+            self._workspaces[i].scratch_anew(self.buckets[i].device, dry_run)
             self._phases[i] = phase
+        ctx = self._contexts[i](step=step, **given)
+        return self._context.topology.conduct(x, self._compressors[i], self._states[i], ctx)
 
     @property
     def stages(self) -> dict[str, int]:
@@ -166,7 +162,7 @@ class StateStore:
 
     def counted_(self, i: int, x: Tensor) -> None:
         """Overwrite `x`, what this replica has of bucket `i`, with what it counts for among replicas."""
-        compressor, state = self._pieces[i].compressor, self._states[i]
+        compressor, state = self._compressors[i], self._states[i]
         if isinstance(compressor, WeighedCompressor):
             compressor.counted_(x, state)
         elif isinstance(compressor, PartitionedCompressor):

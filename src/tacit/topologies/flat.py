@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tacit.contracts import (
     NODE,
+    AllGather,
     AllReduce,
     Compressor,
     Context,
@@ -20,6 +21,7 @@ from tacit.contracts import (
     Request,
     State,
     Transmitted,
+    VariableLength,
 )
 from tacit.exchange.combinators import on, reduced, watched
 from tacit.exchange.error_feedback import encoded, transmitted
@@ -83,8 +85,8 @@ def reduce_flat(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor,
     codec, out, payload = request.codec, request.ctx.out, encoded(request)
     if codec.additive:
         codec.decode_((yield AllReduce(payload)), out)
+    elif isinstance(codec, VariableLength):
+        codec.decode_mean_((yield from all_gathered(codec, payload, request.x.numel())), out)
     else:
-        # In rank order on every rank, so that rounding is the same on all.
-        payloads = yield from all_gathered(codec, payload, request.x.numel())
-        codec.decode_mean_(payloads, out)
+        codec.decode_mean_((yield AllGather(payload)), out)  # in rank order on all, so that all round alike
     return out, transmitted(request, payload)

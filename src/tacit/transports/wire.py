@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
+
 import torch
 from torch import Tensor
 
@@ -29,35 +32,41 @@ IN_ROUNDS = 1 << 15
 
 def nbytes(payload: Payload) -> int:
     """The bytes of a payload."""
-    return sum(t.numel() * t.element_size() for t in payload)
+    return sum(map(_BYTES, payload))
 
 
-def order(payload: Payload) -> list[int]:
+_BYTES = attrgetter("nbytes")
+_ELEMENT = attrgetter("itemsize")
+
+
+def order(payload: Payload) -> Sequence[int]:
     """The tensors' order in the message: by element size, falling, so that each one lies aligned."""
-    return sorted(range(len(payload)), key=lambda i: -payload[i].element_size())
+    sizes = [*map(_ELEMENT, payload)]
+    return sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)  # which keeps the order of equals
 
 
 def pack_(payload: Payload, message: Tensor) -> None:
     """Write the payload to `message`, a uint8 tensor of `nbytes(payload)`."""
     start = 0
     for i in order(payload):
-        size = payload[i].numel() * payload[i].element_size()
-        message[start : start + size].copy_(payload[i].reshape(-1).view(torch.uint8))
-        start += size
+        stop = start + payload[i].nbytes
+        message[start:stop].copy_(payload[i].reshape(-1).view(torch.uint8))
+        start = stop
 
 
 def unpack(message: Tensor, like: Payload) -> Payload:
     """The tensors of a message, with the shapes and types of `like`: views where they lie aligned."""
-    views: dict[int, Tensor] = {}
+    views = [*like]
     start = 0
     for i in order(like):
-        size = like[i].numel() * like[i].element_size()
-        piece = message[start : start + size]
-        if piece.storage_offset() % like[i].element_size():  # a message may begin anywhere in its buffer
+        each = like[i]
+        stop = start + each.nbytes
+        piece = message[start:stop]
+        if piece.storage_offset() % each.itemsize:  # a message may begin anywhere in its buffer
             piece = piece.clone()
-        views[i] = piece.view(like[i].dtype).view(like[i].shape)
-        start += size
-    return tuple(views[i] for i in range(len(like)))
+        views[i] = piece.view(each.dtype).view(each.shape)
+        start = stop
+    return tuple(views)
 
 
 def ring_bytes(request: Collective, place: AxisRank) -> int:

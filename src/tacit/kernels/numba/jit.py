@@ -3,23 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-
-import numpy as np
-from torch import Tensor
+from typing import TypeVar
 
 F = TypeVar("F", bound=Callable[..., object])
-
-
-def address(tensor: Tensor) -> int:
-    """Where this (contiguous) tensor begins, for a compiled kernel; keep it alive as long."""
-    assert tensor.is_contiguous()
-    return tensor.data_ptr()
-
-
-def addresses(tensors: Sequence[Tensor]) -> Any:
-    """Where these tensors begin, as int64."""
-    return np.array([address(tensor) for tensor in tensors], dtype=np.int64)
 
 
 def compile_now(function: F, signatures: Sequence[str]) -> F:

@@ -30,7 +30,7 @@ class BucketHealth:
     """
 
     def __init__(self, bucket: Bucket, nonfinite_flags: Tensor, ranks: int, me: int) -> None:
-        self.nonfinite_flags, self.ranks, self._me = nonfinite_flags, ranks, me
+        self.bucket, self.nonfinite_flags, self.ranks, self._me = bucket, nonfinite_flags, ranks, me
         self.overflow = nonfinite_flags[len(nonfinite_flags) - ranks + me :][:1]
         self._spans = [slice(param.start, param.stop) for param in bucket.slices if param.stop > param.start]
         self._slots = [i for i, param in enumerate(bucket.slices) if param.stop > param.start]

@@ -10,9 +10,9 @@ from torch import Tensor
 from tacit.errors import NonFinite
 from tacit.exchange.health import divide_, finite
 from tacit.session.buckets import Bucket
-from tacit.session.config import SessionConfig
 from tacit.session.health.device_notes import MEANS
 from tacit.session.health.nonfinite_origin import Origin, beginnings, decode, encode
+from tacit.session.plan import SessionConfig
 
 SCALER_HINT = ". With a GradScaler, write attach(..., scaler=scaler): such a step is then passed over"
 
@@ -21,12 +21,16 @@ class NonfiniteChecks:
     """Looks at what a session exchanges.
 
     Without a GradScaler, what is not finite is an error on all ranks. With one, the round is skipped on all.
+
+    Attributes:
+        scaled: whether there is a GradScaler.
     """
 
     def __init__(self, config: SessionConfig) -> None:
         self._config = config
         self._names: list[str] = []
         self._scale: Callable[[], float | Tensor] | None = None
+        self.scaled = False
         self.begun = 0
         self._origin: Callable[[int], Origin | None] = lambda step: None
 
@@ -44,16 +48,11 @@ class NonfiniteChecks:
 
     def use_scale(self, read: Callable[[], float | Tensor]) -> None:
         """A GradScaler puts this factor on all gradients. In stream order it is on the device."""
-        self._scale = read
+        self._scale, self.scaled = read, True
 
     def use_origin(self, origin: Callable[[int], Origin | None]) -> None:
         """Where what is not finite began on this rank, as seen from a step; None where that is not known."""
         self._origin = origin
-
-    @property
-    def scaled(self) -> bool:
-        """Whether a round with what is not finite is skipped, and no error."""
-        return self._scale is not None
 
     def scale_of(self, bucket: Bucket) -> float | Tensor:
         """What to divide a gradient by: residuals outlive the scaler's factor, and norms are not those of it.
