@@ -28,7 +28,7 @@ class AllReduce:
     All tensors have one type, as a transport adds them up in one message. Put several types into a `Grouped`
     of one `AllReduce` each.
 
-    To `finite_probe` (one element), where given, the transport adds the sum of this rank's own payload. The
+    If there is a `finite_probe` (one element), the transport adds the sum of this rank's payload to it. The
     result is finite only if all entries are.
     """
 
@@ -51,7 +51,7 @@ class AllGather:
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter:
-    """Answer: `x` (flat), in which this rank's own span now holds the peers' mean (reduce-scatter).
+    """Answer: `x` (flat), in which this rank's span now holds the peers' mean (reduce-scatter).
 
     The other spans are unspecified afterwards. `finite_probe` is as in `AllReduce`.
     """
@@ -182,7 +182,7 @@ Collective: TypeAlias = AllReduce | AllGather | ReduceScatter | AllGatherInto | 
 
 
 def staged_on(kind: str, axis: str) -> str:
-    """Where the stages of requests of this class are counted: those of an axis, and of its `Permute` apart.
+    """The name under which stages of this class of requests are counted; `Permute` has one for itself.
 
     A `Permute` needs no process group of its own, however many follow each other.
     """
@@ -190,7 +190,7 @@ def staged_on(kind: str, axis: str) -> str:
 
 
 def stage_of(request: Collective) -> str:
-    """The same of a request."""
+    """The name under which the stages of this request are counted; see `staged_on`."""
     return f"{request.axis}/Permute" if isinstance(request, Permute) else request.axis
 
 

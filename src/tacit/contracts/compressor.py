@@ -103,17 +103,17 @@ class Compressor(ABC):
     hides_nonfinite: ClassVar[bool] = True
     """Whether a NaN or infinity of one rank may fail to reach the others through the payload."""
     shows_nonfinite: ClassVar[bool] = False
-    """Whether an exchange finds NaN and infinity in what it is given, so that nobody need look before.
+    """Whether an exchange finds NaN and infinity in its input, so that no check before it is needed.
 
-    Either it shows in the payload: some floating-point part of it then holds NaN, or a magnitude of 2^100 or
+    Either they show in the payload: some floating-point part of it then holds NaN, or a magnitude of 2^100 or
     more. Or the compressor calls `Context.look` before anything is sent, unless it has seen that all entries
     are finite, or that their sums with what it had kept are. Until then it changes none of them."""
     varies: ClassVar[bool] = False
     """Whether what it sends depends on the values, and is not known beforehand."""
     inline: ClassVar[bool] = False
-    """Whether it costs so little that backward's own thread may do it."""
+    """Whether it costs so little that the thread of backward may do it."""
     linear: ClassVar[bool] = False
-    """Whether nothing is left out or remembered, so that a sum that holds means may be given to it."""
+    """Whether it leaves nothing out and keeps no state, so that its input may already contain means."""
     scales: ClassVar[bool] = False
     """Whether c times `x` arrives as c times what `x` arrives as, and it has no state. A gradient is then
     sent with the factor of a GradScaler, so that it does not underflow in fp16."""
@@ -220,9 +220,9 @@ class WeighedCompressor(MixingCompressor):
 
     @abstractmethod
     def counted_(self, x: Tensor, state: State) -> None:
-        """Overwrite `x`, given by this replica, with what it counts for where all are made equal.
+        """Overwrite `x`, this replica's tensor, with its contribution where all replicas are made equal.
 
-        They become the mean of what all count for, in place of the mean of the replicas.
+        They become the mean of the contributions, in place of the mean of the replicas.
         """
 
 
@@ -325,7 +325,7 @@ class OverflowShown(OneShot):
 
 
 class VariableLength(OneShot):
-    """Its payloads may travel in fewer bytes, where the other end is told how many."""
+    """A codec whose payloads may be sent in fewer bytes, if the receiver learns their length."""
 
     varies: ClassVar[bool] = True
 

@@ -18,7 +18,7 @@ class Overlap(ABC):
 
     @abstractmethod
     def apply_at(self, step: int) -> int:
-        """The step after which the answer of a round is applied that would else be applied after `step`."""
+        """The step after which an answer is applied that would be due after `step` without this overlap."""
 
 
 class LayerwiseOverlap(Overlap):
@@ -28,8 +28,8 @@ class LayerwiseOverlap(Overlap):
         megabytes: gradients are joined up to this size; None: as is planned by what the first steps show.
         credit: megabytes that may be under way at once, or one message; None: any number.
         into_forward: whether messages may be under way until the next forward pass needs their parameters.
-        split: whether the all-gathers of all messages leave behind the reduce-scatters of all, in the order
-            of the next forward pass.
+        split: whether the all-gathers of all messages leave after all reduce-scatters, in the order of the
+            next forward pass.
     """
 
     megabytes: float | None

@@ -44,7 +44,7 @@ class Rounds(ABC):
     fragments: int = 1
     """How many parts the model is cut into, each with rounds of its own."""
     start_step: int = 0
-    """The step with which replicas begin to move on their own: another level keeps them equal before."""
+    """The first step in which replicas step alone; before it another level keeps them equal."""
 
     @property
     def follows(self) -> Rounds | None:

@@ -65,15 +65,15 @@ class Topology(ABC):
 
     @property
     def takes_variable_length(self) -> bool:
-        """Whether the payloads of a `VariableLength` codec travel in their own length."""
+        """Whether the payloads of a `VariableLength` codec are sent without padding to their largest size."""
         return False
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
-        """With whom or by which collectives messages with these compressors travel, in a few words."""
+        """With whom, or by which collectives, messages of these compressors are exchanged, in a few words."""
         return type(self).__name__
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:
-        """By which collectives messages with the first of these travel, before a session has chosen."""
+        """By which collectives the first of these compressors is exchanged, before a session has chosen."""
         return f"{self}"
 
     def options(self, compressors: Iterable[Compressor]) -> Options:
@@ -131,9 +131,9 @@ class LinkRates:
     nodes: tuple[tuple[int, ...], ...]
 
     def of_nodes(self) -> tuple[float, ...]:
-        """What each node's own link carries: the most that it exchanges with another node.
+        """The rate of each node's link: the highest of its rates to and from another node.
 
-        A slow link of another node so counts for that one alone.
+        So the slow link of a node counts for that node alone.
         """
         nodes = range(len(self.matrix))
         if len(nodes) == 1:
@@ -152,7 +152,7 @@ class LinkRates:
 
 
 class ByLinks(Topology):
-    """Is made for the links at hand, which are measured when it is attached, where it is not told them.
+    """A topology that depends on the rates of links; they are measured at attach if it does not name them.
 
     Ranks may send different numbers of bytes in a message.
     """
@@ -160,7 +160,7 @@ class ByLinks(Topology):
     @property
     @abstractmethod
     def needs_rates(self) -> bool:
-        """Whether it has not been told what links carry."""
+        """Whether it has no rates of links yet."""
 
     @abstractmethod
     def for_rates(self, links: LinkRates) -> Topology:
@@ -168,7 +168,7 @@ class ByLinks(Topology):
 
 
 def made_for(topology: Topology, links: LinkRates) -> Topology:
-    """The topology; for these links, if it goes by links and has not been told them."""
+    """The topology for these links, if it depends on links and has no rates yet; else itself."""
     if isinstance(topology, ByLinks) and topology.needs_rates:
         return topology.for_rates(links)
     return topology
@@ -179,7 +179,7 @@ class NodeTopology(Topology):
 
     @abstractmethod
     def spans(self, edges: Sequence[int] | range, near: AxisRank) -> Spans:
-        """Which stretch of a tensor each rank of the node hands to its compressor.
+        """Which span of a tensor each rank of the node passes to its compressor.
 
         `edges`: where it may be cut, rising, from 0 to its number of elements.
         """
@@ -191,10 +191,10 @@ class NodeTopology(Topology):
 
 
 class MixingTopology(Topology):
-    """Gives each rank an answer of its own, so that replicas differ; for a merge that `mixes`.
+    """A topology whose answer differs from rank to rank, so that replicas differ; for a merge that `mixes`.
 
-    The mean of the answers over the ranks is the mean of what was given. A NaN is not in all answers, so that
-    ranks tell each other, by `Context.nonfinite_flags`.
+    The mean of the answers over the ranks is the mean of the inputs. As a NaN is not in every answer, ranks
+    tell each other of it by `Context.nonfinite_flags`.
     """
 
     def check_ranks(self, peers: int) -> None:
@@ -202,7 +202,7 @@ class MixingTopology(Topology):
 
 
 class ServerTopology(Topology):
-    """By way of parameter servers. They keep state by bucket, so buckets stay as they were first made.
+    """A topology that goes by parameter servers. These keep state by bucket, so buckets stay as first made.
 
     Attributes:
         consistency: when a server answers.
@@ -249,12 +249,13 @@ class ServerTopology(Topology):
 
     @abstractmethod
     def back(self, x: Tensor) -> PayloadSpec:
-        """How the parameters `x` of a bucket, or what has become of them, come back."""
+        """The format in which the parameters `x` of a bucket, or their change, come back."""
 
 
 class PairTopology(ServerTopology):
-    """Each rank keeps its parameters in a store of its own, as a server of one worker, and stores average in
-    pairs, at any time. No server is started.
+    """Each rank keeps its parameters in a store, as a server with one worker would; stores average in pairs.
+
+    They do so at any time. No server is started.
 
     Attributes:
         allow_lost: whether a rank that is gone is left out; else it is an error.
@@ -269,7 +270,7 @@ class PairTopology(ServerTopology):
     def partners(self, rank: int, peers: int) -> tuple[int, ...]:
         """The ranks that this one may ask for an average; empty for one that only answers.
 
-        Who asks is never asked. Raises a `ConfigError` if so many ranks cannot be in the graph.
+        A rank that asks is never asked. Raises a `ConfigError` if the graph cannot have so many ranks.
         """
 
     @abstractmethod

@@ -20,11 +20,11 @@ class Transmitted(ABC):
 
     @abstractmethod
     def subtract_from_(self, new_residual: Tensor) -> None:
-        """Subtract it from `new_residual` (flat, the tensor that was to be sent), in place."""
+        """Subtract the contribution from `new_residual` (flat, the tensor that was to be sent), in place."""
 
     @abstractmethod
     def dense(self, like: Tensor) -> Tensor:
-        """It as a new tensor of the shape and type of `like`; for tests and diagnostics."""
+        """The contribution as a new tensor of the shape and type of `like`; for tests and diagnostics."""
 
     def clear_(self, x: Tensor) -> None:
         """Set `x` (flat) to zero at the entries that were sent: those that are not zero, or were chosen."""

@@ -32,7 +32,7 @@ class NoMemory(Workspace):
 
 @contextmanager
 def on_meta(compressor: object) -> Iterator[None]:
-    """Say of a compressor that fails in the block, where all tensors are on "meta", what it must do there.
+    """Turn the failure of a compressor on meta tensors, in the block, into an error that says what to do.
 
     Raises:
         ConfigError: names it.

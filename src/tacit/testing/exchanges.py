@@ -59,19 +59,19 @@ def check_compressor(
     shapes: Mapping[str, tuple[int, ...]] = SHAPES,
     conserves: bool | None = None,
 ) -> Checked:
-    """Hold a compressor to the laws, under every topology that takes it.
+    """Check a compressor against the laws, under every topology that accepts it.
 
-    Alone: it leaves what it is given as it is, gives the same in place, and decodes over whatever was there.
-    Under each topology, in each type, with each number of ranks: all ranks get the same bits, and finite
-    ones; no more bytes are sent than the dry run foretold; a step that is taken back leaves no trace; where
-    it is under `ErrorFeedback`, what was given has arrived or is in a residual; and a NaN of one rank is an
-    error that names the parameter. Where a session would choose among topologies that have obeyed already,
+    By itself: it does not change its input, gives the same result in place, and decodes over whatever was in
+    the output. Under each topology, in each type, with each number of ranks: all ranks get the same bits, and
+    finite ones; no more bytes are sent than the dry run predicted; a step that is taken back leaves no trace;
+    under `ErrorFeedback` all of the input has arrived or is in a residual; and a NaN of one rank is an error
+    that names the parameter. Where a session would choose among topologies that have obeyed already,
     only the last law is tried once more.
 
     Args:
         shapes: of the model's parameters, by name.
-        conserves: whether everything given has arrived or is in a residual. Where not said, this is so under
-            `ErrorFeedback`; say False for what loses on purpose, such as a residual that decays.
+        conserves: whether all of the input has arrived or is in a residual. By default this is checked under
+            `ErrorFeedback`; say False if some is lost on purpose, such as by a residual that decays.
 
     Returns:
         The topologies that were tried, and those that refused it.
@@ -96,7 +96,7 @@ def check_topology(
     worlds: Iterable[int] = WORLDS,
     shapes: Mapping[str, tuple[int, ...]] = SHAPES,
 ) -> Checked:
-    """Hold a topology to the laws that `check_compressor` tries under it, for each compressor that it takes.
+    """Check a topology against the laws of `check_compressor`, with each compressor that it accepts.
 
     Returns:
         The compressors that were tried, and those that it refused.

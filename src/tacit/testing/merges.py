@@ -12,11 +12,11 @@ from tacit.testing.ranks import heavy_tailed, naming
 
 
 def check_merge(merge: Merge, *, dtypes: Iterable[torch.dtype] = (torch.float32, torch.float64)) -> None:
-    """Hold a merge to its laws, for answers that come at once and for late ones.
+    """Check a merge against its laws, for answers that come at once and for late ones.
 
-    The anchor and the state are the same bits on all ranks, whatever each rank's own parameters are; all is
-    finite; where `merge.meets` and the answer comes at once, every replica is at the anchor. What it says of
-    itself is so: that it does not read the parameters, that it goes entry by entry.
+    The anchor and the state have the same bits on all ranks, whatever the parameters of each rank are; all is
+    finite; where `merge.meets` and the answer comes at once, every replica is at the anchor. What the merge
+    declares holds: that it does not read the parameters, that it works entry by entry.
 
     Raises:
         AssertionError: a law does not hold.

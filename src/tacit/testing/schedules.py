@@ -13,12 +13,12 @@ KNOWN = {"steps_per_epoch": 10.0, "epochs": 50.0}
 
 
 def check_rounds(rounds: Rounds, *, steps: int = 300, known: Mapping[str, float] = KNOWN) -> int:
-    """Hold rounds to their laws, over as many steps of a training whose loss falls.
+    """Check rounds against their laws, over so many steps of a training whose loss falls.
 
-    Asked twice, they answer the same, and asking changes nothing: else ranks would disagree, and wait for
-    each other. The state is numbers, and with the state that JSON gives back they go on in the same way, as
-    it is kept in checkpoints. No answer is applied before its round has left. Every part of the model has a
-    round.
+    Called twice, they give the same answer, and calling changes nothing: otherwise ranks would disagree, and
+    wait for each other. The state is numbers, and with the state that JSON gives back they go on in the same
+    way, as it is kept in checkpoints. No answer is applied before its round has left. Every part of the model
+    has a round.
 
     Args:
         known: what rounds may need to know (`Rounds.needs`).

@@ -55,7 +55,7 @@ class Decoupled(OnAxis):
             )
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """What the compressor wants averaged goes by two collectives."""
+        """Every average that the compressor asks for goes by two collectives."""
 
         def reduce(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
             codec, out, payload = request.codec, request.ctx.out, encoded(request)

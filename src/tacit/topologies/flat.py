@@ -58,12 +58,12 @@ class Flat(OnAxis):
 
 
 def two_sided(compressor: Compressor) -> list[OneShotUse | None]:
-    """What the mean can be compressed again by, phase after phase; None: by nothing."""
+    """For each phase, the codec that can compress the mean again; None where there is none."""
     return [gathered_use(compressor, step) for step in (0, *compressor.changes)]
 
 
 def gathered_use(compressor: Compressor, step: int) -> OneShotUse | None:
-    """The same of one step: what speaks once, if its payloads do not add up."""
+    """The codec that can compress this step's mean again: one-shot, with payloads that do not add up."""
     one_shot = compressor.one_shot(step)
     return None if one_shot is None or one_shot.codec.additive else one_shot
 

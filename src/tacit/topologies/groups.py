@@ -116,7 +116,7 @@ class Groups(MixingTopology):
         self.swaps(peers, 0)
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """Each tensor that the compressor wants averaged is averaged in the group of this round."""
+        """Every average that the compressor asks for is taken in this rank's group of the round."""
         swaps = self.swaps(ctx.peers, ctx.round, ctx.seed)
 
         def mix(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:

@@ -162,7 +162,7 @@ class Hierarchical(NodeTopology, ByLinks):
 
 
 def _pass_on(nonfinite_flags: Tensor | None, spans: Spans) -> Generator[Request, Any, None]:
-    """Ranks that took nothing across have the flags of their own node only."""
+    """Share the NaN flags in the node: ranks that exchanged nothing between nodes have only its flags."""
     speaks = [stop > start for start, stop in spans]
     if nonfinite_flags is None or all(speaks) or not any(speaks):
         return

@@ -30,7 +30,7 @@ from tacit.topologies.mixing import Mixing
 class NeighbourTopology(MixingTopology):
     """Base of topologies in which a rank's answer is answer_i = sum_j W_ij x_j.
 
-    W may be another one in each round. Who sends is told by how many places further ranks send.
+    W may differ from round to round. Who sends is described by steps: each rank sends so many ranks on.
     """
 
     encodes_first: ClassVar[bool] = True
@@ -47,7 +47,7 @@ class NeighbourTopology(MixingTopology):
         self.steps(peers, 0)
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """What the compressor wants averaged is sent to the neighbours of this round."""
+        """Every tensor that the compressor asks to average is mixed with those of this round's neighbours."""
         exchange = reduced(compressor.exchange(x, state, ctx), self.mixing(ctx))
         return on(WORLD, watched(exchange, ctx.nonfinite_flags, None))
 

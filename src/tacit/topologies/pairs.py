@@ -182,7 +182,7 @@ class Pairs(PairTopology):
         return ()
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """Add the steps to this rank's store, and take what is there behind the round's average."""
+        """Add this rank's steps to its store, and take what is there after the round's average."""
         if not x.is_meta and ctx.knows_of_nonfinite:
             return Outcome(x, Exact(x), state)  # nothing is pushed: the session reports what is not finite
         whole = self.back(x)
@@ -192,7 +192,7 @@ class Pairs(PairTopology):
         return Outcome(ctx.out, Exact(x), state)
 
     def agree(self, x: Tensor) -> Generator[Request, Any, None]:
-        """Wait until all ranks have come, and take the mean of their stores."""
+        """Wait until all ranks are here, and take the mean of their stores."""
         (answer,) = yield PushPull((), (), (self.back(x),), do="meet")
         x.copy_(answer[0])
 

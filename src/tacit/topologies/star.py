@@ -159,7 +159,7 @@ class Star(ServerTopology):
 
     @property
     def has_feedback(self) -> bool:
-        """Whether an answer also says what the ones before it did not."""
+        """Whether an answer makes up for what earlier answers have left out."""
         return self.averages and self.pull is not None and _one_shot(self.pull).has_feedback
 
     def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
@@ -182,11 +182,11 @@ class Star(ServerTopology):
             )
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
-        """So they are called."""
+        """The words of `Attached.active_path`."""
         return "parameter servers"
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:
-        """One message there, one back."""
+        """A push to the server and a pull from it."""
         return "push and pull, by parameter servers"
 
     def check(self, compressor: Compressor) -> None:
@@ -213,7 +213,7 @@ class Star(ServerTopology):
         return self._kept(exchange, x, compressor, state, ctx)
 
     def agree(self, x: Tensor) -> Generator[Request, Any, None]:
-        """Wait until all workers have pushed what they have, and take what came of it."""
+        """Wait until all workers have pushed what they have, and take the parameters that result."""
         pull = PayloadSpec(None, x.numel(), x.dtype)
         (answer,) = yield PushPull((), (), (pull,), do="meet")
         _read(pull, answer, x)

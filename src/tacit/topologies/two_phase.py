@@ -63,7 +63,7 @@ class TwoPhase(OnAxis):
     takes_variable_length: ClassVar[bool] = True
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
-        """As its name says."""
+        """The words of `Attached.active_path`."""
         return "two phases"
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:
