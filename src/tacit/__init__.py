@@ -108,9 +108,9 @@ _HOMES = {
     "tacit.strategy": "Levels Strategy",
     # The answers' names stand here too, unseen, so that scripts that write `tacit.TopK` go on to work.
     "tacit.compressors": "BF16 FP8 FP16 LAG QSGD AdamMomentum Blockwise Cascade Clip Dense DifferenceCopy "
-    "EntropyCoded ErrorFeedback Int8 LowBitPowerSGD MajoritySign MeanFeedback MomentumCorrection Natural "
-    "OneBit OuterMix Partition PowerSGD PublicCopy PushSum RandomK Scheduled Sign Squeezed TernGrad "
-    "Threshold TopK TwoMagnitudes",
+    "EntropyCoded ErrorFeedback Int8 MajoritySign MeanFeedback MomentumCorrection Natural "
+    "OneBit OuterMix Partition PowerSGD PublicCopy PushSum QuantizedPowerSGD RandomK Scheduled Sign "
+    "Squeezed TernGrad Threshold TopK TwoMagnitudes",
     "tacit.merges": "Average CommonPoint Elastic LocalResidual Mix OuterStep Replace ServerParams SlowMo "
     "StaleMean",
     "tacit.optim": "LAMB LARS GrowingBatches scale_lr",

@@ -13,8 +13,10 @@ from typing import Any
 
 MOVED = {
     "tacit.Cluster": "tacit_lab.cluster.Cluster",
+    "tacit.LowBitPowerSGD": "tacit.compressors.QuantizedPowerSGD",
     "tacit.__main__": "tacit_lab",
     "tacit.cli": "tacit_lab.cli",
+    "tacit.compressors.LowBitPowerSGD": "tacit.compressors.QuantizedPowerSGD",
     "tacit.foresight": "tacit.planning",
     "tacit.hooks": "tacit, or tacit.api with its neighbours",
     "tacit.lab": "tacit_lab",

@@ -18,7 +18,6 @@ from tacit.compressors import (
     EntropyCoded,
     ErrorFeedback,
     Int8,
-    LowBitPowerSGD,
     MajoritySign,
     MeanFeedback,
     MomentumCorrection,
@@ -26,6 +25,7 @@ from tacit.compressors import (
     OneBit,
     Partition,
     PowerSGD,
+    QuantizedPowerSGD,
     RandomK,
     Scheduled,
     Sign,
@@ -315,10 +315,10 @@ TABLE = {
     ),
     # 72 numbers of P in 4 bits and their scale, then 110 of Q.
     "powersgd in 4 bits": Row(
-        LowBitPowerSGD(rank=2, matrices=MATRICES), lambda p: gather(40)(p) + gather(59)(p), 1.5
+        QuantizedPowerSGD(rank=2, matrices=MATRICES), lambda p: gather(40)(p) + gather(59)(p), 1.5
     ),
     "powersgd in 4 bits + ef": Row(
-        ErrorFeedback(LowBitPowerSGD(rank=2, matrices=MATRICES)),
+        ErrorFeedback(QuantizedPowerSGD(rank=2, matrices=MATRICES)),
         lambda p: gather(40)(p) + gather(59)(p),
         1.5,
         conserves=True,

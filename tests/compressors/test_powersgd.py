@@ -8,7 +8,7 @@ from laws import Peers, tensors
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from tacit.compressors import ErrorFeedback, LowBitPowerSGD, PowerSGD
+from tacit.compressors import ErrorFeedback, PowerSGD, QuantizedPowerSGD
 from tacit.contracts import Context, Matrix
 from tacit.kernels.layout import bucket_count, code_bytes
 from tacit.kernels.levels import BY_LARGEST
@@ -84,7 +84,7 @@ def test_factors_in_few_bits_are_low_rank_then_levels() -> None:
     """Of rank 1, with the error kept: as DiLoCoX has it, line by line."""
     shapes = ((12, 20), (20, 12), (8, 30))
     matrices = placed((0, 12, 20), (240, 20, 12), (480, 8, 30))
-    codec = LowBitPowerSGD(rank=1, matrices=matrices)
+    codec = QuantizedPowerSGD(rank=1, matrices=matrices)
     group = Peers(ErrorFeedback(codec), 2, 720)
     q = group.states[0]["inner.q"].clone()
     e = [torch.zeros(720) for _ in range(2)]

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from tacit.algorithms import known, parse
-from tacit.compressors import Dense, ErrorFeedback, LowBitPowerSGD, MomentumCorrection, PowerSGD, Sign, TopK
+from tacit.compressors import (
+    Dense,
+    ErrorFeedback,
+    MomentumCorrection,
+    PowerSGD,
+    QuantizedPowerSGD,
+    Sign,
+    TopK,
+)
 from tacit.contracts import (
     Application,
     Context,
@@ -341,7 +349,7 @@ def test_topologies() -> None:
         ErrorFeedback(TopK(ratio=0.1)),
         ErrorFeedback(Sign()),
         ErrorFeedback(PowerSGD(rank=1)),
-        ErrorFeedback(LowBitPowerSGD(rank=1)),
+        ErrorFeedback(QuantizedPowerSGD(rank=1)),
     ]
     compressors.append(MomentumCorrection(TopK(ratio=0.1)))
     for topology in (Flat(), TwoPhase(), Hierarchical()):

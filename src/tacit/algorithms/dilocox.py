@@ -3,7 +3,7 @@
 In each outer step t, on worker r:                  here:
     H steps of the inner optimizer                  the user's optimizer
     a_r <- the progress of these steps + e_r        ErrorFeedback: add the residual
-    C(a_r): low rank, then 4 bits                   LowBitPowerSGD(rank, bits)
+    C(a_r): low rank, then 4 bits                   QuantizedPowerSGD(rank, bits)
     e_r <- a_r - C(a_r)                             ErrorFeedback: what was not sent is the new residual
     the mean of C(a_r) travels while the next H     Delayed(H): it is applied H steps after it has left
         steps are taken: one step of delay
@@ -29,7 +29,7 @@ from dataclasses import replace
 
 from tacit.algorithms.diloco import diloco
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.low_bit_powersgd import LowBitPowerSGD
+from tacit.compressors.quantized_powersgd import QuantizedPowerSGD
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.merges import OuterStep
 from tacit.overlap import Delayed
@@ -52,7 +52,7 @@ def dilocox(
     """DiLoCo's outer steps, one round late, by deltas of low rank in few bits; the rest is sent later."""
     return replace(
         diloco(sync_every, outer_lr, outer_momentum),
-        compressor=ErrorFeedback(LowBitPowerSGD(rank=rank, bits=bits)),
+        compressor=ErrorFeedback(QuantizedPowerSGD(rank=rank, bits=bits)),
         overlap=Delayed(sync_every),
         merge=OuterStep(outer_lr, outer_momentum, local="steps"),
         name="dilocox",

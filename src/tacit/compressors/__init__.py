@@ -13,7 +13,6 @@ from tacit.compressors.difference_copy import DifferenceCopy
 from tacit.compressors.entropy_coded import EntropyCoded
 from tacit.compressors.int8 import Int8
 from tacit.compressors.lag import LAG
-from tacit.compressors.low_bit_powersgd import LowBitPowerSGD
 from tacit.compressors.majority import MajoritySign
 from tacit.compressors.mean_feedback import MeanFeedback
 from tacit.compressors.momentum import MomentumCorrection
@@ -24,6 +23,7 @@ from tacit.compressors.powersgd import PowerSGD
 from tacit.compressors.public_copy import PublicCopy
 from tacit.compressors.push_sum import PushSum
 from tacit.compressors.qsgd import QSGD
+from tacit.compressors.quantized_powersgd import QuantizedPowerSGD
 from tacit.compressors.randomk import RandomK
 from tacit.compressors.scheduled import Scheduled
 from tacit.compressors.sign import Sign
@@ -50,7 +50,6 @@ __all__ = [
     "EntropyCoded",
     "ErrorFeedback",
     "Int8",
-    "LowBitPowerSGD",
     "MajoritySign",
     "MeanFeedback",
     "MomentumCorrection",
@@ -61,6 +60,7 @@ __all__ = [
     "PowerSGD",
     "PublicCopy",
     "PushSum",
+    "QuantizedPowerSGD",
     "RandomK",
     "Scheduled",
     "Sign",

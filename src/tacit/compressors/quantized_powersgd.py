@@ -14,7 +14,7 @@ from tacit.contracts import Context, ReduceEncoded, Request
 
 
 @dataclass(frozen=True)
-class LowBitPowerSGD(PowerSGD):
+class QuantizedPowerSGD(PowerSGD):
     """`PowerSGD` whose P and Q travel in QSGD's levels, each rounded at random and sent to P - 1 peers.
 
     Bytes: those of `QSGD(bits)` for all P of a bucket, r (m + ...) numbers, and for all Q. What rounding Q
