@@ -57,14 +57,14 @@ SWITCHING = 2e-4
 ARMS = (
     PLAIN,
     # About 10 % of the bytes.
-    "mp2",
+    "lowbit",
     "topk:ratio=0.03",
     "localsgd:sync_every=10",
     "qsgd:bits=2",
-    "mp2:form=paper",
+    "mp2",
     # About 3 %.
-    "mp2:sync_every=2",
-    "mp2:bits=2",
+    "lowbit:sync_every=2",
+    "lowbit:bits=2",
     "topk:ratio=0.01",
     "topk:ratio=0.01,warmup_steps={tenth}",
     "dgc:ratio=0.01,warmup_steps={tenth},masking=false",
@@ -74,10 +74,10 @@ ARMS = (
     "powersgd:rank=2",
     "predictive",
     # About 1 % and below.
-    "mp2:bits=2,sync_every=2",
-    "mp2:bits=2,sync_every=2,entropy=true",
-    "mp2:bits=2,sync_every=3,entropy=true",
-    "mp2:bits=2,sync_every=6",
+    "lowbit:bits=2,sync_every=2",
+    "lowbit:bits=2,sync_every=2,entropy=true",
+    "lowbit:bits=2,sync_every=3,entropy=true",
+    "lowbit:bits=2,sync_every=6",
     "localsgd:sync_every=100",
     "powersgd:rank=1",
     "diloco:sync_every=13,bits=4",
@@ -570,7 +570,7 @@ def check(data: str | None) -> None:
     from tacit_lab.recipes.digits import Digits
 
     steps = 2 * Digits().steps_per_epoch(WORKERS)
-    arms = (PLAIN, "topk", "powersgd", "mp2")
+    arms = (PLAIN, "topk", "powersgd", "lowbit")
     real = {
         done.run.algorithm: done
         for done in by_compare(Run(("digits",), "", f"{WORKERS}x1", seed=0, epochs=2), arms)
@@ -618,7 +618,7 @@ def main() -> None:
     lengths = [66] if options.quick else [int(each) for each in options.steps.split(",")]
     arms = options.arms.split(";") if options.arms else list(ARMS)
     if options.quick and not options.arms:
-        arms = [PLAIN, "mp2", "topk", "powersgd", "localsgd"]
+        arms = [PLAIN, "lowbit", "topk", "powersgd", "localsgd"]
     if not options.quick and not options.table and not options.data and set(tasks) - {"text", "digits"}:
         raise SystemExit("there are no images: write --data PATH, or set TACIT_DATA")
     arms = list(dict.fromkeys([PLAIN, *arms]))

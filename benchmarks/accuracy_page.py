@@ -234,7 +234,8 @@ workers, without the headers of a network, and 100 % is a dense fp32 all-reduce 
 
 Measured with `python benchmarks/accuracy.py --data PATH` on {about["cpu"]}, {about["cores"]} cores,
 torch {about["torch"]}; [each training](../benchmarks/results/accuracy-runs.jsonl) is kept with its date and
-hardware."""
+hardware. Until 2026-11-28 `lowbit` was called `mp2`, and `mp2` was a form of it; the records have the names
+of today."""
 
 
 # ---- the figure ---------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ FAMILIES = {
     "fragments, late": "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=1",
     "by node": "ednncomm:sync_every=4",
     "by node, late": "daso",
-    "predicted": "mp2:form=paper,rescale=false,sync_every=2,budget=0.6,full_rounds=4,horizon=16",
+    "predicted": "mp2:rescale=false,sync_every=2,budget=0.6,full_rounds=4,horizon=16",
     "residual kept": "predictive:sync_every=2",
     "neighbours": "sgp",
     "neighbours, late": "gossip:graph=ring,sync_every=2,late=1",

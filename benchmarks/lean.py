@@ -86,7 +86,7 @@ SCENES = {
             "efsign": 8,
             "efsign@10": 8,
             "int8": 4,
-            "mp2:sync_every=2,late=1": 16,
+            "lowbit:sync_every=2,late=1": 16,
         },
         {
             "bf16": [Promise(cpu_ms=12)],
@@ -97,7 +97,7 @@ SCENES = {
             "powersgd": [Promise(0.90), Promise(cpu_ms=20)],
             "efsign": [Promise(1 / 1.1, LIMIT)],
             "int8": [Promise(1 / 1.1, LIMIT)],
-            "mp2:sync_every=2,late=1": [Promise(0.97)],
+            "lowbit:sync_every=2,late=1": [Promise(0.97)],
         },
     ),
     "lean-periods": Scene(

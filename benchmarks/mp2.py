@@ -36,35 +36,35 @@ from tacit.files import put
 FAST, SLOW = "4x1@1gbit", "4x1@100mbit"
 WORKERS = 4
 SEEDS = 3
-FILE = "mp2-runs-3.jsonl"
-"""Not mp2-runs.jsonl and mp2-runs-2.jsonl: they hold runs of what these names stood for then."""
+FILE = "mp2-runs-4.jsonl"
+"""Not mp2-runs.jsonl, nor those of 2 and 3: they hold runs of what these names stood for then."""
 ARMS = {
     "ps-topk": "ps-topk:ratio=0.033",
     "ps-dgc": "ps-dgc:ratio=0.033,masking=false,warmup_steps={warmup}",
     "localsgd": "localsgd:sync_every=9",
     "qsgd": "qsgd",
     "wnn": "wnn:period={period}",
+    "lowbit": "lowbit",
+    "lowbit, every second step": "lowbit:sync_every=2",
+    "lowbit, two bits": "lowbit:bits=2",
     "mp2": "mp2",
-    "mp2, every second step": "mp2:sync_every=2",
-    "mp2, two bits": "mp2:bits=2",
-    "the paper's form": "mp2:form=paper",
-    "the paper's form, every fourth step": "mp2:form=paper,rescale=false,sync_every=4",
-    "the same, nothing predicted": "mp2:form=paper,rescale=false,sync_every=4,predictor=stale",
-    "the same, exponential": "mp2:form=paper,rescale=false,sync_every=4,predictor=exponential",
-    "the same, own steps kept": "mp2:form=paper,sync_every=4,predictor=own",
+    "mp2, every fourth step": "mp2:rescale=false,sync_every=4",
+    "the same, nothing predicted": "mp2:rescale=false,sync_every=4,predictor=stale",
+    "the same, exponential": "mp2:rescale=false,sync_every=4,predictor=exponential",
+    "the same, own steps kept": "mp2:sync_every=4,predictor=own",
     "predictive": "predictive:ratio=0.13",
     "predictive, by default": "predictive",
 }
-QUICK = ("ps-topk", "mp2", "mp2, two bits", "the paper's form")
+QUICK = ("ps-topk", "lowbit", "lowbit, two bits", "mp2")
 MAIN = (
     "ps-topk",
     "ps-dgc",
     "localsgd",
     "qsgd",
     "wnn",
+    "lowbit",
+    "lowbit, two bits",
     "mp2",
-    "mp2, two bits",
-    "the paper's form",
     "predictive",
 )
 """On the networks beside the first two."""
@@ -196,11 +196,10 @@ def of_communication(done: Sequence[Done]) -> float | None:
 def cost(rounds: int = 20) -> dict[str, float]:
     """Seconds of predicting for the parameters of `digits`: a round on one rank, a step on all together.
 
-    It is what a round of the paper's form takes more than one in which nothing is predicted.
+    It is what a round of `mp2` takes more than one in which nothing is predicted.
     """
     predicted, stale = (
-        _round_seconds(ARMS[arm], rounds)
-        for arm in ("the paper's form, every fourth step", "the same, nothing predicted")
+        _round_seconds(ARMS[arm], rounds) for arm in ("mp2, every fourth step", "the same, nothing predicted")
     )
     each, every = max(0.0, predicted[0] - stale[0]), predicted[1]
     return {"round_seconds": each, "step_seconds_of_all": each * WORKERS / every, "entries": predicted[2]}
@@ -250,7 +249,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def verdicts(rows: Sequence[Mapping[str, Any]], share: float | None, spent: Mapping[str, float]) -> list[str]:
-    """What was promised of mp2, and what was found of it and of `predictive`."""
+    """What was promised of mp2, and what was found of it and of `lowbit`."""
     told = []
     for row in rows:
         if row["arm"] not in mp2_page.HELD:

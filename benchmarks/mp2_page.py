@@ -9,7 +9,7 @@ from grid import Done
 from markdown_tables import markdown
 from paper_page import DIFFERENCES, about, failed
 
-HELD = ("mp2", "mp2, two bits", "the paper's form")
+HELD = ("lowbit", "lowbit, two bits", "mp2")
 """The arms that the claims are held against: ours, and what can be read from the paper."""
 TRAFFIC, TIME = 0.8898, 0.4732
 LACKS = (

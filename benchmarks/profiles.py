@@ -3,7 +3,7 @@
     python benchmarks/profiles.py            # all models and arms: about 40 minutes
     python benchmarks/profiles.py --quick    # VGG-11 with ddp and topk, about 2 minutes
     python benchmarks/profiles.py --only vgg11,topk,compute-only
-    python benchmarks/profiles.py --only vgg11,ps,mp2 --cluster 4x1+1@100mbit    # by a parameter server
+    python benchmarks/profiles.py --only vgg11,ps,lowbit --cluster 4x1+1@100mbit    # by a parameter server
     python benchmarks/profiles.py --json     # the last line on stdout is one JSON object
 
 The models are those of the recipes of `tacit compare`, with their optimizers at a hundredth of the learning
@@ -44,10 +44,10 @@ ARMS = {
     "int8": "int8",
     "qsgd": "qsgd",
     "ps": "ps",
+    "lowbit": "lowbit",
+    "lowbit-late": "lowbit:sync_every=2,late=1",
+    "lowbit-entropy": "lowbit:entropy=true",
     "mp2": "mp2",
-    "mp2-late": "mp2:sync_every=2,late=1",
-    "mp2-entropy": "mp2:entropy=true",
-    "mp2-paper": "mp2:form=paper",
     "ednncomm": "ednncomm:sync_every=5",
     "diloco": "diloco:sync_every=5",
 }

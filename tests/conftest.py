@@ -63,6 +63,7 @@ PROCESSES = (
     "tests/hooks/test_late.py",
     "tests/hooks/test_layerwise.py",
     "tests/hooks/test_loops.py",
+    "tests/hooks/test_lowbit.py",
     "tests/hooks/test_mp2.py",
     "tests/hooks/test_odd_world.py",
     "tests/hooks/test_pairing.py",

@@ -93,7 +93,7 @@ def test_every_bucket_and_its_compressors_stand_in_the_detail() -> None:
 
 
 def test_what_predicts_each_matrix_stands_in_the_detail() -> None:
-    told = session(parse("mp2:form=paper,rescale=false,sync_every=4,predictor=linear")).describe()
+    told = session(parse("mp2:rescale=false,sync_every=4,predictor=linear")).describe()
     for i in range(3):
         assert f"  predicted: {i}.w (64x64, linear) by Linear()" in told
     assert not [line for line in session(parse("topk")).describe() if "predicted" in line]

@@ -213,7 +213,7 @@ class Strategy:
                 f"merge={self.merge} does not fit topology={self.topology}, as a replica that keeps what it "
                 "has not sent needs answers that say how far it is from the server's parameters, and pushes "
                 "that all count: write topology=Star(StaleSynchronous(0), pull=Blockwise(3)), as "
-                "mp2:bound=0 does, or Star(), where all wait for all"
+                "lowbit:bound=0 does, or Star(), where all wait for all"
             )
 
     def _check_mixing(self) -> None:

@@ -60,7 +60,7 @@ def said(crew: Crew, steps: int) -> list[str]:
 
 
 @for_each("topology", TOPOLOGIES, ids=str)
-@for_each("text", ["mp2", "mp2:late=1", "mp2:predictor=last", "mp2:bits=2,sync_every=2"])
+@for_each("text", ["lowbit", "lowbit:late=1", "lowbit:predictor=last", "lowbit:bits=2,sync_every=2"])
 @for_each("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_a_bit_that_differs_is_an_error_on_every_rank(
     dtype: torch.dtype, text: str, topology: TwoPhase | Flat | Star
@@ -85,7 +85,7 @@ def test_a_bit_that_differs_is_an_error_on_every_rank(
 
 @for_each("topology", TOPOLOGIES, ids=str)
 def test_nothing_of_the_round_is_applied(topology: TwoPhase | Flat | Star) -> None:
-    group = crew("mp2", topology)
+    group = crew("lowbit", topology)
     anchor(group.replicas[2], "a").add_(1e-3)
     was = [replica.flat.clone() for replica in group.replicas]
     texts = said(group, 1)
@@ -97,7 +97,7 @@ def test_nothing_of_the_round_is_applied(topology: TwoPhase | Flat | Star) -> No
 
 
 def test_several_parameters_and_ranks_are_counted_and_named() -> None:
-    group = crew("mp2", Flat(), 4)
+    group = crew("lowbit", Flat(), 4)
     for rank, name in ((1, "b"), (3, "a"), (3, "c")):
         anchor(group.replicas[rank], name).mul_(2)
     (text,) = {*said(group, 1)}
@@ -110,7 +110,7 @@ def test_several_parameters_and_ranks_are_counted_and_named() -> None:
 @for_each(("i", "j"), [(0, 1), (3, 70_000), (65_536, 131_071)])
 def test_two_entries_that_change_places_are_seen(i: int, j: int) -> None:
     """A plain sum of the bits would be the same."""
-    (level,) = parse("mp2").levels
+    (level,) = parse("lowbit").levels
     group = Crew(replace(level, topology=Flat()), 2, sizes={"a": 140_000})
     for replica in group.replicas:
         anchor(replica, "a").copy_(torch.arange(140_000) * 0.5)
@@ -123,13 +123,13 @@ def test_two_entries_that_change_places_are_seen(i: int, j: int) -> None:
 @for_each("topology", TOPOLOGIES, ids=str)
 @for_each("peers", [2, 16])
 def test_ranks_that_agree_are_never_told_to_differ(peers: int, topology: TwoPhase | Flat | Star) -> None:
-    group = crew("mp2:predictor=last", topology, peers)
+    group = crew("lowbit:predictor=last", topology, peers)
     assert said(group, 2 * EVERY + 1) == [""] * peers
     group.close()
 
 
 def test_it_costs_eight_bytes_for_each_other_rank() -> None:
-    group = crew("mp2", TwoPhase())
+    group = crew("lowbit", TwoPhase())
     bytes_out = []
     for _ in range(2 * EVERY + 1):
         before = group.replicas[0].session.metrics()["bytes_out"]
@@ -142,7 +142,7 @@ def test_it_costs_eight_bytes_for_each_other_rank() -> None:
 
 
 def test_checkpoints_of_two_moments_are_told_apart_at_once() -> None:
-    saving, resumed = crew("mp2", TwoPhase()), crew("mp2", TwoPhase())
+    saving, resumed = crew("lowbit", TwoPhase()), crew("lowbit", TwoPhase())
     saved: list[list[dict[str, object]]] = []
     for _ in range(2):
         saving.train(3)

@@ -1,4 +1,4 @@
-"""`mp2`: nothing that a worker has done is lost, whatever the bits, the topology and the delay."""
+"""`lowbit`: nothing that a worker has done is lost, whatever the bits, the topology and the delay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from crew import LR, Crew, Replica, gradient
 from torch import Tensor
 
 from cases import for_each
-from tacit.algorithms import parse
+from tacit.algorithms import lowbit, parse
 from tacit.checkpoint.session_state import join_states
 from tacit.compressors import Blockwise, Dense, ErrorFeedback, MeanFeedback
 from tacit.contracts import Overlap
@@ -39,7 +39,7 @@ def strategy(
     predictor: str = "",
 ) -> Strategy:
     beside = f",predictor={predictor}" if predictor else ""
-    (level,) = parse(f"mp2:bits={bits},sync_every={every},late={int(late)}{beside}").levels
+    (level,) = parse(f"lowbit:bits={bits},sync_every={every},late={int(late)}{beside}").levels
     return replace(level, topology=topology or TwoPhase())
 
 
@@ -264,33 +264,19 @@ def test_another_number_of_workers_goes_on_with_all_that_is_owed(predictor: str)
 @for_each(
     ("make", "says"),
     [
-        (lambda: parse("mp2:bits=1"), "bits=1 is not a whole number, from 2 to 8"),
-        (lambda: parse("mp2:bits=9"), "bits=9 is not a whole number, from 2 to 8"),
-        (lambda: parse("mp2:sync_every=0"), "sync_every=0"),
-        (lambda: parse("mp2:late=2"), "late=2 is not a whole number, from 0 to 1"),
-        (lambda: parse("mp2:late=1,sync_every=4"), "late=1 with sync_every=4 is not possible"),
-        (lambda: parse("mp2:predictor=own"), "predictor='own' with form='quantized' is not possible"),
-        (lambda: parse("mp2:predictor=linear"), "predictor may be 'last' or 'least-squares'"),
-        (lambda: parse("mp2:predictor=last,weights=a.pt"), "weights='a.pt' with form='quantized'"),
+        (lambda: parse("lowbit:bits=1"), "bits=1 is not a whole number, from 2 to 8"),
+        (lambda: parse("lowbit:bits=9"), "bits=9 is not a whole number, from 2 to 8"),
+        (lambda: parse("lowbit:sync_every=0"), "sync_every=0"),
+        (lambda: parse("lowbit:late=2"), "late=2 is not a whole number, from 0 to 1"),
+        (lambda: parse("lowbit:late=1,sync_every=4"), "late=1 with sync_every=4 is not possible"),
+        (lambda: parse("lowbit:predictor=own"), "predictor 'own'. Known: last, least-squares"),
+        (lambda: lowbit(predictor="linear"), "predictor 'linear'. Known: last, least-squares"),  # type: ignore[arg-type]
+        (lambda: parse("lowbit:predictor=last,weights=a.pt"), "unknown parameter of lowbit 'weights'"),
+        (lambda: parse("lowbit:budget=0.1,drops=2"), "unknown parameter of lowbit 'budget'"),
+        (lambda: parse("mp2:predictor=own,rescale=true"), "rescale=true with predictor='own'"),
         (
-            lambda: parse("mp2:form=paper,predictor=last"),
-            "predictor='last' with form='paper' is not possible, as it predicts from changes of all entries: "
-            "leave form out, or write predictor='linear'",
-        ),
-        (lambda: parse("mp2:budget=0.1,drops=2"), "budget=0.1, drops=2 with form='quantized'"),
-        (lambda: parse("mp2:form=paper,predictor=own,rescale=true"), "rescale=true with predictor='own'"),
-        (
-            lambda: parse("mp2:form=paper,subset=magnitude,rescale=true"),
+            lambda: parse("mp2:subset=magnitude,rescale=true"),
             "the largest entries do not stand for others",
-        ),
-        (
-            lambda: parse("mp2:form=paper,bits=3"),
-            "bits=3 with form='paper' would do nothing, as it sends a subset of the entries: leave it out",
-        ),
-        (
-            lambda: parse("mp2:form=paper,late=1,entropy=true,bound=0"),
-            "late=1, entropy=True, bound=0 with form='paper' would do nothing, as it sends a subset of the "
-            "entries: leave them out, or leave form out",
         ),
         (lambda: MeanFeedback(ErrorFeedback(Blockwise())), "keeps a residual itself: write a one-shot"),
         (lambda: Strategy(compressor=MeanFeedback(Blockwise())), "would lose what a rank does not send"),

@@ -22,7 +22,7 @@ from tacit.topologies import Flat
 
 MEMORY = {"steps_per_epoch": 12.0, "epochs": 100.0}
 WAYS = {
-    **{text: parse(text) for text in ("mp2:sync_every=2", "mp2:late=1", "diloco:sync_every=2")},
+    **{text: parse(text) for text in ("lowbit:sync_every=2", "lowbit:late=1", "diloco:sync_every=2")},
     "streaming-diloco": parse("streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=1"),
     "late": Strategy(subject="delta", rounds=Every(3), overlap=Delayed(2), merge=Average()),
     "stale": Strategy(

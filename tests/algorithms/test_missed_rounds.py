@@ -1,4 +1,4 @@
-"""`mp2` where a worker misses rounds, dies, comes back or joins late: what the others do is not lost."""
+"""`lowbit` where a worker misses rounds, dies, comes back or joins late: what the others do is not lost."""
 
 from __future__ import annotations
 
@@ -29,17 +29,22 @@ from tacit_lab.cli.run import options
 
 P = 3
 SIZES = {"a": 1700, "b": 3, "c": 530, "d": 1024}
-APART = ["mp2:bound=0", "mp2:bound=2,bits=2", "mp2:bound=1,entropy=true", "mp2:bound=0,bits=8,sync_every=2"]
+APART = [
+    "lowbit:bound=0",
+    "lowbit:bound=2,bits=2",
+    "lowbit:bound=1,entropy=true",
+    "lowbit:bound=0,bits=8,sync_every=2",
+]
 
 
-def apart(text: str = "mp2:bound=0", dtype: torch.dtype = torch.float32) -> ServedCrew:
+def apart(text: str = "lowbit:bound=0", dtype: torch.dtype = torch.float32) -> ServedCrew:
     """A crew whose server keeps X."""
     crew = ServedCrew(text, P, sizes=SIZES, dtype=dtype)
     crew.enter()
     return crew
 
 
-def averaging(text: str = "mp2") -> ServedCrew:
+def averaging(text: str = "lowbit") -> ServedCrew:
     """A crew whose server averages, as by default."""
     (level,) = parse(text).levels
     return ServedCrew(replace(level, topology=Star()), P, sizes=SIZES)
@@ -117,7 +122,7 @@ def test_where_nobody_misses_anything_nothing_is_lost(text: str) -> None:
 def test_the_first_round_is_that_of_a_server_that_averages() -> None:
     """Later ones too, but for entries on the edge between two levels."""
     for bits in (2, 3, 8):
-        ours, theirs = apart(f"mp2:bound=0,bits={bits}"), averaging(f"mp2:bits={bits}")
+        ours, theirs = apart(f"lowbit:bound=0,bits={bits}"), averaging(f"lowbit:bits={bits}")
         for crew in (ours, theirs):
             step(crew, range(P))
         for mine, other in zip(ours.replicas, theirs.replicas, strict=True):
@@ -130,7 +135,7 @@ def test_the_first_round_is_that_of_a_server_that_averages() -> None:
 @for_each("bits", [2, 3, 4, 8])
 @for_each("every", [1, 2])
 def test_who_misses_rounds_keeps_its_own_and_is_told_of_all_by_one_answer(every: int, bits: int) -> None:
-    crew = apart(f"mp2:bound=2,bits={bits},sync_every={every}")
+    crew = apart(f"lowbit:bound=2,bits={bits},sync_every={every}")
     for _ in range(every):
         step(crew, range(P))
     before, here = unsent(crew, 2), kept(crew.replicas[2], "anchor")
@@ -150,7 +155,7 @@ def test_who_misses_rounds_keeps_its_own_and_is_told_of_all_by_one_answer(every:
 
 
 def test_nobody_is_more_than_so_many_rounds_ahead() -> None:
-    crew = apart("mp2:bound=2")
+    crew = apart("lowbit:bound=2")
     for _ in range(2):
         step(crew, (0,))
     with pytest.raises(AssertionError, match="a replica hangs"):
@@ -188,7 +193,7 @@ def test_a_dead_worker_loses_what_it_has_not_sent_and_comes_back_at_x(text: str)
 
 
 def test_who_joins_late_begins_where_the_others_are() -> None:
-    crew = ServedCrew("mp2:bound=2", P, sizes=SIZES)
+    crew = ServedCrew("lowbit:bound=2", P, sizes=SIZES)
     crew.enter(0, 1)
     for _ in range(2):
         step(crew, (0, 1))
@@ -204,7 +209,7 @@ def test_who_joins_late_begins_where_the_others_are() -> None:
 @for_each("late", [0, 1])
 @for_each("bound", [0, 2])
 def test_answers_that_come_late_lose_nothing(bound: int, late: int) -> None:
-    crew = apart(f"mp2:bound={bound},late={late}")
+    crew = apart(f"lowbit:bound={bound},late={late}")
     expected = total(crew)
     for _ in range(7):
         expected += step(crew, range(P))
@@ -220,7 +225,7 @@ def test_answers_that_come_late_lose_nothing(bound: int, late: int) -> None:
 
 @for_each("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_sync_takes_all_to_x_and_puts_aside_what_they_have_not_sent(dtype: torch.dtype) -> None:
-    crew = apart("mp2:bound=1", dtype)
+    crew = apart("lowbit:bound=1", dtype)
     for _ in range(4):
         step(crew, range(P))
     was, before = total(crew), [unsent(crew, rank) for rank in range(P)]
@@ -235,7 +240,7 @@ def test_sync_takes_all_to_x_and_puts_aside_what_they_have_not_sent(dtype: torch
     crew.close()
 
 
-@for_each("text", ["mp2:bound=1", "mp2:bound=1,late=1"])
+@for_each("text", ["lowbit:bound=1", "lowbit:bound=1,late=1"])
 @for_each("synced", [False, True])
 def test_what_a_checkpoint_has_not_sent_is_not_sent_twice(synced: bool, text: str) -> None:
     """The server may have it by now."""
@@ -310,11 +315,11 @@ def place(name: str) -> tuple[int, int]:
 # ---- a server that averages: all wait for all, and all end ----------------------------------------------
 
 ALL = [
-    "mp2",
-    "mp2:bits=2,late=1",
-    "mp2:entropy=true",
-    "mp2:predictor=last",
-    "mp2:sync_every=2,predictor=least-squares",
+    "lowbit",
+    "lowbit:bits=2,late=1",
+    "lowbit:entropy=true",
+    "lowbit:predictor=last",
+    "lowbit:sync_every=2,predictor=least-squares",
 ]
 
 
@@ -423,7 +428,7 @@ def test_where_all_wait_for_all_they_are_told_who_is_not_finite_and_apply_nothin
 # ---- what cannot be ---------------------------------------------------------------------------------------
 
 
-def level(text: str = "mp2", **other: object) -> Strategy:
+def level(text: str = "lowbit", **other: object) -> Strategy:
     (found,) = parse(text).levels
     return replace(found, **other)  # type: ignore[arg-type]
 
@@ -441,7 +446,7 @@ def level(text: str = "mp2", **other: object) -> Strategy:
 )
 def test_servers_that_would_lose_what_is_sent_are_refused(star: Topology) -> None:
     with pytest.raises(
-        ConfigError, match=r"pushes that all count: write topology=Star.*mp2:bound=0 does, or Star"
+        ConfigError, match=r"pushes that all count: write topology=Star.*lowbit:bound=0 does, or Star"
     ):
         level(topology=star)
     assert level(topology=Star()) is not None
@@ -467,12 +472,11 @@ def test_merges_that_keep_nothing_of_their_own_are_what_they_were(merge: Merge) 
 @for_each(
     ("text", "says"),
     [
-        ("mp2:bound=-1", "bound=-1 is not a whole number, 0 or more"),
+        ("lowbit:bound=-1", "bound=-1 is not a whole number, 0 or more"),
         (
-            "mp2:bound=0,predictor=last",
+            "lowbit:bound=0,predictor=last",
             "bound=0 with a predictor is not possible, as it predicts from answers",
         ),
-        ("mp2:bound=0,form=paper", "bound=0 with form='paper' would do nothing"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_write(text: str, says: str) -> None:
@@ -492,15 +496,15 @@ def test_only_workers_that_may_go_and_come_are_started_alone(tmp_path: object) -
             restarts=1,
         )
 
-    assert run("mp2:bound=0").restarts == 1
+    assert run("lowbit:bound=0").restarts == 1
     with pytest.raises(
-        ConfigError, match="--restarts 1 is for workers that go on without each other, and those of mp2"
+        ConfigError, match="--restarts 1 is for workers that go on without each other, and those of lowbit"
     ):
-        run("mp2")
+        run("lowbit")
 
 
 def test_what_it_is_made_of() -> None:
-    made = level("mp2:bound=2,bits=4")
+    made = level("lowbit:bound=2,bits=4")
     assert made.independent
     assert made.merge == CommonPoint()
     assert made.topology == Star(StaleSynchronous(2), pull=Blockwise(4))

@@ -177,10 +177,10 @@ def test_the_seed_that_rates_are_chosen_by_is_in_no_gap() -> None:
 
 
 def test_of_an_arm_with_a_coder_one_training_is_enough() -> None:
-    coded = "mp2:bits=2,entropy=true"
-    seeds = [Job("digits", "mp2:bits=2", 66, seed, 1.0) for seed in range(3)]
-    done = {job: ended(job, 0.9) for job in [*seeds, Job("digits", "mp2", 66, CHOOSING, 1.0)]}
-    assert accuracy.there(done) == [("digits", "mp2:bits=2", 66)]
+    coded = "lowbit:bits=2,entropy=true"
+    seeds = [Job("digits", "lowbit:bits=2", 66, seed, 1.0) for seed in range(3)]
+    done = {job: ended(job, 0.9) for job in [*seeds, Job("digits", "lowbit", 66, CHOOSING, 1.0)]}
+    assert accuracy.there(done) == [("digits", "lowbit:bits=2", 66)]
     once = Job("digits", coded, 66, CHOOSING, 1.0)
     done[once] = replace(ended(once, 0.8), share=0.02)
     assert ("digits", coded, 66) in accuracy.there(done)
@@ -190,10 +190,10 @@ def test_of_an_arm_with_a_coder_one_training_is_enough() -> None:
 
 
 def test_an_arm_without_a_coder_takes_the_rate_of_the_one_with_it() -> None:
-    done = searched("mp2:entropy=true", (0.7, 0.9, 0.8))
-    assert accuracy.best(done, "digits", "mp2", 66) == 1.0
+    done = searched("lowbit:entropy=true", (0.7, 0.9, 0.8))
+    assert accuracy.best(done, "digits", "lowbit", 66) == 1.0
     done.popitem()
-    assert accuracy.best(done, "digits", "mp2", 66) is None
+    assert accuracy.best(done, "digits", "lowbit", 66) is None
 
 
 def test_what_was_trained_is_read_back() -> None:
@@ -231,7 +231,8 @@ def test_replicas_end_equal(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["dense", "topk", "mp2:sync_every=2", "zeroone-adam:freeze_step=2,refresh=1,gradient_bits=4"]
+    "algorithm",
+    ["dense", "topk", "lowbit:sync_every=2", "zeroone-adam:freeze_step=2,refresh=1,gradient_bits=4"],
 )
 def test_in_stream_order_replicas_end_where_they_do_on_the_host(algorithm: str) -> None:
     """As on a GPU, with tensors on the CPU that are treated as its."""
@@ -260,11 +261,11 @@ def test_an_error_of_one_worker_is_raised() -> None:
 @pytest.mark.parametrize(
     ("arm", "plain"),
     [
-        ("mp2:entropy=true", "mp2"),
-        ("mp2:bits=2,entropy=true", "mp2:bits=2"),
-        ("mp2:entropy=true,bits=2", "mp2:bits=2"),
-        ("mp2:bits=2,entropy=true,sync_every=2", "mp2:bits=2,sync_every=2"),
-        ("mp2:bits=2", "mp2:bits=2"),
+        ("lowbit:entropy=true", "lowbit"),
+        ("lowbit:bits=2,entropy=true", "lowbit:bits=2"),
+        ("lowbit:entropy=true,bits=2", "lowbit:bits=2"),
+        ("lowbit:bits=2,entropy=true,sync_every=2", "lowbit:bits=2,sync_every=2"),
+        ("lowbit:bits=2", "lowbit:bits=2"),
     ],
 )
 def test_an_entropy_coder_leaves_the_arm_that_it_is_put_around(arm: str, plain: str) -> None:
@@ -272,15 +273,15 @@ def test_an_entropy_coder_leaves_the_arm_that_it_is_put_around(arm: str, plain: 
 
 
 def test_with_an_entropy_coder_one_training_tells_the_bytes_and_the_others_are_those_without() -> None:
-    done = searched("dense", (0.8, 0.9, 0.8)) | searched("mp2", (0.7, 0.9, 0.8))
+    done = searched("dense", (0.8, 0.9, 0.8)) | searched("lowbit", (0.7, 0.9, 0.8))
     done |= {
         job: ended(job, each)
-        for arm, found in (("dense", (0.9, 0.8)), ("mp2", (0.8, 0.75)))
+        for arm, found in (("dense", (0.9, 0.8)), ("lowbit", (0.8, 0.75)))
         for seed, each in enumerate(found)
         for job in [Job("digits", arm, 66, seed, 1.0)]
     }
-    wanted = [("digits", "dense", 66), ("digits", "mp2:entropy=true", 66)]
-    first = Job("digits", "mp2:entropy=true", 66, 0, 1.0)
+    wanted = [("digits", "dense", 66), ("digits", "lowbit:entropy=true", 66)]
+    first = Job("digits", "lowbit:entropy=true", 66, 0, 1.0)
     assert list(accuracy.missing(done, wanted, 2)) == [first, replace(first, seed=1)]
     assert len(accuracy.rows(done, wanted, 2)) == 1, "nothing is known of its bytes"
     done[first] = replace(ended(first, 0.8), share=0.03)

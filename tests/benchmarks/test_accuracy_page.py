@@ -60,7 +60,7 @@ def test_one_table_has_what_was_trained_for_two_tasks() -> None:
     many = [
         {**row(arm, steps, 0.01 * i, 0.002), "task": task}
         for task, steps in (("mnist", 600), ("cifar10", 9600), ("cifar10", 600))
-        for i, arm in enumerate(("dense", "topk", "dgc", "mp2", "qsgd")[: 4 if steps == 9600 else 5])
+        for i, arm in enumerate(("dense", "topk", "dgc", "lowbit", "qsgd")[: 4 if steps == 9600 else 5])
     ]
     page = accuracy_page.page(many, about, "dense")
     glance = page[page.index("## At a glance") : page.index("## Resnet8")]

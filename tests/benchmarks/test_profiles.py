@@ -31,12 +31,12 @@ def test_whole_rounds_are_measured() -> None:
 def test_servers_are_there_for_what_uses_them() -> None:
     served, alone = "4x1+1@100mbit", "4x1@100mbit"
     assert profiles._servers(served, "ps")
-    assert profiles._servers(served, "mp2:sync_every=2,late=1")
-    assert not profiles._servers(alone, "mp2")
+    assert profiles._servers(served, "lowbit:sync_every=2,late=1")
+    assert not profiles._servers(alone, "lowbit")
     assert not any(profiles._servers(served, each) for each in ("", "ddp", "efsign"))
     assert "4x1@100mbit has none" in profiles._why_not(alone, "vgg11", "ps")
     assert not profiles._why_not(served, "vgg11", "ps")
-    assert not profiles._why_not(alone, "vgg11", "mp2")
+    assert not profiles._why_not(alone, "vgg11", "lowbit")
     assert "AdamW" in profiles._why_not(alone, "bytes", "dgc")
 
 

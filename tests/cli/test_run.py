@@ -208,7 +208,7 @@ assert "tacit" not in sys.modules or os.environ["RANK"] == "1", "rank 1 is a for
     assert ran.kept["compute_share"] is ran.kept["mb_by_formulas"] is None
 
 
-COUNTED = ("dense", "int8", "topk:ratio=0.05", "topk:ratio=0.5", "efsign", "powersgd", "mp2")
+COUNTED = ("dense", "int8", "topk:ratio=0.05", "topk:ratio=0.5", "efsign", "powersgd", "lowbit")
 """Every collective, in messages of 1 to 100 kB."""
 
 

@@ -119,7 +119,7 @@ EPOCHS = {"steps_per_epoch": 78.0, "epochs": 8.0}
 
 
 def test_a_budget_is_for_as_many_steps_as_are_known() -> None:
-    (mp2,) = algorithms.parse("mp2:form=paper,rescale=false,sync_every=4").levels
+    (mp2,) = algorithms.parse("mp2:rescale=false,sync_every=4").levels
     assert planned(mp2.compressor) == 100
     assert (
         planned(mp2.for_training({}).compressor)
@@ -127,7 +127,7 @@ def test_a_budget_is_for_as_many_steps_as_are_known() -> None:
         == 100
     )
     assert planned(mp2.for_training(EPOCHS).compressor) == 624
-    (explicit,) = algorithms.parse("mp2:form=paper,rescale=false,sync_every=4,horizon=200").levels
+    (explicit,) = algorithms.parse("mp2:rescale=false,sync_every=4,horizon=200").levels
     assert planned(explicit.for_training(EPOCHS).compressor) == 200
     # Of 624 steps fewer are spent on rounds that send everything, so that more is left for the others.
     large = (Matrix(0, 64, 200),)
@@ -153,17 +153,13 @@ def test_what_is_around_it_passes_on_how_long_the_training_is() -> None:
 
 
 def test_a_training_that_ends_early_says_that_more_was_sent_than_the_budget() -> None:
-    (mp2,) = algorithms.parse("mp2:form=paper,rescale=false,sync_every=4").levels
+    (mp2,) = algorithms.parse("mp2:rescale=false,sync_every=4").levels
     known = mp2.for_training(EPOCHS).compressor
     assert "the budget was for 624 steps, and training ended after 60" in known.ended(60)
     assert [known.ended(steps) for steps in (624, 625, 6240)] == [""] * 3
     assert "was for 100 steps, and training ended after 40" in mp2.compressor.ended(40)
     assert not mp2.compressor.ended(100)
-    assert (
-        not algorithms.parse("mp2:form=paper,rescale=false,sync_every=4,budget=1.0")
-        .levels[0]
-        .compressor.ended(5)
-    )
+    assert not algorithms.parse("mp2:rescale=false,sync_every=4,budget=1.0").levels[0].compressor.ended(5)
     assert not Dense().ended(3)
 
 
@@ -179,7 +175,7 @@ def test_what_it_says_of_an_early_end_is_what_was_sent(steps: int) -> None:
 
 
 def test_so_few_steps_that_no_budget_can_be_kept_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    (mp2,) = algorithms.parse("mp2:form=paper,rescale=false,sync_every=4").levels
+    (mp2,) = algorithms.parse("mp2:rescale=false,sync_every=4").levels
     told = mp2.for_training({"steps_per_epoch": 10.0, "epochs": 2.0}).compressor
     assert planned(told) == 100
     assert "budget=0.11 cannot be kept in 20 steps" in caplog.text

@@ -58,7 +58,7 @@ class Default(Peers):
     """Two ranks with the compressor of `mp2` as it is by default, in rounds after every fourth step."""
 
     def __init__(self, predictor: Predictor, **options: Any) -> None:
-        compressor = algorithms.parse("mp2:form=paper,rescale=false,sync_every=4").levels[0].compressor
+        compressor = algorithms.parse("mp2:rescale=false,sync_every=4").levels[0].compressor
         assert isinstance(compressor, Predicted)
         self.mp2 = (
             replace(compressor, predictor=predictor, **options).for_model(MATRICES).with_layout(MATRICES)
@@ -349,7 +349,7 @@ def test_of_what_was_heard_of_once_nothing_is_predicted() -> None:
 
 
 def test_two_full_rounds_fill_what_the_network_looks_at() -> None:
-    (mp2,) = algorithms.parse("mp2:form=paper,rescale=false,sync_every=4").levels
+    (mp2,) = algorithms.parse("mp2:rescale=false,sync_every=4").levels
     compressor = mp2.compressor
     assert isinstance(compressor, Predicted)
     assert compressor.full_steps // compressor.every == compressor.predictor.depth == 2

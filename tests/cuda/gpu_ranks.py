@@ -24,7 +24,7 @@ ALGORITHMS = [
     "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=2,bits=4",
     "uneven", "adacomm:sync_every=3", "sparseloco:sync_every=3", "muloco:sync_every=3", "desloc:sync_every=3",
     "dilocox:sync_every=3", "gossip", "sgp", "gossip-pga", "choco", "dcd", "deepsqueeze", "wagma", "prague",
-    "noloco", "adpsgd", "mp2", "mp2:form=paper", "predictive:sync_every=3",
+    "noloco", "adpsgd", "lowbit", "mp2", "predictive:sync_every=3",
     "ps", "ps-topk", "ps-dgc", "ps-async", "ps-ssp",
 ]  # fmt: skip
 IN_ANY_ORDER = ("adpsgd", "ps-async", "ps-ssp", "uneven")

@@ -50,8 +50,8 @@ BY_ADAM = [
     "onebit-adam:freeze_step=4",
     "zeroone-adam:freeze_step=3,refresh=1,sync_every=2",
     "zeroone-adam:freeze_step=3,refresh=1,sync_every=2,gradient_bits=4",
-    "mp2",
-    "mp2:sync_every=2",
+    "lowbit",
+    "lowbit:sync_every=2",
     "localsgd:sync_every=3,variance=scaled",
 ]
 """What changes Adam's variance, or is for Adam alone."""

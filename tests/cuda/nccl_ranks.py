@@ -38,9 +38,9 @@ ALGORITHMS = [
     "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=2,bits=4", "slowmo:sync_every=3",
     "easgd:sync_every=3", "overlap-localsgd:sync_every=3", "postlocal", "odsgd", "ednncomm:sync_every=2",
     "daso", "adacomm:sync_every=3", "qsr", "sparseloco:sync_every=3", "muloco:sync_every=3",
-    "desloc:sync_every=3", "dilocox:sync_every=3", "mp2", "predictive:sync_every=3",
+    "desloc:sync_every=3", "dilocox:sync_every=3", "lowbit", "predictive:sync_every=3",
 ]  # fmt: skip
-AVERAGING = ["mp2", "localsgd:sync_every=2", "diloco:sync_every=2,bits=4", "sparseloco:sync_every=2"]
+AVERAGING = ["lowbit", "localsgd:sync_every=2", "diloco:sync_every=2,bits=4", "sparseloco:sync_every=2"]
 EXCHANGING = ["dense", "int8", "qsgd", "topk:ratio=0.1", "powersgd:rank=1", "efsign"]
 LOST = "a lost rank is told to the others"
 KNOWN = {"steps_per_epoch": 5, "epochs": 4}

@@ -57,11 +57,11 @@ PROGRESS = [
     "snoo:sync_every=3",
     "desloc:sync_every=3",
     "dilocox:sync_every=3",
-    "mp2",
+    "lowbit",
     "predictive:sync_every=3",
 ]
 IN_STREAM = [*GRADIENT, *PROGRESS]
-ON_HOST = ["threshold:tau=0.01", "lag", "wnn", "mp2:form=paper"]
+ON_HOST = ["threshold:tau=0.01", "lag", "wnn", "mp2"]
 KNOWN = {"steps_per_epoch": 5, "epochs": 4}
 
 

@@ -21,8 +21,14 @@ from tacit_lab.cli.application import app
 from tacit_lab.cli.parsing import split_algorithms
 from tacit_lab.cluster import Cluster
 
+DATED = "dev/log/"
+"""Pages of what was, also when `mp2` was the name of what is `lowbit` now."""
 LINES = sorted({(name(page), line) for page in EVERY for line in shell_lines(page)})
-TACIT = [(page, line) for page, line in LINES if re.match(r"tacit [a-z-]", line)]
+TACIT = [
+    (page, line)
+    for page, line in LINES
+    if re.match(r"tacit [a-z-]", line) and not ("mp2" in line and page.startswith(DATED))
+]
 MAKE = [(page, line) for page, line in LINES if re.match(r"make [a-z]+\b", line)]
 PYTHON = [(page, line) for page, line in LINES if re.match(r"(python|pytest) ", line)]
 TEXTS = [
@@ -30,6 +36,7 @@ TEXTS = [
     for page in EVERY
     for text in inline(page)
     if text.partition(":")[0] in ALGORITHMS and re.fullmatch(r"[\w-]+:\w+=[^=]*(,\w+=[^=]*)*", text)
+    if not (text.startswith("mp2") and name(page).startswith(DATED))
 ]
 
 

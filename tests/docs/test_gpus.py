@@ -26,7 +26,7 @@ HEAD = '| algorithms | CPU, Gloo | GPU, NCCL | GPU, Gloo, or `exchange_on="host"
 RUN, EMULATED, NOT_RUN = "run on one GPU", "tested in emulation", "on the host, not run"
 REFUSED = 'with `exchange_on="device"` refused'
 AT_ATTACH = "refused at attach"
-NAMED = dict(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).named_parameters())
+NAMED = dict(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).named_parameters())
 
 
 @dataclass(frozen=True)

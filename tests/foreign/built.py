@@ -162,7 +162,7 @@ class Waves(nn.Module):
         return torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=24)
 
 
-@TABLE.add(says={"complex": GRADIENTS | TIMED | {"mp2", "diloco", "localsgd", "gossip"}})
+@TABLE.add(says={"complex": GRADIENTS | TIMED | {"lowbit", "diloco", "localsgd", "gossip"}})
 def complex_parameters(script: Script) -> nn.Module:
     return trained(script, between(Waves()))
 
@@ -190,7 +190,7 @@ def ddp_of_a_part(script: Script) -> nn.Module:
 
 
 # The first compilation of a process takes seconds.
-@TABLE.add(without={"ddp", "powersgd", "mp2", "diloco", "onebit-adam", "gossip", "auto"})
+@TABLE.add(without={"ddp", "powersgd", "lowbit", "diloco", "onebit-adam", "gossip", "auto"})
 def compiled_behind_attach(script: Script) -> nn.Module:
     model = script.wrapped()
     optimizer = script.optimizer(model)

@@ -22,7 +22,7 @@ FAMILIES = {
     "dense": "dense",
     "topk": "topk:ratio=0.1",
     "powersgd": "powersgd:rank=2",
-    "mp2": "mp2:sync_every=2",
+    "lowbit": "lowbit:sync_every=2",
     "diloco": "diloco:sync_every=4",
     "localsgd": "localsgd:sync_every=4",
     "onebit-adam": "onebit-adam:freeze_step=3,refresh=1",
@@ -34,7 +34,7 @@ EXACT = {"ddp", "dense"}
 """Those whose numbers are plain DDP's, to the bit."""
 COMPRESSED = {"topk", "powersgd", "onebit-adam"}
 GRADIENTS = {"dense", *COMPRESSED}
-REPLICAS = {"mp2", "diloco", "localsgd", "gossip"}
+REPLICAS = {"lowbit", "diloco", "localsgd", "gossip"}
 OURS = GRADIENTS | REPLICAS
 NOT_ADAM = {"onebit-adam"}
 """What goes with Adam alone."""

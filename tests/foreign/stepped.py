@@ -265,7 +265,7 @@ def groups_without_a_learning_rate(script: Script) -> nn.Module:
     return relative(script, size=0.05)
 
 
-@TABLE.add(without=NOT_ADAM | TIMED, says={"LBFGS": {"topk", "powersgd", "mp2"}})
+@TABLE.add(without=NOT_ADAM | TIMED, says={"LBFGS": {"topk", "powersgd", "lowbit"}})
 def lbfgs(script: Script) -> nn.Module:
     model = script.wrapped()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=1)

@@ -110,7 +110,7 @@ def rolled_back(script: Script) -> nn.Module:
     return model
 
 
-@TABLE.add(says={"so they may leave those bounds": {"mp2"}})
+@TABLE.add(says={"so they may leave those bounds": {"lowbit"}})
 def clipped_weights(script: Script) -> nn.Module | None:
     """The critic of a Wasserstein GAN: behind each step its weights are clamped."""
     model = script.wrapped()
@@ -122,7 +122,9 @@ def clipped_weights(script: Script) -> nn.Module | None:
                 for p in model.parameters():
                     p.clamp_(-0.1, 0.1)
     largest = max(float(p.abs().max()) for p in model.parameters())
-    assert script.family == "mp2" or largest <= 0.1 + 1e-7, f"a weight is {largest}, where the clamp is 0.1"
+    assert script.family == "lowbit" or largest <= 0.1 + 1e-7, (
+        f"a weight is {largest}, where the clamp is 0.1"
+    )
     return model
 
 

@@ -116,14 +116,17 @@ def test_between_nodes_and_inside_them_are_told_apart() -> None:
 
 
 def test_a_kept_variance_is_foretold_between_its_renewals() -> None:
-    found, alone = predicted("zeroone-adam:freeze_step=30,sync_every=4"), predicted("mp2:bits=2,sync_every=4")
+    found, alone = (
+        predicted("zeroone-adam:freeze_step=30,sync_every=4"),
+        predicted("lowbit:bits=2,sync_every=4"),
+    )
     assert found.bytes_out == pytest.approx(alone.bytes_out)
     assert found.seconds == pytest.approx(alone.seconds, rel=0.02)
     assert found.notes == ("behind its first steps; without those in which gradients travel again",)
 
 
 def test_what_cannot_be_foretold_is_refused_by_name() -> None:
-    for text, why in (("ps", "server"), ("lag", "gradients"), ("mp2:entropy=true", "gradients")):
+    for text, why in (("ps", "server"), ("lag", "gradients"), ("lowbit:entropy=true", "gradients")):
         with pytest.raises(ConfigError, match=why):
             predict(parse(text), made.profile(), made.network())
 

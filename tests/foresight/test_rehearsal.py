@@ -72,7 +72,7 @@ def test_a_variance_that_is_kept_takes_the_memory_of_a_model() -> None:
     profile = made.profile()
     kept, other = (
         measured_cost(parse(text), profile, 4, 1).levels[-1].kept_bytes
-        for text in ("zeroone-adam", "mp2:bits=2,variance=local")
+        for text in ("zeroone-adam", "lowbit:bits=2,variance=local")
     )
     assert kept - other == profile.model_bytes
 

@@ -412,7 +412,7 @@ def a_variance_that_is_kept_is_given_back_or_refused() -> None:
         assert same_on_all_ranks(state["exp_avg_sq"].reshape(-1))
     steps(model, optimizer, 2, seed=1)
     assert same_on_all_ranks(flat(model))
-    refused(sgd(model), "SGD is neither torch.optim.Adam nor AdamW: use one of them; or attach 'mp2'")
+    refused(sgd(model), "SGD is neither torch.optim.Adam nor AdamW: use one of them; or attach 'lowbit'")
     refused(adam(model.parameters(), amsgrad=True), "leave amsgrad out")
     refused(None, "give attach the optimizer")
     with tacit.attach(model, optimizer, "dense"):

@@ -17,7 +17,7 @@ SHARDED = {
     "topk:ratio=0.1": "adamw",
     "diloco:sync_every=4": "adamw, sync",
     "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=3,bits=4": "adamw",
-    "mp2": "adamw",
+    "lowbit": "adamw",
     "gossip": "sgd",
 }
 """On FSDP2: with which optimizer, and whether replicas are made equal before they are saved."""
@@ -29,7 +29,7 @@ REPLICATED = {
     "localsgd:sync_every=4": "adamw, sync",
     "localsgd:sync_every=4,momentum=averaged": "adamw",
     "diloco:sync_every=5": "sgd",
-    "mp2:sync_every=4": "sgd, sync",
+    "lowbit:sync_every=4": "sgd, sync",
     "noloco:sync_every=4": "adamw",
     "desloc:sync_every=4": "adamw, sync",
     "easgd:sync_every=4": "sgd",

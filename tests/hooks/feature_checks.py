@@ -41,8 +41,8 @@ FAMILIES = {
     "fragments, late": "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=1,bits=8",
     "elastic": "easgd:sync_every=2",
     "residual kept": "predictive:sync_every=2,ratio=0.2",
-    "progress in few bits": "mp2:sync_every=2",
-    "predicted": "mp2:form=paper,rescale=false,sync_every=2,budget=0.6,full_rounds=2,horizon=6",
+    "progress in few bits": "lowbit:sync_every=2",
+    "predicted": "mp2:rescale=false,sync_every=2,budget=0.6,full_rounds=2,horizon=6",
     "by node": "ednncomm:sync_every=2",
     "by node, late": "daso:warmup_epochs=0,cooldown_epochs=0",
 }

@@ -81,7 +81,7 @@ PROGRESS = (
     "easgd:sync_every=4",
     "odsgd",
     "predictive:sync_every=4",
-    "mp2:form=paper,rescale=false,sync_every=4,budget=0.5",
+    "mp2:rescale=false,sync_every=4,budget=0.5",
     "adacomm:sync_every=4,interval=4",
     "qsr:sync_every=2,longest=6",
     "ednncomm:sync_every=4,fragments=2,fragment_sync_delay=1",
@@ -201,7 +201,7 @@ def compiled_sums_of_parameters_change_no_bit_in_either_order_of_memory() -> Non
         return flat(model)
 
     for layout in (torch.contiguous_format, torch.channels_last):
-        for algorithm in ("mp2:sync_every=2,late=1", "mp2", "localsgd:sync_every=2,bits=4"):
+        for algorithm in ("lowbit:sync_every=2,late=1", "lowbit", "localsgd:sync_every=2,bits=4"):
             fast, slow = (trained(algorithm, layout, compiled) for compiled in (True, False))
             assert deltas.numba_is_loaded() or active_backend() != "numba"
             assert torch.equal(fast, slow), (algorithm, layout)

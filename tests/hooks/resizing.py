@@ -21,7 +21,7 @@ ALGORITHMS: dict[str, str | tacit.Strategy] = {
     "pipesgd": "pipesgd:compressor=bf16",
     "lag": "lag",
     "localsgd": "localsgd:sync_every=4",
-    "mp2": "mp2:form=paper,rescale=false,sync_every=2,full_rounds=1",
+    "mp2": "mp2:rescale=false,sync_every=2,full_rounds=1",
     "ednncomm": "ednncomm:sync_every=4",
     "sparse slices": BY_NODE["sparse slices"],
     "low rank slices": BY_NODE["low rank slices"],

@@ -132,7 +132,7 @@ def sharded_replicas_learn_what_whole_ones_do() -> None:
 @check
 def adams_variance_is_scaled_alike_on_all_shards() -> None:
     """By what whole parameters would be scaled by, up to the sample; all ranks save the same."""
-    text, far = "mp2:bits=8,sync_every=2", mesh().get_group("far")
+    text, far = "lowbit:bits=8,sync_every=2", mesh().get_group("far")
     node = dist.get_rank() // 2 * 2
 
     def adam(net: nn.Module) -> torch.optim.AdamW:
@@ -240,7 +240,7 @@ def every_kind_of_compressor_takes_shards() -> None:
     trained("dilocox:sync_every=2,rank=1", 5)
     trained("predictive:sync_every=2", 3)
     trained("sgp", 3)
-    trained("mp2:bits=3,sync_every=2", 3)
+    trained("lowbit:bits=3,sync_every=2", 3)
 
 
 @check

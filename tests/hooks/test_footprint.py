@@ -24,7 +24,7 @@ ALGORITHMS: dict[str, dict[str, int]] = {
     "powersgd": {},
     "localsgd:sync_every=2": {"anchor": 1, "delta": 1},
     "diloco:sync_every=2": {"anchor": 1, "momentum": 1},
-    "mp2": {"anchor": 1, "own delta": 2},
+    "lowbit": {"anchor": 1, "own delta": 2},
     "onebit-adam:freeze_step=1": {"kept variance": 1},
     "zeroone-adam:freeze_step=1,refresh=1": {"anchor": 1, "kept variance": 1},
 }

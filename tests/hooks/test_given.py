@@ -92,15 +92,15 @@ def test_what_does_not_fit_the_strategy_is_refused_by_name() -> None:
         return {*said}
 
     sharded = Sharded(model.parameters(), lr=0.1)
-    assert refused(sharded, "dense", "topk", "localsgd", "mp2") == {"localsgd", "mp2"}
+    assert refused(sharded, "dense", "topk", "localsgd", "lowbit") == {"localsgd", "lowbit"}
     lbfgs = torch.optim.LBFGS(model.parameters())
-    assert refused(lbfgs, "ddp", "dense", "bf16", "localsgd", "topk", "int8", "mp2") == {
+    assert refused(lbfgs, "ddp", "dense", "bf16", "localsgd", "topk", "int8", "lowbit") == {
         "topk",
         "int8",
-        "mp2",
+        "lowbit",
     }
     relative = Optimizer(model.parameters(), {"lr": None})
-    names = "dense", "topk", "diloco", "mp2", "daso", "slowmo", "qsr", "adacomm"
+    names = "dense", "topk", "diloco", "lowbit", "daso", "slowmo", "qsr", "adacomm"
     assert refused(relative, *names) == {"slowmo", "qsr", "adacomm"}
     for unrated in (relative, Optimizer(model.parameters(), {"size": 0.1})):
         assert Rates([unrated], named)() == {"weight": 0.0, "bias": 0.0}

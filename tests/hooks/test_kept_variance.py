@@ -249,7 +249,7 @@ def test_a_parameter_of_a_late_gradient_is_named() -> None:
 @pytest.mark.parametrize(
     ("build", "says"),
     [
-        (lambda ps: SGD(ps, lr=0.1), "SGD is neither torch.optim.Adam nor AdamW.*attach 'mp2'"),
+        (lambda ps: SGD(ps, lr=0.1), "SGD is neither torch.optim.Adam nor AdamW.*attach 'lowbit'"),
         (lambda ps: Adam(ps, amsgrad=True), "Adam with amsgrad=True.*leave amsgrad out"),
         (lambda ps: AdamW(ps, capturable=True), "AdamW with capturable=True.*leave capturable out"),
         (lambda ps: AdamW(ps, differentiable=True), "differentiable=True"),
@@ -264,7 +264,7 @@ def test_the_strategy_of_the_algorithm() -> None:
     near, far = parse("zeroone-adam:freeze_step=60,refresh=10,bits=3,sync_every=2").levels
     assert (near.subject, near.rounds) == ("gradient", During(Renewals(60, 10)))
     assert far.variance == Renewals(60, 10)
-    (plain,) = parse("mp2:bits=3,sync_every=2").levels
+    (plain,) = parse("lowbit:bits=3,sync_every=2").levels
     assert (far.compressor, far.rounds, far.merge) == (plain.compressor, plain.rounds, plain.merge)
     assert math.isclose(sum(near.rounds.at(step, {}) is not None for step in range(600)), 110)
     assert near.rounds.summary == "in the first 60 steps, then 10 at a time"

@@ -134,7 +134,7 @@ def test_weights_that_are_scaled_by_about_what_rounding_may_do_are_written_behin
 
 @torch.no_grad()
 def test_weights_that_are_clamped_behind_every_step_are_part_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    for algorithm in ("localsgd", "mp2"):
+    for algorithm in ("localsgd", "lowbit"):
         found, named = writes(algorithm)
         for number in range(8):
             step(found, named, number)
@@ -144,7 +144,7 @@ def test_weights_that_are_clamped_behind_every_step_are_part_of_it(caplog: pytes
                 found.note()
     (told,) = caplog.messages
     assert told.startswith("the parameters are changed behind every step")
-    assert "'mp2'" in told
+    assert "'lowbit'" in told
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from tacit.optimizer_hooks.scaled_variance import ScaledVariance, Squares, of_ot
 from tacit.transports.loopback import Loopback
 
 P, STEPS = 3, 21
-TEXT = "mp2:bits=8,sync_every=3"
+TEXT = "lowbit:bits=8,sync_every=3"
 KINDS: dict[str, Any] = {
     "AdamW": lambda ps: AdamW(ps, lr=0.01, betas=(0.9, 0.9), weight_decay=0.1),
     "Adam": lambda ps: Adam(ps, lr=0.01, betas=(0.8, 0.95)),
@@ -211,7 +211,7 @@ def test_a_step_that_a_scaler_leaves_out_changes_no_variance() -> None:
 
 def test_what_is_not_finite_is_no_sample() -> None:
     net = Loopback(P)
-    crew = [member(rank, KINDS["AdamW"], net, "mp2:bits=8,sync_every=8") for rank in range(P)]
+    crew = [member(rank, KINDS["AdamW"], net, "lowbit:bits=8,sync_every=8") for rank in range(P)]
     for step in range(3):
         for rank, each in enumerate(crew):
             each.optimizer.zero_grad()
@@ -230,7 +230,7 @@ def test_what_is_not_finite_is_no_sample() -> None:
 def test_a_replica_that_passes_over_a_step_does_not_count() -> None:
     """As with a scaler, where its gradients overflow."""
     net = Loopback(P)
-    crew = [member(rank, KINDS["AdamW"], net, "mp2:bits=8,sync_every=8") for rank in range(P)]
+    crew = [member(rank, KINDS["AdamW"], net, "lowbit:bits=8,sync_every=8") for rank in range(P)]
     known = Expected(0.9)
     gradients: list[dict[str, Tensor]] = []
     for rank, each in enumerate(crew):
@@ -282,9 +282,8 @@ def test_shares_of_other_numbers_of_replicas_follow_from_the_noise(before: int, 
 @for_each(
     "text, says",
     [
-        ("mp2:bound=0,variance=scaled", "leave one of them out"),
-        ("mp2:form=paper,variance=local", "sends a subset"),
-        ("mp2:variance=mean", "variance"),
+        ("lowbit:bound=0,variance=scaled", "leave one of them out"),
+        ("lowbit:variance=mean", "variance"),
     ],
 )
 def test_what_cannot_be_is_refused(text: str, says: str) -> None:

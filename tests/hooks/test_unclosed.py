@@ -109,6 +109,8 @@ def test_who_saves_between_rounds_is_told_once() -> None:
     assert said(ended, read) == [0]
     says = f"{read}: the replicas of 'localsgd:sync_every=8', which differ after 4 steps of their own, "
     assert ended[0].text.count(says + "agree again after the next round") == 1
-    never = "'mp2', which differ after 1 step of their own, agree again in session.sync() and close() alone"
+    never = (
+        "'lowbit', which differ after 1 step of their own, agree again in session.sync() and close() alone"
+    )
     assert never in ended[0].text
     assert said(run("saves", "localsgd:sync_every=4"), read) == []

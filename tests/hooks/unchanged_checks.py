@@ -297,7 +297,7 @@ def nothing_around_a_call_moves_a_number() -> None:
         "onebit-adam:freeze_step=2",
         "qsgd",
         "diloco:sync_every=2",
-        "mp2:sync_every=2",
+        "lowbit:sync_every=2",
     ):
         expected = trained_within("nothing", text)
         for around in AROUND:

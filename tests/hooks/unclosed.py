@@ -57,7 +57,7 @@ try:
         model.module.state_dict()
     if how == "saves" and algorithm == "localsgd:sync_every=8":
         session.close()
-        session = tacit.attach(model, optimizer, "mp2")  # no round of which makes replicas equal
+        session = tacit.attach(model, optimizer, "lowbit")  # no round of which makes replicas equal
         steps(model, optimizer, 1)
         if rank == 0:
             model.state_dict()

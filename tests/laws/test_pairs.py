@@ -15,7 +15,7 @@ ROWS = {
     and not getattr(row.compressor, "matrices", ())
 }
 """But those that are laid out for one tensor already: a session does that itself. And but `MeanFeedback`,
-which is for merges that keep what is not sent: `algorithms/test_mp2.py` has its law."""
+which is for merges that keep what is not sent: `algorithms/test_common_point.py` has its law."""
 
 
 def obeys(name: str, *dtypes: torch.dtype) -> None:

@@ -54,7 +54,12 @@ TIMEOUT = 8
 """Of the workers; the server follows it."""
 
 
-MORE = [("ps-ssp:bound=0", "exits"), ("mp2", "killed"), ("mp2:bound=0", "killed"), ("mp2:bound=1", "early")]
+MORE = [
+    ("ps-ssp:bound=0", "exits"),
+    ("lowbit", "killed"),
+    ("lowbit:bound=0", "killed"),
+    ("lowbit:bound=1", "early"),
+]
 
 
 @pytest.mark.parametrize(("algorithm", "how"), [*product(ALGORITHMS, ENDS), *MORE])
@@ -69,7 +74,7 @@ def test_however_a_worker_ends_all_end_in_time(algorithm: str, how: str) -> None
         ended = [crowd.ended(workers[rank]) for rank in (0, 2)]
         for each in ended:
             assert float(str(each.said[-1]["seconds"])) < TIMEOUT + 10, each.said
-        in_step = algorithm in ("ps", "mp2") or (algorithm == "ps:optimizer=server" and how != "early")
+        in_step = algorithm in ("ps", "lowbit") or (algorithm == "ps:optimizer=server" and how != "early")
         if in_step:
             assert [each.code for each in ended] == [1, 1], ended[0].text + ended[1].text
             assert all("rank 1" in str(each.said[-1]["says"]) for each in ended), [
@@ -107,7 +112,7 @@ def test_when_a_server_is_killed_every_worker_says_so(algorithm: str) -> None:
             assert str(said["says"]).startswith("server 1 (127.0.0.1:"), said
 
 
-@pytest.mark.parametrize("algorithm", ["ps-async", "mp2:bound=0"])
+@pytest.mark.parametrize("algorithm", ["ps-async", "lowbit:bound=0"])
 def test_a_killed_worker_comes_back_and_no_update_is_lost_or_counted_twice(
     algorithm: str, tmp_path: Path
 ) -> None:

@@ -106,28 +106,28 @@ def equal(groups: list[list[str]]) -> None:
         (replace(powersgd, topology=tacit.Star()), powersgd, 1e-3),  # orthogonalizing enlarges rounding
         # These go by servers where there are some.
         (
-            "mp2:form=paper,rescale=false,sync_every=4,predictor=exponential",
-            "mp2:form=paper,rescale=false,sync_every=4,predictor=exponential",
+            "mp2:rescale=false,sync_every=4,predictor=exponential",
+            "mp2:rescale=false,sync_every=4,predictor=exponential",
             1e-5,
         ),
         (
-            "mp2:form=paper,sync_every=4,predictor=own,subset=random,values=bf16",
-            "mp2:form=paper,sync_every=4,predictor=own,subset=random,values=bf16",
+            "mp2:sync_every=4,predictor=own,subset=random,values=bf16",
+            "mp2:sync_every=4,predictor=own,subset=random,values=bf16",
             1e-2,
         ),
         ("predictive:ratio=0.2", "predictive:ratio=0.2", 1e-3),
         # A server's blocks are those of two phases; of biases it compresses the mean too.
-        ("mp2", replace(parse("mp2").levels[0], topology=tacit.topologies.TwoPhase()), 2e-2),
-        ("mp2:bound=0", replace(parse("mp2").levels[0], topology=tacit.topologies.TwoPhase()), 2e-2),
+        ("lowbit", replace(parse("lowbit").levels[0], topology=tacit.topologies.TwoPhase()), 2e-2),
+        ("lowbit:bound=0", replace(parse("lowbit").levels[0], topology=tacit.topologies.TwoPhase()), 2e-2),
         (
-            "mp2:predictor=last",
-            replace(parse("mp2:predictor=last").levels[0], topology=tacit.topologies.TwoPhase()),
+            "lowbit:predictor=last",
+            replace(parse("lowbit:predictor=last").levels[0], topology=tacit.topologies.TwoPhase()),
             2e-2,
         ),
         # A server that predicts, and ranks that do.
         (
-            "mp2:form=paper,rescale=false,sync_every=4,predictor=exponential,pull=full",
-            "mp2:form=paper,rescale=false,sync_every=4,predictor=exponential",
+            "mp2:rescale=false,sync_every=4,predictor=exponential,pull=full",
+            "mp2:rescale=false,sync_every=4,predictor=exponential",
             1e-5,
         ),
     ]
@@ -154,11 +154,11 @@ LEARN = [
     "ps-async:push=topk,pull=topk,by_staleness=true",
     "ps-async:sync_every=3",
     "ps-ssp:push=qsgd,pull=int8",
-    "mp2:bits=2,sync_every=2",
-    "mp2:late=1,predictor=last",
-    "mp2:entropy=true",
-    "mp2:bound=0",
-    "mp2:bound=1,entropy=true,late=1",
+    "lowbit:bits=2,sync_every=2",
+    "lowbit:late=1,predictor=last",
+    "lowbit:entropy=true",
+    "lowbit:bound=0",
+    "lowbit:bound=1,entropy=true,late=1",
     "ps-async:optimizer=server,compensation=0.04,pull=bf16",
 ]
 

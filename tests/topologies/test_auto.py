@@ -32,8 +32,8 @@ ALONE = [
     if not isinstance(parse(name).levels[0].topology, Star | MixingTopology | PairTopology)
 ]
 BOTH_WAYS = {"fp8", "int8", "sign", "efsign", "onebit", "onebit-adam", "qsgd", "terngrad", "natural"}
-BOTH_WAYS |= {"topk", "dgc", "threshold", "stc", "streaming-diloco", "mp2"}
-OWES = sorted(BOTH_WAYS - {"qsgd", "terngrad", "natural", "streaming-diloco", "dgc", "mp2"})
+BOTH_WAYS |= {"topk", "dgc", "threshold", "stc", "streaming-diloco", "lowbit"}
+OWES = sorted(BOTH_WAYS - {"qsgd", "terngrad", "natural", "streaming-diloco", "dgc", "lowbit"})
 SPARSE = {"topk", "dgc", "threshold", "stc"}
 SIGNS = {"sign", "efsign", "onebit", "onebit-adam"}
 
@@ -176,7 +176,7 @@ def test_by_their_names_algorithms_are_their_papers() -> None:
         "onebit",
         "onebit-adam",
     }
-    for name in BOTH_WAYS - {"streaming-diloco", "mp2"}:
+    for name in BOTH_WAYS - {"streaming-diloco", "lowbit"}:
         for text, way in (("all-gather", Flat()), ("two-phase", TwoPhase()), ("auto", Auto())):
             assert parse(f"{name}:topology={text}").levels[0].topology == way
     with pytest.raises(ConfigError, match="unknown value of topk:topology 'ring'"):
@@ -393,7 +393,7 @@ def test_a_parameter_that_becomes_a_small_part_takes_its_debt_along() -> None:
 @for_each("bits", [2, 3, 4])
 def test_few_bits_with_feedback_of_means_go_by_two_phases(bits: int) -> None:
     """Under error feedback three levels are dear to compress twice; here nothing that waits is lost."""
-    (level,) = parse(f"mp2:bits={bits}").levels
+    (level,) = parse(f"lowbit:bits={bits}").levels
     named = {"w": torch.zeros(256, 512)}
     session = Session(replace(level, topology=Auto()), named, LoopbackTransport(Loopback(4), 0), [["w"]])
     assert isinstance(session.strategy.topology, TwoPhase)

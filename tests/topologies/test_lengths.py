@@ -132,7 +132,7 @@ class Outsider(Topology):
 
 
 def test_a_topology_that_does_not_say_that_it_takes_them_is_refused() -> None:
-    (strategy,) = parse("mp2:entropy=true").levels
+    (strategy,) = parse("lowbit:entropy=true").levels
     with pytest.raises(ConfigError, match=r"payloads of a known length there: write topology=Auto\(\), or"):
         Session(
             replace(strategy, topology=Outsider()),

@@ -49,6 +49,7 @@ from tacit.algorithms.muloco import muloco as muloco, snoo as snoo
 from tacit.algorithms.sparseloco import sparseloco as sparseloco
 from tacit.algorithms.dilocox import dilocox as dilocox
 from tacit.algorithms.desloc import desloc as desloc
+from tacit.algorithms.lowbit import lowbit as lowbit
 from tacit.algorithms.zeroone_adam import zeroone_adam as zeroone_adam
 from tacit.algorithms.overlap_localsgd import overlap_localsgd as overlap_localsgd
 from tacit.algorithms.odsgd import odsgd as odsgd

@@ -22,7 +22,7 @@ CANDIDATES: Mapping[Accept, tuple[str, ...]] = {
     "lossless": ("bf16",),
     "feedback": ("int8", "efsign", "topk:ratio=0.01", "dgc", "onebit-adam", "powersgd"),
     "periodic": (
-        "mp2",
+        "lowbit",
         "zeroone-adam",
         "localsgd",
         "diloco",

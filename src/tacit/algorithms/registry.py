@@ -13,6 +13,7 @@ from inspect import Parameter as Declared
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from tacit import checks
+from tacit.algorithms.old_texts import check_mp2
 from tacit.algorithms.text import alternatives, parameters, split_text, typed
 from tacit.compressors.dense import Dense
 from tacit.contracts import Compressor
@@ -128,6 +129,8 @@ def parse(text: str) -> AnyStrategy:
         raise ConfigError(f"{text!r} names no algorithm: write one of {', '.join(known())}")
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, known())
+    if name == "mp2":
+        check_mp2(pairs)
     build = ALGORITHMS[name]
     made: object = build(**typed(name, build, pairs))
     if not isinstance(made, AnyStrategy):
@@ -165,7 +168,7 @@ def collective_of(name: str) -> str:
     """
     if any(each.required for each in parameters_of(name)):
         return "what its parameters say"
-    return "; ".join(dict.fromkeys(map(_collective, parse(name).levels)))
+    return "; ".join(dict.fromkeys(map(_collective, ALGORITHMS[name]().levels)))
 
 
 def _collective(level: Strategy) -> str:

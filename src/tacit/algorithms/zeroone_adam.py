@@ -5,12 +5,12 @@ The paper's algorithm, on each worker r:                 here:
                                                            or Blockwise where `gradient_bits` is less
     m_r <- beta1 m_r + (1 - beta1) g_r                   Adam itself, on each replica
     x_r <- x_r - lr * m_r / sqrt(v)                      Adam or AdamW, by hooks.KeptVariance
-    in steps of T_u: what all have moved by since the    far level: rounds as those of `mp2`, every
+    in steps of T_u: what all have moved by since the    far level: rounds as those of `lowbit`, every
       last one, averaged in one bit, error feedback        `sync_every` steps in `bits` bits an entry
 
 T_v: the first `freeze_step` steps; then, `refresh` at a time, from 1.5, 1.5^2, 1.5^3 ... times that on. A
-variance of mean gradients is what plain Adam has. That of a replica's own, which `mp2` scales to it, is of a
-smaller batch: it is noisier, and another on each replica. `refresh` steps move v by 1 - beta2^refresh: ten
+variance of mean gradients is what plain Adam has. That of a replica's own, which `lowbit` scales to it, is of
+a smaller batch: it is noisier, and another on each replica. `refresh` steps move v by 1 - beta2^refresh: ten
 steps by two fifths with beta2 = 0.95, where it was measured, and by a hundredth with 0.999.
 
 Differences from the paper: v moves for a few steps at a time, not in single ones; gradients travel in 8

@@ -187,7 +187,7 @@ def refuse_optimizers(
             kind = type(optimizer).__name__
             raise AttachError(
                 f"variance={renewals} keeps Adam's variance, and {kind} is neither torch.optim.Adam nor "
-                "AdamW: use one of them; or attach 'mp2', which goes with any optimizer"
+                "AdamW: use one of them; or attach 'lowbit', which goes with any optimizer"
             )
         for group in groups:
             refuse_options(optimizer, group)

@@ -33,7 +33,7 @@ CANDIDATES = (
     "topk",
     "dgc",
     "powersgd",
-    "mp2",
+    "lowbit",
     "localsgd",
     "diloco:bits=4",
     "streaming-diloco",

@@ -78,7 +78,7 @@ def _refuse_variable(compressor: Compressor, topology: Topology) -> None:
     if varies and not topology.takes_variable_length:
         raise ConfigError(
             f"{compressor} with topology={topology} is not possible, as ranks expect payloads of a known "
-            "length there: write topology=Auto(), or Blockwise in its place (mp2: entropy=false)"
+            "length there: write topology=Auto(), or Blockwise in its place (lowbit: entropy=false)"
         )
 
 

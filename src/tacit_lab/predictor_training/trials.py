@@ -105,7 +105,6 @@ def predicting(
         ConfigError: the share is no more than what the first rounds send, which push everything.
     """
     strategy = mp2(
-        form="paper",
         rescale=False,
         budget=share / sync_every,
         predictor="stale",

@@ -1,0 +1,15 @@
+"""`lowbit` on four real processes over Gloo."""
+
+import pytest
+from launching import Ended, assert_passed, ranks
+from lowbit_checks import CHECKS
+
+
+@pytest.fixture(scope="module")
+def ended() -> list[Ended]:
+    return ranks("lowbit_checks.py", 4, seconds=240)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_gloo(name: str, ended: list[Ended]) -> None:
+    assert_passed(name, ended)
