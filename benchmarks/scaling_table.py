@@ -9,7 +9,7 @@ from markdown_tables import markdown
 from runs import COMPUTE_ONLY
 
 TITLES = {
-    "flat": "One rank a node, beside a parameter server",
+    "flat": "One rank a node, with a parameter server",
     "nodes": "Nodes of several ranks",
 }
 
