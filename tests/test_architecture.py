@@ -91,21 +91,7 @@ NAMES: dict[str, Any] = {
 }
 """All that is a path or a name in the rules; paths are relative to src/tacit, those of the lab to src."""
 
-KNOWN: dict[str, dict[str, list[str]]] = {
-    "cycles_of_files": {
-        "contracts/collectives.py": [
-            "contracts/collectives.py imports contracts/compressor.py imports contracts/collectives.py",
-            "contracts/collectives.py imports contracts/compressor.py imports contracts/context.py imports "
-            "contracts/collectives.py",
-        ],
-        "contracts/compressor.py": [
-            "contracts/compressor.py imports contracts/context.py imports contracts/transmitted.py imports "
-            "contracts/compressor.py",
-            "contracts/compressor.py imports contracts/trials.py imports contracts/compressor.py",
-        ],
-    },
-    "deep_rooms": {"contracts": ["8 floors, more than 6"]},
-}
+KNOWN: dict[str, dict[str, list[str]]] = {}
 """What each rule finds today, by file: a line for each time."""
 
 Tree: TypeAlias = dict[str, ast.Module]

@@ -6,27 +6,15 @@ topologies do no I/O: they are generators that yield requests and are sent the a
 on every transport.
 """
 
-from tacit.contracts.collectives import (
-    AllGather,
-    AllGatherInto,
-    AllReduce,
-    AllToAll,
-    Collective,
-    Grouped,
-    Permute,
-    PushPull,
-    ReduceEncoded,
-    ReduceScatter,
-    Request,
-    stage_of,
-    staged_on,
-)
+from tacit.contracts.collectives import AllGather, AllGatherInto, AllReduce, AllToAll, Permute, ReduceScatter
 from tacit.contracts.common import (
     NET,
     NODE,
     SERVER,
     WORLD,
     Factors,
+    Matrix,
+    Momentum,
     Payload,
     ScheduleState,
     Spans,
@@ -35,31 +23,36 @@ from tacit.contracts.common import (
     state_dtype,
 )
 from tacit.contracts.compressor import (
+    Collective,
     Compressor,
-    Matrix,
-    MixingCompressor,
-    Momentum,
+    Exchange,
+    Grouped,
     OneShot,
     OneShotUse,
+    Outcome,
+    PayloadSpec,
+    PushPull,
+    ReduceEncoded,
+    Request,
+    formed,
+    on_meta,
+    payload_like,
+    stage_of,
+    staged_on,
+)
+from tacit.contracts.context import AxisRank, Context, NoMemory, Workspace
+from tacit.contracts.merge import Application, Merge, add_mean_
+from tacit.contracts.overlap import LayerwiseOverlap, Overlap
+from tacit.contracts.rounds import AdaptiveRounds, Rounds, Sync
+from tacit.contracts.special import (
+    Decoded,
+    MixingCompressor,
     OverflowShown,
     PartitionedCompressor,
-    PayloadSpec,
     ServerAnswer,
     SparseEntries,
     VariableLength,
     WeighedCompressor,
-)
-from tacit.contracts.context import AxisRank, Context, Exchange, Outcome, Workspace
-from tacit.contracts.merge import (
-    Application,
-    Merge,
-    add_mean_,
-)
-from tacit.contracts.overlap import LayerwiseOverlap, Overlap
-from tacit.contracts.rounds import (
-    AdaptiveRounds,
-    Rounds,
-    Sync,
 )
 from tacit.contracts.topology import (
     ByLinks,
@@ -72,18 +65,8 @@ from tacit.contracts.topology import (
     Topology,
     made_for,
 )
-from tacit.contracts.transmitted import (
-    Decoded,
-    Difference,
-    Exact,
-    Rounded,
-    Sparse,
-    Transmitted,
-    add_rescaled,
-    lasting,
-)
+from tacit.contracts.transmitted import Difference, Exact, Rounded, Sparse, Transmitted, add_rescaled, lasting
 from tacit.contracts.transport import Posted, Transport
-from tacit.contracts.trials import NoMemory, formed, on_meta, payload_like
 
 __all__ = [
     "NET",

@@ -1,22 +1,13 @@
-"""The requests that an exchange yields, and the answer to each.
-
-A transport answers the collectives. A topology answers `ReduceEncoded`. `Grouped` holds several of either.
-"""
+"""The collectives that an exchange asks for, and the answer to each, which a transport gives."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torch import Tensor
 
-from tacit.contracts.common import SERVER, Payload, Spans
-
-if TYPE_CHECKING:
-    from tacit.contracts.compressor import OneShot, PayloadSpec
-    from tacit.contracts.context import Context
-
+from tacit.contracts.common import Payload, Spans
 
 _DTYPE = attrgetter("dtype")
 
@@ -122,76 +113,3 @@ class Permute:
     def arriving(self) -> Payload:
         """Tensors of the shapes of what arrives."""
         return self.into or self.payload
-
-
-@dataclass(frozen=True, slots=True)
-class PushPull:
-    """Answer: the server's payloads for this worker, one for each of `pulls`.
-
-    Attributes:
-        payloads: what is pushed, in the formats of `pieces`; empty with `do="pull"`, and where nothing is
-            pushed before all meet.
-        pulls: the formats of the answer.
-        do: "push": push and pull. "pull": pull only. "meet": pull once all workers have asked (a barrier).
-        lr: the learning rate of this step, for a server that applies what is pushed.
-    """
-
-    payloads: tuple[Payload, ...]
-    pieces: tuple[PayloadSpec, ...]
-    pulls: tuple[PayloadSpec, ...]
-    do: Literal["push", "pull", "meet"] = "push"
-    lr: float = 0.0
-    axis: str = SERVER
-
-
-@dataclass(frozen=True, slots=True)
-class ReduceEncoded:
-    """Answer, by the topology and never by a transport: `(mean, transmitted)`; the mean is in `ctx.out`.
-
-    The topology encodes `x` whole, or span by span (`exchange.error_feedback.encoded`).
-
-    Attributes:
-        codec: encodes and decodes.
-        x: what is to be averaged; flat, in the type that is sent.
-        residual: with error feedback, the error of earlier payloads, of the shape of `x`. It is multiplied by
-            the factors of `ctx.rescale` and added to `x`. May be of a wider type.
-        new_residual: of the type of `residual`; overwritten by that sum less what this payload encodes.
-        has_mean_feedback: whether what a compressed mean leaves out is added to the next mean.
-    """
-
-    codec: OneShot
-    x: Tensor
-    ctx: Context
-    residual: Tensor | None = None
-    new_residual: Tensor | None = None
-    has_mean_feedback: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Grouped:
-    """Several independent requests. Answer: their answers, in order.
-
-    Messages of the same kind that result from them are sent as one.
-    """
-
-    requests: tuple[Request, ...]
-
-
-Collective: TypeAlias = AllReduce | AllGather | ReduceScatter | AllGatherInto | AllToAll | Permute | PushPull
-"""The requests that a transport answers."""
-
-
-def staged_on(kind: str, axis: str) -> str:
-    """The name under which stages of this class of requests are counted; `Permute` has one for itself.
-
-    A `Permute` needs no process group of its own, however many follow each other.
-    """
-    return f"{axis}/Permute" if kind == Permute.__name__ else axis
-
-
-def stage_of(request: Collective) -> str:
-    """The name under which the stages of this request are counted; see `staged_on`."""
-    return f"{request.axis}/Permute" if isinstance(request, Permute) else request.axis
-
-
-Request: TypeAlias = "Collective | ReduceEncoded | Grouped"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Mapping
-from typing import TypeAlias
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,3 +42,59 @@ def cut_factors(factors: Factors, start: int, stop: int) -> Factors:
     """The factors of the entries `start` to `stop`, with positions counted from `start`."""
     cut = ((max(a, start) - start, min(b, stop) - start, factor) for a, b, factor in factors)
     return tuple((a, b, factor) for a, b, factor in cut if a < b)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A parameter in a flat tensor, seen as a matrix: its first dimension by all the others.
+
+    Attributes:
+        dims: how many dimensions the parameter has.
+    """
+
+    start: int
+    rows: int
+    columns: int
+    dims: int = 2
+
+
+class Momentum(NamedTuple):
+    """Momentum as in `torch.optim.SGD`; or with a `freeze_step` as in `torch.optim.Adam`."""
+
+    factor: float
+    nesterov: bool = False
+    freeze_step: int | None = None
+    """Of Adam: the step from which on the compressor applies momentum, and the variance is kept."""
+    refresh: int = 0
+    """Of Adam: for how many steps the variance moves again from time to time; see `moving`."""
+
+    @property
+    def moving(self) -> Spans:
+        """The (start, stop) of the steps in which Adam's variance moves, rising.
+
+        First to `freeze_step`; then, for `refresh` steps each, from 1.5, 1.5^2, 1.5^3 ... times that on,
+        where it has been kept as long before. So it is renewed ever more seldom (after 0/1 Adam: Lu et al.,
+        ICLR 2023, arXiv 2202.06009, whose intervals double).
+        """
+        return () if self.freeze_step is None else _moving(self.freeze_step, self.refresh)
+
+    def keeps_variance(self, step: int) -> bool:
+        """Whether Adam's variance is kept in this step, and a momentum travels."""
+        spans = self.moving
+        i = bisect_right(spans, (step, math.inf)) - 1
+        return i >= 0 and step >= spans[i][1]
+
+
+LONGEST_TRAINING = 10**8
+"""Steps behind which a variance is not renewed any more."""
+
+
+@cache
+def _moving(freeze_step: int, refresh: int) -> Spans:
+    spans = [(0, freeze_step)]
+    start = 1.5 * freeze_step
+    while refresh and start < LONGEST_TRAINING:
+        if start - spans[-1][1] >= refresh:
+            spans.append((int(start), int(start) + refresh))
+        start *= 1.5
+    return tuple(spans)

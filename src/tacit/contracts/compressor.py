@@ -1,79 +1,136 @@
-"""What is sent: compressors, and one-shot codecs."""
+"""What is sent: compressors, one-shot codecs, and the requests by which an exchange asks for answers.
+
+A compressor's exchange yields requests, some of which name a codec: so they stand in one file.
+"""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from typing import ClassVar, NamedTuple
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from tacit.contracts.collectives import ReduceEncoded
-from tacit.contracts.common import Payload, ScheduleState, Spans, State
-from tacit.contracts.context import Context, Exchange, Outcome
+from tacit.contracts.collectives import AllGather, AllGatherInto, AllReduce, AllToAll, Permute, ReduceScatter
+from tacit.contracts.common import SERVER, Matrix, Momentum, Payload, ScheduleState, Spans, State
+from tacit.contracts.context import Context, NoMemory
 from tacit.contracts.transmitted import Transmitted
-from tacit.contracts.trials import check_like
+from tacit.errors import ConfigError, PayloadError, first_line
+
+# ---- requests -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
-    """A parameter in a flat tensor, seen as a matrix: its first dimension by all the others.
+class PayloadSpec:
+    """The format of one payload of a message.
 
     Attributes:
-        dims: how many dimensions the parameter has.
+        codec: decodes it; None: the payload is the entries themselves.
+        numel: the number of elements that it encodes; `dtype`, their type.
+        has_feedback: whether the sender adds its error to the next payload (error feedback).
+        spans: the bucket's entries that it encodes; None: all of them.
     """
 
-    start: int
-    rows: int
-    columns: int
-    dims: int = 2
+    codec: OneShot | None
+    numel: int
+    dtype: torch.dtype
+    has_feedback: bool = False
+    spans: Spans | None = None
 
 
-class Momentum(NamedTuple):
-    """Momentum as in `torch.optim.SGD`; or with a `freeze_step` as in `torch.optim.Adam`."""
+@dataclass(frozen=True, slots=True)
+class PushPull:
+    """Answer: the server's payloads for this worker, one for each of `pulls`.
 
-    factor: float
-    nesterov: bool = False
-    freeze_step: int | None = None
-    """Of Adam: the step from which on the compressor applies momentum, and the variance is kept."""
-    refresh: int = 0
-    """Of Adam: for how many steps the variance moves again from time to time; see `moving`."""
+    Attributes:
+        payloads: what is pushed, in the formats of `pieces`; empty with `do="pull"`, and where nothing is
+            pushed before all meet.
+        pulls: the formats of the answer.
+        do: "push": push and pull. "pull": pull only. "meet": pull once all workers have asked (a barrier).
+        lr: the learning rate of this step, for a server that applies what is pushed.
+    """
 
-    @property
-    def moving(self) -> Spans:
-        """The (start, stop) of the steps in which Adam's variance moves, rising.
-
-        First to `freeze_step`; then, for `refresh` steps each, from 1.5, 1.5^2, 1.5^3 ... times that on,
-        where it has been kept as long before. So it is renewed ever more seldom (after 0/1 Adam: Lu et al.,
-        ICLR 2023, arXiv 2202.06009, whose intervals double).
-        """
-        return () if self.freeze_step is None else _moving(self.freeze_step, self.refresh)
-
-    def keeps_variance(self, step: int) -> bool:
-        """Whether Adam's variance is kept in this step, and a momentum travels."""
-        spans = self.moving
-        i = bisect_right(spans, (step, math.inf)) - 1
-        return i >= 0 and step >= spans[i][1]
+    payloads: tuple[Payload, ...]
+    pieces: tuple[PayloadSpec, ...]
+    pulls: tuple[PayloadSpec, ...]
+    do: Literal["push", "pull", "meet"] = "push"
+    lr: float = 0.0
+    axis: str = SERVER
 
 
-LONGEST_TRAINING = 10**8
-"""Steps behind which a variance is not renewed any more."""
+@dataclass(frozen=True, slots=True)
+class ReduceEncoded:
+    """Answer, by the topology and never by a transport: `(mean, transmitted)`; the mean is in `ctx.out`.
+
+    The topology encodes `x` whole, or span by span (`exchange.error_feedback.encoded`).
+
+    Attributes:
+        codec: encodes and decodes.
+        x: what is to be averaged; flat, in the type that is sent.
+        residual: with error feedback, the error of earlier payloads, of the shape of `x`. It is multiplied by
+            the factors of `ctx.rescale` and added to `x`. May be of a wider type.
+        new_residual: of the type of `residual`; overwritten by that sum less what this payload encodes.
+        has_mean_feedback: whether what a compressed mean leaves out is added to the next mean.
+    """
+
+    codec: OneShot
+    x: Tensor
+    ctx: Context
+    residual: Tensor | None = None
+    new_residual: Tensor | None = None
+    has_mean_feedback: bool = False
 
 
-@cache
-def _moving(freeze_step: int, refresh: int) -> Spans:
-    spans = [(0, freeze_step)]
-    start = 1.5 * freeze_step
-    while refresh and start < LONGEST_TRAINING:
-        if start - spans[-1][1] >= refresh:
-            spans.append((int(start), int(start) + refresh))
-        start *= 1.5
-    return tuple(spans)
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Several independent requests. Answer: their answers, in order.
+
+    Messages of the same kind that result from them are sent as one.
+    """
+
+    requests: tuple[Request, ...]
+
+
+Collective: TypeAlias = AllReduce | AllGather | ReduceScatter | AllGatherInto | AllToAll | Permute | PushPull
+"""The requests that a transport answers."""
+
+
+def staged_on(kind: str, axis: str) -> str:
+    """The name under which stages of this class of requests are counted; `Permute` has one for itself.
+
+    A `Permute` needs no process group of its own, however many follow each other.
+    """
+    return f"{axis}/Permute" if kind == Permute.__name__ else axis
+
+
+def stage_of(request: Collective) -> str:
+    """The name under which the stages of this request are counted; see `staged_on`."""
+    return f"{request.axis}/Permute" if isinstance(request, Permute) else request.axis
+
+
+Request: TypeAlias = "Collective | ReduceEncoded | Grouped"
+
+
+class Outcome(NamedTuple):
+    """The result of an exchange."""
+
+    mean: Tensor
+    """The mean over the peers, of the shape of the exchanged tensor."""
+    sent: Transmitted
+    state: State
+    """The new state. The session keeps it only if the whole round succeeds."""
+    finite: bool = False
+    """Whether the mean is known to be finite, without a look at it."""
+
+
+Exchange: TypeAlias = Generator[Request, Any, Outcome]
+
+
+# ---- compressors --------------------------------------------------------------------------------------
 
 
 class OneShotUse(NamedTuple):
@@ -194,38 +251,6 @@ class Compressor(ABC):
         """
 
 
-class PartitionedCompressor(Compressor):
-    """Several compressors, each for spans of its own."""
-
-    @abstractmethod
-    def inside(self) -> Mapping[str, tuple[Compressor, Spans | None]]:
-        """Each of them and its spans, by the part of its context; None: all that the others leave."""
-
-
-class MixingCompressor(Compressor):
-    """Keeps where this replica stands among the others; for a `MixingTopology`.
-
-    Its state is neither equal on all ranks nor an error that is still to be sent: it belongs together with
-    that of the other ranks, which have made the same rounds. A checkpoint keeps it by rank. It begins anew,
-    as of `init`, on all ranks at once: where replicas are made equal, and where a checkpoint goes on with
-    another number of ranks. All is in units of the distance from the anchor, so that zeros stand for it.
-    """
-
-    fixed_graph: ClassVar[bool] = True
-    """Whether it adds up what neighbours send, so that all rounds must be in the same graph."""
-
-
-class WeighedCompressor(MixingCompressor):
-    """A `MixingCompressor` that sends its weight too, so that a rank may get more than it gives."""
-
-    @abstractmethod
-    def counted_(self, x: Tensor, state: State) -> None:
-        """Overwrite `x`, this replica's tensor, with its contribution where all replicas are made equal.
-
-        They become the mean of the contributions, in place of the mean of the replicas.
-        """
-
-
 class OneShot(Compressor):
     """A compressor with one message a round: `encode`, one collective, `decode`."""
 
@@ -303,74 +328,90 @@ class OneShot(Compressor):
         return Outcome(mean, sent, state)
 
 
-class SparseEntries(OneShot):
-    """A codec of some entries, whose positions are the last tensor of a payload (see `kernels.positions`)."""
-
-    @property
-    @abstractmethod
-    def exact(self) -> bool:
-        """Whether the entries arrive as they are: a payload then is (values, positions)."""
-
-    @abstractmethod
-    def most(self, numel: int) -> int:
-        """How many entries of a tensor of `numel` may be sent, for which there is room."""
+# ---- trials on meta tensors, which have shapes and no values: by them tacit finds out what is sent -----
 
 
-class OverflowShown(OneShot):
-    """A codec whose payloads have no floating-point parts in which an overflow would show."""
+@contextmanager
+def on_meta(compressor: object) -> Iterator[None]:
+    """Turn the failure of a compressor on meta tensors, in the block, into an error that says what to do.
 
-    @abstractmethod
-    def may_overflow(self, payload: Payload) -> bool:
-        """Whether the payload shows that an entry may be infinite."""
-
-
-class VariableLength(OneShot):
-    """A codec whose payloads may be sent in fewer bytes, if the receiver learns their length."""
-
-    varies: ClassVar[bool] = True
-
-    @abstractmethod
-    def longest(self, numel: int) -> int:
-        """The most bytes of a message about `numel` entries."""
-
-    @abstractmethod
-    def shortened(self, payload: Payload, numel: int) -> Tensor:
-        """The message (uint8) of a payload of `numel` entries, which does not change."""
-
-    @abstractmethod
-    def restore_(self, message: Tensor, numel: int, payload: Payload) -> None:
-        """Overwrite `payload` with that of a message.
-
-        Raises:
-            PayloadError: it is none of `numel` entries, or damaged.
-        """
-
-
-class ServerAnswer(OneShot):
-    """A codec of a server's answers that are more than the mean of what was pushed."""
-
-    @abstractmethod
-    def answer(self, mean: Tensor, memory: State | None, ctx: Context) -> tuple[Payload, State]:
-        """The answer, and what the server remembers.
-
-        Args:
-            memory: of the last answer about this bucket; None before the first.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class PayloadSpec:
-    """The format of one payload of a message.
-
-    Attributes:
-        codec: decodes it; None: the payload is the entries themselves.
-        numel: the number of elements that it encodes; `dtype`, their type.
-        has_feedback: whether the sender adds its error to the next payload (error feedback).
-        spans: the bucket's entries that it encodes; None: all of them.
+    Raises:
+        ConfigError: names it.
     """
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:  # what torch raises where a value is asked for
+        raise ConfigError(
+            f"{compressor} cannot be tried on meta tensors, which have shapes and no values, and by which "
+            f"tacit finds out what is sent: {first_line(error)}. Where x.is_meta, look at no value, and "
+            "return a payload of the shapes that you always return"
+        ) from error
 
-    codec: OneShot | None
-    numel: int
-    dtype: torch.dtype
-    has_feedback: bool = False
-    spans: Spans | None = None
+
+def formed(codec: OneShot, payload: Payload, x: Tensor, apart_from: Tensor | None = None) -> Payload:
+    """What `encode` has returned of `x`; with other parts than peers expect, a collective ends the process.
+
+    Args:
+        apart_from: what was encoded, where it is overwritten before the payload has left.
+
+    Raises:
+        ConfigError: it is no tuple of tensors, or one of them lies in `apart_from`.
+        PayloadError: its parts have other sizes or types.
+    """
+    whole = isinstance(payload, tuple)
+    for part in payload if whole else ():  # in the hot path, where a generator takes longer
+        whole = whole and isinstance(part, Tensor)
+    if not whole:
+        raise ConfigError(
+            f"encode of {codec} has returned a {type(payload).__name__}, where a tuple of tensors belongs: "
+            "of a single one write `return (codes,)`"
+        )
+    if apart_from is not None:
+        for i, part in enumerate(payload):
+            if _lies_in(part, apart_from):
+                raise ConfigError(
+                    f"part {i} of what encode of {codec} has returned shares memory with the x that it was "
+                    "given, from which error feedback subtracts what is sent, before it is sent: return a "
+                    "copy, such as x.to(dtype, copy=True), or write into ctx.scratch(...)"
+                )
+    if not x.is_meta:
+        codec.check(payload, x)
+    return payload
+
+
+def _lies_in(part: Tensor, x: Tensor) -> bool:
+    if part.is_meta:  # where all addresses are 0
+        return part.untyped_storage() is x.untyped_storage()
+    start = x.data_ptr()
+    return start <= part.data_ptr() < start + x.numel() * x.element_size()
+
+
+@lru_cache(1 << 10)
+def payload_like(codec: OneShot, numel: int, dtype: torch.dtype) -> Payload:
+    """A payload for so many entries, on meta tensors.
+
+    Raises:
+        ConfigError: the codec cannot be tried on them.
+    """
+    x = torch.empty(numel, dtype=dtype, device="meta")
+    with on_meta(codec):
+        return formed(codec, codec.encode(x, Context(out=x, work=NoMemory(), peers=1)), x)
+
+
+def check_like(codec: OneShot, payload: Payload, out: Tensor) -> None:
+    """Check that a payload's parts are as those that the codec makes of a meta tensor like `out`.
+
+    Raises:
+        PayloadError: they are not.
+    """
+    wanted = payload_like(codec, out.numel(), out.dtype)
+    if _form(payload) != _form(wanted):
+        raise PayloadError(
+            f"a payload of {codec} for {out.numel()} entries is {_form(payload)}, and {_form(wanted)} where "
+            "x is a meta tensor: its shapes must follow from the shape of x alone, on every rank and in "
+            "every step; fill what varies up to a fixed length"
+        )
+
+
+def _form(payload: Payload) -> list[str]:
+    return [f"{str(part.dtype).removeprefix('torch.')} {list(part.shape)}" for part in payload]

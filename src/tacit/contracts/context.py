@@ -1,35 +1,18 @@
-"""The inputs of an exchange (`Context`) and its result (`Outcome`)."""
+"""The inputs of an exchange besides its tensor and state: `Context`, and the memory behind it."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from hashlib import blake2b
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from tacit.contracts.collectives import Request
-from tacit.contracts.common import Factors, Spans, State
-from tacit.contracts.transmitted import Transmitted
-
-
-class Outcome(NamedTuple):
-    """The result of an exchange."""
-
-    mean: Tensor
-    """The mean over the peers, of the shape of the exchanged tensor."""
-    sent: Transmitted
-    state: State
-    """The new state. The session keeps it only if the whole round succeeds."""
-    finite: bool = False
-    """Whether the mean is known to be finite, without a look at it."""
-
-
-Exchange: TypeAlias = Generator[Request, Any, Outcome]
+from tacit.contracts.common import Factors, Spans
 
 
 class Workspace(Protocol):
@@ -40,6 +23,18 @@ class Workspace(Protocol):
 
     def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A buffer on the device of `like`; reserved until the end of the exchange."""
+
+
+class NoMemory(Workspace):
+    """Meta tensors, whatever is asked for."""
+
+    def spare(self, field: str, like: Tensor) -> Tensor:
+        """One like the state field."""
+        return torch.empty_like(like, device="meta")
+
+    def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """One of that shape and type."""
+        return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
 
 class AxisRank(NamedTuple):

@@ -10,10 +10,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from tacit.contracts.collectives import Request
 from tacit.contracts.common import WORLD, Spans, State
-from tacit.contracts.compressor import Compressor, PayloadSpec
-from tacit.contracts.context import AxisRank, Context, Exchange
+from tacit.contracts.compressor import Compressor, Exchange, PayloadSpec, Request
+from tacit.contracts.context import AxisRank, Context
 from tacit.contracts.merge import Merge
 from tacit.contracts.overlap import Overlap
 from tacit.contracts.rounds import Rounds

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from tacit.contracts.common import Factors, Payload
-
-if TYPE_CHECKING:
-    from tacit.contracts.compressor import OneShot
+from tacit.contracts.common import Factors
 
 
 class Transmitted(ABC):
@@ -87,24 +83,6 @@ class Sparse(Transmitted):
     def dense(self, like: Tensor) -> Tensor:
         """The sent entries, among zeros."""
         return torch.zeros_like(like).index_add_(0, self.index, self.values)
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded(Transmitted):
-    """The decoded payload was sent; for payloads that no collective overwrites."""
-
-    codec: OneShot
-    payload: Payload
-
-    def subtract_from_(self, new_residual: Tensor) -> None:
-        """The error of the codec remains."""
-        self.codec.decode_add_(self.payload, new_residual, -1.0)
-
-    def dense(self, like: Tensor) -> Tensor:
-        """The decoded payload, of the shape of `like`."""
-        whole = torch.empty_like(like)
-        self.codec.decode_(self.payload, whole)
-        return whole
 
 
 @dataclass(frozen=True, slots=True)

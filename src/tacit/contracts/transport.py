@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from tacit.contracts.collectives import Collective
+from tacit.contracts.compressor import Collective
 from tacit.contracts.context import AxisRank
 
 
