@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -250,22 +251,19 @@ def is_normalising(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._NormBase)
 
 
-def at_end_of_backward(call: Callable[[], None]) -> None:
-    """Have it called in backward's thread when the graph is done; by `Variable._execution_engine`.
+# What every exchange asks is torch's own function, without one of ours around it.
+at_end_of_backward: Callable[[Callable[[], None]], None] = (
+    torch.autograd.Variable._execution_engine.queue_callback
+)
+"""Has a function called in backward's thread when the graph is done; by `Variable._execution_engine`.
 
-    To be called in backward. What is queued while these are called, is called behind them.
-    """
-    torch.autograd.Variable._execution_engine.queue_callback(call)
+To be called in backward. What is queued while these are called, is called behind them."""
 
+in_function_mode: Callable[[], int] = torch._C._len_torch_function_stack
+"""How many function modes, as that of another default device, are on."""
 
-def in_function_mode() -> bool:
-    """Whether any, as that of another default device, is on; by `torch._C._len_torch_function_stack`."""
-    return bool(torch._C._len_torch_function_stack())
-
-
-def is_profiling() -> bool:
-    """Whether a profiler of torch is on; by `torch.autograd.profiler._is_profiler_enabled`."""
-    return bool(torch.autograd.profiler._is_profiler_enabled)
+is_profiling: Callable[[], bool] = partial(getattr, torch.autograd.profiler, "_is_profiler_enabled")
+"""Whether a profiler of torch is on."""
 
 
 class ReduceGroup:

@@ -121,6 +121,7 @@ class Session:
         self.buckets: list[Bucket] = self.store.buckets
         at = self.buckets[0].device if self.buckets else torch.device("cpu")
         self.lanes = Lanes(transport, at, in_stream, self.failure, strategy.name)
+        self._stream_device = at if in_stream else None
         shared = self.failure, self.stats, self.rescaling
         self.pending = PendingRounds(*shared, at)
         if in_stream:
@@ -251,7 +252,7 @@ class Session:
         """
         bucket, pending = self.buckets[i], self.pending.of(i) or self.begin()
         if halves is None or not halves.begun:
-            pending.submitted(self.lanes.device if self.config.in_stream else None)
+            pending.submitted(self._stream_device)
 
         def whole() -> Generator[Request, Any, Outcome]:
             if ready is not None:
