@@ -5,7 +5,7 @@ import importlib
 import re
 from pathlib import Path
 
-from pages import PAGES, ROOT, name, prose
+from pages import LOG, PAGES, ROOT, name, prose
 
 import tacit
 from cases import for_each
@@ -89,6 +89,13 @@ def test_words_of_the_glossary_stand_once_and_in_order() -> None:
     text = (ROOT / "docs" / "glossary.md").read_text()
     words = re.findall(r"^\*\*(.+)\.\*\*$", text, re.MULTILINE)
     assert words == sorted(set(words), key=str.lower)
+    assert len(words) <= 25, "the field's words need no entry"
+
+
+def test_contributing_and_the_entries_of_the_log_are_short() -> None:
+    assert (ROOT / "CONTRIBUTING.md").stat().st_size <= 6 << 10
+    entries = [entry for page in LOG for entry in page.read_text().split("\n## ")[1:]]
+    assert not [each.partition("\n")[0] for each in entries if len(re.findall(r"^.*\S", each, re.M)) > 15]
 
 
 @for_each("page", PAGES, ids=name)
