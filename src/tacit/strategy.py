@@ -366,7 +366,7 @@ class AutoStrategy:
         accept: what may be risked. "exact": nothing, the numbers are DDP's. "lossless": gradients may be
             rounded to bfloat16. "feedback": they may be compressed, where what is not sent now is sent later.
             "periodic": replicas may differ between two rounds.
-        watch: over how many steps the time of a step is measured, and compared with what was foretold; None:
+        watch: over how many steps the time of a step is measured, and compared with the prediction; None:
             what was chosen stays.
         tolerance: the share by which the two may differ before there is another decision.
         rest: between two decisions there are at least so many steps.

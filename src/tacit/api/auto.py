@@ -134,7 +134,7 @@ class AutoSession(Attached):
     def metrics(self) -> dict[str, float]:
         """As `Attached.metrics`, with the sums of all strategies that were at work.
 
-        `compute_share`, `lag` and what is told level by level are those of the strategy that is at work.
+        `compute_share`, `lag` and the numbers of each level are those of the strategy that is at work.
         """
         numbers = in_turn([each.metrics for each in self._ended], super().metrics())
         return {**numbers, "steps": self._steps}
@@ -152,7 +152,7 @@ class AutoSession(Attached):
         return f"{super().active_path}; {self._why()}"
 
     def describe(self) -> str:
-        """What runs, in lines, and why: every candidate with the seconds that were foretold of a step."""
+        """What runs, in lines, and why: every candidate with the predicted seconds of a step."""
         lines = [super().describe(), "", self._why()]
         for text, seconds in () if self._choice is None else self._choice.considered:
             lines.append(f"  {text}: {'not foretold' if seconds is None else f'{seconds:.4g} s a step'}")
@@ -170,7 +170,7 @@ class AutoSession(Attached):
         super().observe(loss)
 
     def check_called(self) -> None:
-        """As `Attached.check_called`; a strategy that was chosen behind the first step has seen none."""
+        """As `Attached.check_called`; a strategy that was chosen after the first step has seen none."""
         if not self._ended or self.session.step:
             super().check_called()
 

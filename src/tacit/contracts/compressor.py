@@ -164,7 +164,7 @@ class Compressor(ABC):
 
     Either they show in the payload: some floating-point part of it then holds NaN, or a magnitude of 2^100 or
     more. Or the compressor calls `Context.look` before anything is sent, unless it has seen that all entries
-    are finite, or that their sums with what it had kept are. Until then it changes none of them."""
+    are finite, or that their sums with its residual are. Until then it changes none of them."""
     varies: ClassVar[bool] = False
     """Whether what it sends depends on the values, and is not known beforehand."""
     inline: ClassVar[bool] = False

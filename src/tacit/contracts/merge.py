@@ -33,7 +33,7 @@ class Merge(ABC):
     subject: ClassVar[Literal["gradient", "delta", "server"]] = "delta"
     """What an answer says: a mean of gradients, a mean of deltas, or parameters that servers keep."""
     needs_local_delta: ClassVar[Literal["always", "late", "never"]] = "late"
-    """For which answers `local_delta` must be kept: for all, for late ones, or for none."""
+    """For which answers `local_delta` is needed: for all, for late ones, or for none."""
     reads_params: ClassVar[Literal["always", "late", "never"]] = "always"
     """With which answers `apply_` reads `params`; with others it only writes them, unless a replica is alone.
     As `entrywise`, it counts for the class whose `apply_` it is, and not for one that overrides that."""
@@ -47,7 +47,7 @@ class Merge(ABC):
     mixes: ClassVar[bool] = False
     """Whether `mean` may be another one on each rank: the anchor is left alone, and there is no state."""
     entrywise: ClassVar[bool] = False
-    """Whether no entry depends on another: `apply_` may be given stretches of a bucket, in any shape."""
+    """Whether no entry depends on another: `apply_` may get parts of a bucket, in any shape."""
 
     def __init_subclass__(cls) -> None:
         if "apply_" in vars(cls):

@@ -56,7 +56,7 @@ class Topology(ABC):
 
     @property
     def encodes_first(self) -> bool:
-        """Whether compressors are given a replica's own tensor, and encode all of it before any is sent.
+        """Whether compressors get the tensor of a replica, and encode all of it before any is sent.
 
         `Compressor.shows_nonfinite` is of use only then.
         """
@@ -100,7 +100,7 @@ class Topology(ABC):
 
         `here`: this rank on the axis `meets`; the spans of all ranks there cover the tensor once. The names
         begin with "topology.". The tensors start as zeros, are zero in the spans of `OneShotUse.others`, are
-        in units of the mean, and lie in the state beside the compressor's.
+        in units of the mean, and are in the state with the compressor's.
         """
         return {}
 

@@ -39,12 +39,12 @@ class Transport(Protocol):
         """This rank on the axis, and the number of ranks there."""
 
     def global_rank(self, replica: int) -> int:
-        """The replica's rank among all processes of the job, for what users are told."""
+        """The replica's rank among all processes of the job, for messages to users."""
 
     def post(self, request: Collective, stage: int, key: str) -> Posted:
         """Start a collective.
 
         All members of the axis post the requests of one `stage` (the index of the request in its exchange on
-        that axis, where those of `Permute` are counted apart) in the same order. `key` names the exchange: no
-        two requests of one key, axis and stage are in progress at once.
+        that axis, where those of `Permute` are counted separately) in the same order. `key` names the
+        exchange: no two requests of one key, axis and stage are in progress at once.
         """

@@ -128,7 +128,7 @@ class Groups(MixingTopology):
         return on(WORLD, watched(exchange, ctx.nonfinite_flags, None))
 
     def swaps(self, peers: int, round_index: int, seed: int = 0) -> tuple[Partners, ...]:
-        """Who swaps with whom, message by message; behind the last one each has its group's mean.
+        """Who swaps with whom, message by message; after the last one each rank has its group's mean.
 
         Raises:
             ConfigError: so many ranks cannot be cut into such groups.

@@ -43,7 +43,7 @@ class Tree:
         return tuple((parent, child) for child, parent in enumerate(self.parents) if parent is not None)
 
     def order(self) -> tuple[int, ...]:
-        """The ranks, each behind its parent: in this order a broadcast reaches them."""
+        """The ranks, each after its parent: in this order a broadcast reaches them."""
         children: list[list[int]] = [[] for _ in self.parents]
         for parent, child in self.edges:
             children[parent].append(child)
@@ -119,8 +119,8 @@ def gossip_weights(rates: Rates) -> Weights:
     """A doubly stochastic matrix for gossip that keeps to fast links, and still connects all ranks.
 
     Its graph has the links of at least half the typical rate, which is the median of the ranks' fastest
-    links; and of the others those of the best spanning tree, which connect what would fall apart. Weights are
-    Metropolis': W_ij = 1 / (1 + max(d_i, d_j)), where d are the numbers of neighbours (Xiao, Boyd & Kim
+    links; and of the others those of the best spanning tree, which connect what would be separated. Weights
+    are Metropolis': W_ij = 1 / (1 + max(d_i, d_j)), where d are the numbers of neighbours (Xiao, Boyd & Kim
     2007). Those of slow links are less, down to a quarter. What is left of a row is its rank's own weight. So
     slow links are used only where there is no way round them. They carry as many bytes as others, whatever
     their weight.

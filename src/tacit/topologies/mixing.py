@@ -23,7 +23,7 @@ def check_whole(compressor: Compressor, topology: MixingTopology, who: str, othe
         compressor: the one that was asked for.
         topology: this one.
         who: has answers of its own.
-        others: what could be written beside `Dense()`.
+        others: what could be written besides `Dense()`.
 
     Raises:
         ConfigError: peers do not have all that a rank gives.
@@ -84,7 +84,7 @@ def group_size_for(group_size: int | None, peers: int) -> int:
 
 
 def bits_of(peers: int, given: str, instead: str) -> int:
-    """How many bits the ranks' numbers have, each of which tells two partners apart.
+    """How many bits the ranks' numbers have, each of which separates two partners.
 
     Args:
         peers: how many ranks there are.

@@ -246,7 +246,7 @@ class _Task(NamedTuple):
 
 @lru_cache(_KEPT)
 def double_tree(peers: int, pieces: int = 1) -> MessageSchedule:
-    """Two binary trees, each for half of the tensor in so many pieces, one behind the other.
+    """Two binary trees, each for half of the tensor, in so many pieces that follow each other.
 
     In both, sums go up to the root and come back. A rank has children in one tree and is a leaf in the other
     (or, the root, has one child), so that all ranks send about as much (Sanders, Speck & Traeff 2009). Of two

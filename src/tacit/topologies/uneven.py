@@ -115,7 +115,7 @@ class Uneven(OnAxis, ByLinks):
         return replace(self, rates=tuple(shared[rank] for rank in sorted(shared)))
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """The compressor's exchange, whose payload is averaged in stretches."""
+        """The compressor's exchange, whose payload is averaged in spans."""
         rates = self._rates(ctx.peers)
 
         def reduce(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
@@ -176,7 +176,7 @@ def _average_piece_(piece: Tensor, parts: Sequence[Tensor]) -> None:
 
 
 def cut(numel: int, rates: Sequence[float]) -> Spans:
-    """The stretches for which the busiest link is done first; equal ones for equal rates.
+    """The spans for which the busiest link is done first; equal ones for equal rates.
 
     Rank i sends and gets n + (P - 2) s_i elements, so that all are done after T if s_i <= (T r_i - n) /
     (P - 2). These add up to n for T = 2 (P - 1) n / (r_1 + ... + r_P), but no link is done before n / r_i.
