@@ -221,7 +221,7 @@ def a_discarded_step_leaves_no_trace() -> None:
         *((each, "discarded") for each in DISCARDED),
         *((each, "cleared") for each in CLEARED),
     ):
-        with patch("tacit.gradients.accumulation._log.warning") as warning:
+        with patch("tacit.gradients.backwards._log.warning") as warning:
             (wanted, kept), (found, has) = (spiked(algorithm, each) for each in ("", way))
         assert not any("without optimizer.step" in call.args[0] for call in warning.call_args_list), algorithm
         assert torch.equal(found, wanted), algorithm

@@ -25,8 +25,8 @@ from tacit.contracts import LinkRates
 from tacit.errors import AttachError, CheckpointError, TacitError
 from tacit.failure import exit
 from tacit.failure.bounded_store import host_store, store_host
+from tacit.gradients.backwards import SyncedBackwards
 from tacit.gradients.ddp_hook import HookDispatcher, no_exchange
-from tacit.gradients.uneven_data import SyncedBackwards
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.links import Links

@@ -13,7 +13,7 @@ from tacit.contracts import MixingTopology
 from tacit.errors import NonFinite, PeerLost, RoundError, TacitError, first_line
 from tacit.failure.barrier import StepsReached
 from tacit.failure.detector import FailureDetector, PostedCount
-from tacit.gradients.uneven_data import SyncedBackwards, untouched
+from tacit.gradients.backwards import SyncedBackwards, untouched
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.strategy import Strategy

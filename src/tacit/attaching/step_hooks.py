@@ -14,7 +14,7 @@ from tacit.attaching.grad_scaler import ScaledSteps
 from tacit.attaching.learning_rates import RateHistory
 from tacit.errors import AttachError
 from tacit.fsdp.gradients import ShardedGradients
-from tacit.gradients.accumulation import AccumulationCheck, linear
+from tacit.gradients.backwards import AccumulationCheck, SyncedBackwards, linear
 from tacit.gradients.ddp_hook import (
     Answer,
     BucketFuture,
@@ -26,7 +26,6 @@ from tacit.gradients.ddp_hook import (
 from tacit.gradients.layerwise.forward_steps import ForwardSteps
 from tacit.gradients.layerwise.hook import LayerwiseHook
 from tacit.gradients.layerwise.planner import MessagePlanner
-from tacit.gradients.uneven_data import SyncedBackwards
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.model.frozen_check import FrozenCheck

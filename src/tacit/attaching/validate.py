@@ -19,8 +19,8 @@ from tacit.contracts import (
 )
 from tacit.errors import AttachError
 from tacit.fsdp.model import ShardedModel
+from tacit.gradients.backwards import refuse_join
 from tacit.gradients.layerwise.forward_steps import refuse_forward_steps
-from tacit.gradients.uneven_data import refuse_join
 from tacit.levels.device_placement import check_backend, device_of
 from tacit.levels.spec import is_periodic
 from tacit.model.frozen_check import refuse_sparse, trainable

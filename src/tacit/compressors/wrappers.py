@@ -50,7 +50,10 @@ def inner_state(state: State, part: str) -> dict[str, Tensor]:
 
 def outer_state(state: State, part: str) -> dict[str, Tensor]:
     """The state of an inner compressor as fields of the wrapper's: `part.` before each name."""
-    return {f"{part}.{k}": v for k, v in state.items()}
+    found = {}
+    for name, tensor in state.items():
+        found[f"{part}.{name}"] = tensor
+    return found
 
 
 @dataclass(frozen=True)

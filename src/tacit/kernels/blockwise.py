@@ -79,7 +79,7 @@ def add_blocks_(
     for payload in payloads:
         check_blocks(payload, bits, out.numel())
     if numba_takes_fp32(out):
-        codes, units = (addresses(each) for each in zip(*payloads, strict=True))
+        codes, units = map(addresses, zip(*payloads, strict=True))
         group = codes_per_group(bits)
         numba_kernels("blockwise").add(codes, units, bits, group, weight, fresh, out.data_ptr(), out.numel())
     elif not (triton_takes(out) and run_triton("blockwise.add", payloads, bits, weight, out, fresh)):

@@ -50,7 +50,7 @@ def add_exponents_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Ten
     for payload in payloads:
         check_exponents(payload, out.numel())
     if numba_takes_fp32(out):
-        exponents, bits = (addresses(each) for each in zip(*payloads, strict=True))
+        exponents, bits = map(addresses, zip(*payloads, strict=True))
         numba_kernels("exponents").add(exponents, bits, weight, fresh, out.detach().numpy())
     elif not (triton_takes(out) and run_triton("exponents.add", payloads, weight, out, fresh)):
         reference.add_exponents_(payloads, weight, out, fresh)

@@ -49,7 +49,7 @@ def add_fp8_(
     for payload in payloads:
         check_fp8(payload, out.numel())
     if numba_takes_fp32(out):
-        codes, scales = (addresses(each) for each in zip(*payloads, strict=True))
+        codes, scales = map(addresses, zip(*payloads, strict=True))
         add = numba_kernels("fp8").add
         add(codes, scales, weight, *PARTS[dtype], fresh, out.data_ptr(), out.numel())
     elif not (triton_takes(out) and run_triton("fp8.add", payloads, dtype, weight, out, fresh)):

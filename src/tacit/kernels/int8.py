@@ -61,7 +61,7 @@ def add_int8_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, 
     for payload in payloads:
         check_int8(payload, out.numel())
     if numba_takes_fp32(out):
-        codes, units = (addresses(each) for each in zip(*payloads, strict=True))
+        codes, units = map(addresses, zip(*payloads, strict=True))
         numba_kernels("int8").add(codes, units, weight, fresh, out.data_ptr(), out.numel())
     elif not (triton_takes(out) and run_triton("int8.add", payloads, weight, out, fresh)):
         reference.add_int8_(payloads, weight, out, fresh)

@@ -41,6 +41,7 @@ def bucket_count(numel: int, bucket: int) -> int:
     return -(-numel // bucket)
 
 
+@cache
 def block_count(numel: int) -> int:
     """How many blocks of 512 entries, the last one shorter."""
     return -(-numel // BLOCK)
@@ -101,6 +102,7 @@ def block_bytes(size: int, bits: int) -> int:
     return -(-size // TRITS) if bits == 2 else code_bytes(size, bits)
 
 
+@cache
 def blocks_bytes(numel: int, bits: int) -> int:
     """The bytes of the packed codes of `numel` entries in blocks of 512."""
     whole, rest = divmod(numel, BLOCK)

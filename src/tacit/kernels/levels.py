@@ -61,7 +61,7 @@ def add_levels_(
     for payload in payloads:
         check_levels(payload, bits, bucket, out.numel())
     if numba_takes_fp32(out):
-        codes, units = (addresses(each) for each in zip(*payloads, strict=True))
+        codes, units = map(addresses, zip(*payloads, strict=True))
         kernels, group = numba_kernels("levels"), codes_per_group(bits)
         kernels.add(codes, units, bits, group, bucket, weight, fresh, out.data_ptr(), out.numel())
     elif not (triton_takes(out) and run_triton("levels.add", payloads, bits, bucket, weight, out, fresh)):

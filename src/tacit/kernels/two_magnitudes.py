@@ -46,7 +46,7 @@ def add_magnitudes_(
     for payload in payloads:
         check_magnitudes(payload, bucket, out.numel())
     if numba_takes_fp32(out):
-        codes, units = (addresses(each) for each in zip(*payloads, strict=True))
+        codes, units = map(addresses, zip(*payloads, strict=True))
         kernels = numba_kernels("two_magnitudes")
         kernels.add(codes, units, bucket, weight, fresh, out.data_ptr(), out.numel())
     else:

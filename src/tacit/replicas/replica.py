@@ -41,7 +41,8 @@ class LiveTensors(Mapping[str, Tensor]):
         }
 
     def __getitem__(self, name: str) -> Tensor:
-        return local(self._whole(name))
+        found = self._fixed.get(name)
+        return local(self._whole(name) if found is None else found)
 
     def whole(self) -> dict[str, Tensor]:
         """The same as they are in their modules, where a parameter may be one of which this is a shard."""
@@ -149,7 +150,8 @@ class Replica:
         """Of each of these parameters its place in `flat`, its bucket, and where it lies."""
         for place in places:
             there = place.view_of(self._named[place.name])
-            yield beside(there, [place], flat), there
+            here = flat[place.start : place.stop]
+            yield here if there.dim() == 1 else here.view(there.shape), there
 
     def params(self, i: int) -> Tensor:
         """The parameters of bucket `i` before rounding; good until the next bucket is asked for."""

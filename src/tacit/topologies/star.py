@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -230,11 +231,14 @@ class Star(ServerTopology):
                 return outcome
             parts = [self._part(each, ctx) for each in leaves(request)]
             pairs = [pair for part in parts for pair in part.pairs]
-            pulls = self._pulls([(pair, part) for part in parts for pair in part.pairs])
-            answers = iter(zip(pulls, (yield _ask(pairs, pulls, ctx)), strict=True))
-            answer = as_asked(
-                request, iter([part.answer([next(answers) for _ in part.pairs]) for part in parts])
-            )
+            pulls = self._pulls(parts)
+            came = [*zip(pulls, (yield _ask(pairs, pulls, ctx)), strict=True)]
+            answers = []
+            for part in parts:
+                count = len(part.pairs)
+                answers.append(part.answer(came[:count]))
+                came = came[count:]
+            answer = as_asked(request, iter(answers))
 
     def _part(self, request: Request, ctx: Context) -> _Part:
         if isinstance(request, ReduceEncoded):
@@ -243,20 +247,22 @@ class Star(ServerTopology):
             piece = PayloadSpec(request.codec, request.x.numel(), request.x.dtype)
             if request.has_mean_feedback and self.pull is None:
                 return _Part(request, ((payload, piece),), request.codec, has_feedback=True)
-            return _Part(request, ((payload, piece),), request.codec.of_sums(request.x.numel(), ctx.peers))
+            return _Part(request, ((payload, piece),), _of_sums(request.codec, request.x.numel(), ctx.peers))
         if isinstance(request, AllReduce):
             _add_up(request.finite_probe, request.payload)
-            pairs = (((x,), PayloadSpec(None, x.numel(), x.dtype)) for x in request.payload)
+            pairs = [((x,), PayloadSpec(None, x.numel(), x.dtype)) for x in request.payload]
             return _Part(request, tuple(pairs))
         raise ConfigError(
             f"a compressor wants a {type(request).__name__} of its peers, and {self} has none to offer: "
             "leave the topology out, or use a compressor that speaks once or adds up on the way"
         )
 
-    def _pulls(self, pieces: Sequence[tuple[Pair, _Part]]) -> tuple[PayloadSpec, ...]:
+    def _pulls(self, parts: Sequence[_Part]) -> tuple[PayloadSpec, ...]:
         """The formats of the answers: `pull` for the largest payload, for the others as they were pushed."""
         pulls = [
-            replace(piece, codec=part.back, has_feedback=part.has_feedback) for (_, piece), part in pieces
+            replace(piece, codec=part.back, has_feedback=part.has_feedback)
+            for part in parts
+            for _, piece in part.pairs
         ]
         if self.pull is not None:
             main = max(range(len(pulls)), key=lambda i: pulls[i].numel)
@@ -326,9 +332,13 @@ class _Part:
 
 
 def _ask(pairs: Sequence[Pair], pulls: tuple[PayloadSpec, ...], ctx: Context) -> PushPull:
-    return PushPull(
-        tuple(payload for payload, _ in pairs), tuple(piece for _, piece in pairs), pulls, lr=ctx.lr
-    )
+    payloads, pieces = [payload for payload, _ in pairs], [piece for _, piece in pairs]
+    return PushPull(tuple(payloads), tuple(pieces), pulls, lr=ctx.lr)
+
+
+@lru_cache(1 << 10)
+def _of_sums(codec: OneShot, numel: int, peers: int) -> OneShot | None:
+    return codec.of_sums(numel, peers)
 
 
 def _read(piece: PayloadSpec, payload: Payload, out: Tensor) -> None:
