@@ -4,42 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.optim import Adam, Optimizer
-from torch.utils.hooks import RemovableHandle
+from torch.optim import Optimizer
 
 from tacit.contracts import Momentum
 from tacit.errors import AttachError
-from tacit.optimizer_hooks.closures import around_steps
-from tacit.optimizer_hooks.scaled_variance import skips
 from tacit.optimizer_hooks.taken_momentum import Taken
-from tacit.torch_compat import copy_each_, raise_to_squares_
+from tacit.optimizer_hooks.variance_guard import KeepingVariance, Kept, Undo, check_adam, variance_of
 
 
-@dataclass(slots=True)
-class FrozenVariance:
-    """The variance of a parameter: Adam's own tensor, what it is corrected for its bias, and Adam's steps."""
-
-    there: Tensor
-    corrected: Tensor
-    steps: int
-
-    def stepped(self) -> None:
-        """Adam has taken a step."""
-        self.steps += 1
-
-    def biased(self, beta: float) -> None:
-        """Have Adam find what it would have after so many steps; where that is the same, leave it."""
-        factor = 1 - beta**self.steps
-        if factor < 1 - 2**-25:
-            torch.mul(self.corrected, factor, out=self.there)
-
-
-class FrozenAdam(Taken):
+class FrozenAdam(KeepingVariance, Taken):
     """While the variance is kept, Adam steps by a given momentum (`Momentum.moving` says when).
 
     `betas[0]` is 0 then, so that Adam takes the gradient as its momentum. Between two steps Adam's state has
@@ -59,12 +35,10 @@ class FrozenAdam(Taken):
     def __init__(
         self, momentum: Momentum, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]
     ) -> None:
-        super().__init__(momentum, optimizers, named)
+        KeepingVariance.__init__(self, optimizers, named)
+        Taken.__init__(self, momentum, self._optimizers, named)
         for optimizer, group in self._groups:
             self._check(optimizer, group)
-        self._handles: list[RemovableHandle] = []
-        self._kept: dict[int, FrozenVariance] = {}
-        self._is_frozen = False
 
     def __str__(self) -> str:
         return (
@@ -76,13 +50,9 @@ class FrozenAdam(Taken):
         return True
 
     def _check(self, optimizer: Optimizer, group: Mapping[str, Any]) -> None:
-        kind, beta = type(optimizer).__name__, self.momentum.factor
-        if not isinstance(optimizer, Adam):
-            raise AttachError(
-                f"the strategy sends Adam's momentum, and {kind} is neither torch.optim.Adam nor AdamW: use "
-                "one of them; or attach 'int8', which leaves any optimizer as it is"
-            )
-        refuse_options(optimizer, group)
+        beta = self.momentum.factor
+        instead = "'int8', which leaves any optimizer as it is"
+        check_adam(optimizer, group, "the strategy sends Adam's momentum", instead)
         saved = group["betas"][0] == 0 and len(optimizer.state) > 0  # while it was taken
         if group["betas"][0] != beta and not saved:
             raise AttachError(
@@ -98,99 +68,55 @@ class FrozenAdam(Taken):
 
     def take(self, step: Callable[[], int]) -> None:
         """Have Adam's steps changed while the variance is kept."""
+        self._step = step
+        self._guard()
 
-        def before(optimizer: Optimizer) -> None:
-            self._is_frozen = self.momentum.keeps_variance(step())
-            for _, group in self._groups_of(optimizer):
-                self._check_beta(group)
-                if self._is_frozen:
-                    self._keep(optimizer, group)
-                else:
-                    self._release(optimizer, group)
-                group["betas"] = (0.0 if self._is_frozen else self.momentum.factor, group["betas"][1])
-
-        def after(optimizer: Optimizer, *_: Any) -> None:
-            if self._is_frozen:
-                self._put_back(optimizer)
-
-        self._handles += around_steps(self._optimizers, before, after)
-
-    def _check_beta(self, group: Mapping[str, Any]) -> None:
-        if group["betas"][0] not in (0, self.momentum.factor):
-            raise AttachError(
-                f"the optimizer's betas[0] was set to {group['betas'][0]}, and the strategy applies momentum "
-                f"with beta={self.momentum.factor:g}: leave it; schedulers such as OneCycleLR take "
-                "cycle_momentum=False"
-            )
-
-    @torch.no_grad()
-    def _keep(self, optimizer: Optimizer, group: Mapping[str, Any]) -> None:
-        """Note the variances, anew where a checkpoint has brought others, and have Adam step by them."""
-        beta = group["betas"][1]
-        found, momenta = [], []
-        for p in group["params"]:
-            state = optimizer.state.get(p, {})
-            there = state.get("exp_avg_sq")
-            if there is None:
-                self._check_late(p)
-                continue
-            kept = self._kept.get(id(p))
-            if kept is None or kept.there is not there:
-                steps = int(state["step"])
-                if not _is_kept(group):
-                    there.div_(1 - beta**steps)
-                kept = self._kept[id(p)] = FrozenVariance(there, there.clone(), steps)
-            if p.grad is not None:
-                found.append(kept)
-                momenta.append(p.grad)
-        if found and not skips(optimizer):
-            self._raise(optimizer, group, found, momenta)
-        for kept in found:
-            kept.biased(beta)
-
-    def _raise(
-        self,
-        optimizer: Optimizer,
-        group: Mapping[str, Any],
-        found: Sequence[FrozenVariance],
-        momenta: list[Tensor],
-    ) -> None:
-        """Have no variance be less than what is the least that Adam has beside these momenta."""
-        least = least_variance(self.momentum.factor, group["betas"][1])
-        scale = getattr(optimizer, "grad_scale", None)
-        there, corrected = [kept.there for kept in found], [kept.corrected for kept in found]
-        factor = least if scale is None else least / float(scale) ** 2
-        raise_to_squares_(corrected, there, momenta, [factor] * len(found))
-
-    def _check_late(self, p: Tensor) -> None:
-        if p.grad is not None and id(p) in self._names:
-            raise too_late(self._names[id(p)], self.momentum.freeze_step)
-
-    @torch.no_grad()
-    def _put_back(self, optimizer: Optimizer) -> None:
+    def _change(self, optimizer: Optimizer) -> Undo | None:
         for _, group in self._groups_of(optimizer):
-            found = [self._kept[id(p)] for p in group["params"] if p.grad is not None and id(p) in self._kept]
-            if found:
-                copy_each_([kept.there for kept in found], [kept.corrected for kept in found])
-            for kept in found:
-                kept.stepped()
+            if group["betas"][0] not in (0, self.momentum.factor):
+                raise AttachError(
+                    f"the optimizer's betas[0] was set to {group['betas'][0]}, and the strategy applies "
+                    f"momentum with beta={self.momentum.factor:g}: leave it; schedulers such as OneCycleLR "
+                    "take cycle_momentum=False"
+                )
+        if not self.momentum.keeps_variance(self._step()):
+            self._release(optimizer)
+            return None
+        scale = getattr(optimizer, "grad_scale", None)
+        found, momenta, floors, shares = list[Kept](), [], [], []
+        for group, p, name in self._parameters(optimizer):
+            if p.grad is None and variance_of(p, optimizer) is None:
+                continue
+            kept = self._keep(optimizer, p, name, group, self.momentum.freeze_step)
+            if p.grad is None:
+                continue
+            beta = group["betas"][1]
+            least = least_variance(self.momentum.factor, beta)
+            share = 1 - beta**kept.steps  # Adam corrects it; where nothing is left to correct, it is kept
+            found.append(kept)
+            momenta.append(p.grad)
+            floors.append(least if scale is None else least / float(scale) ** 2)
+            shares.append(share if share < 1 - 2**-25 else 1.0)
+        self._set_beta(optimizer, 0.0)
+        return self._raise(found, momenta, floors, shares)
 
-    @torch.no_grad()
-    def _release(self, optimizer: Optimizer, group: Mapping[str, Any]) -> None:
+    def _since(self, there: Tensor, name: str, group: Mapping[str, Any], steps: int) -> int:
+        if not _is_kept(group):
+            there.div_(1 - group["betas"][1] ** steps)
+        return steps
+
+    def _release(self, optimizer: Optimizer) -> None:
         """Have Adam find the variance that it would have after so many steps, which it then moves."""
-        for p in group["params"] if _is_kept(group) else ():
+        for group, p, name in self._parameters(optimizer):
             state = optimizer.state.get(p, {})
-            if "exp_avg_sq" in state:
+            if _is_kept(group) and "exp_avg_sq" in state:
                 state["exp_avg_sq"].mul_(1 - group["betas"][1] ** int(state["step"]))
-            self._kept.pop(id(p), None)
+            self._kept.pop(name, None)
+        self._set_beta(optimizer, self.momentum.factor)
 
-    def restore(self) -> None:
-        """Have Adam go on with the momentum and the variance that it has."""
-        for handle in self._handles:
-            handle.remove()
-        for optimizer, group in self._groups:
-            self._release(optimizer, group)
-            group["betas"] = (self.momentum.factor, group["betas"][1])
+    def _set_beta(self, optimizer: Optimizer, beta: float) -> None:
+        for _, group in self._groups_of(optimizer):
+            group["betas"] = (beta, group["betas"][1])
 
     def expect(self, names: AbstractSet[str]) -> None:
         """Nothing: the variance is in the optimizer's own state."""
@@ -208,24 +134,6 @@ def least_variance(beta1: float, beta2: float) -> float:
     what a single gradient as large as m makes.
     """
     return (1 - beta2) * max(1.0, (1 - beta1**2 / beta2) / (1 - beta1) ** 2)
-
-
-def refuse_options(optimizer: Optimizer, group: Mapping[str, Any]) -> None:
-    """Raise an `AttachError` for options with which Adam's variance cannot be kept."""
-    for option in ("amsgrad", "capturable", "differentiable"):
-        if group[option]:
-            raise AttachError(
-                f"{type(optimizer).__name__} with {option}=True has no variance that could be kept as it is: "
-                f"leave {option} out"
-            )
-
-
-def too_late(name: str, freeze_step: int | None) -> AttachError:
-    """What is to be raised where a parameter has its first gradient behind `freeze_step`."""
-    return AttachError(
-        f"{name} has its first gradient in step {freeze_step} or later, so that it has no variance to keep: "
-        "write a larger freeze_step, or freeze it"
-    )
 
 
 def _is_kept(group: Mapping[str, Any]) -> bool:

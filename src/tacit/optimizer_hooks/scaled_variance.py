@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,8 +15,8 @@ from torch.optim import Adam, Optimizer
 
 from tacit.exchange.combinators import average_
 from tacit.model.trained_model import local
-from tacit.optimizer_hooks.closures import around_steps
 from tacit.optimizer_hooks.taken_momentum import in_memory_order
+from tacit.optimizer_hooks.variance_guard import Undo, VarianceGuard, gradient_of, variance_of, with_decay
 from tacit.session import Session
 from tacit.torch_compat import add_squares_of_each_, divide_each_, multiply_each_
 from tacit.transports.process_groups import gathered
@@ -51,7 +52,7 @@ class Squares:
         self.step = step
 
 
-class ScaledVariance:
+class ScaledVariance(VarianceGuard):
     """Has Adam, on each replica, divide by the root of what its variance would be of the mean gradient.
 
     A replica's gradient is of a batch that is as many times smaller as there are replicas, so its squares are
@@ -75,41 +76,33 @@ class ScaledVariance:
         named: Mapping[str, Tensor],
         near: dist.ProcessGroup | None = None,
     ) -> None:
+        super().__init__([each for each in optimizers if isinstance(each, Adam)], named)
         self._session, self._named = session, named
         self._replicas, self._near = len(session.ranks), near
-        self._names = {id(p): name for name, p in named.items()}
-        self._optimizers = [each for each in optimizers if isinstance(each, Adam)]
         self.squares = {
-            self._names[id(p)]: Squares()
+            name: Squares()
             for optimizer in self._optimizers
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if id(p) in self._names and can_scale(group)
+            for group, _, name in self._parameters(optimizer)
+            if can_scale(group)
         }
         self._samples: dict[str, Tensor] = {}
-        self._unscaled: dict[int, tuple[list[Tensor], list[float]]] = {}
         self._seen: set[str] = set()
         self._of_mean: set[str] = set()
         """Whose variance was of mean gradients, before these replicas have taken a step; until r is known."""
-        self._handles: list[Any] = []
         if self._replicas > 1 and self.squares:
-            self._handles = around_steps(self._optimizers, self._before, self._behind)
+            self._guard()
 
     # ---- around a step --------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def _before(self, optimizer: Optimizer) -> None:
+    def _change(self, optimizer: Optimizer) -> Undo | None:
         """Sample the gradients, and have Adam find a variance that its step makes the scaled one."""
-        self._behind(optimizer)  # of a step that has raised
-        if skips(optimizer):
-            return
-        step, scale = self._session.step, getattr(optimizer, "grad_scale", None)
+        step = self._session.step
         samples = self.due(step) or self.due(step - 1)  # an attempt with a scaler ends with its backward
         variances, gradients, shares, factors = [], [], [], []
-        for _, group, p, name in self._parameters([optimizer]):
-            if p.grad is None or p.grad.is_sparse:
+        for group, p, name in self._parameters(optimizer):
+            if p.grad is None or p.grad.is_sparse or name not in self.squares:
                 continue
-            g = local(p.grad) if scale is None else local(p.grad) / scale
+            g = gradient_of(p, optimizer)
             if samples:
                 self._samples[name] = sampled(g).to(torch.float32, copy=True)
             variance = variance_of(p, optimizer)
@@ -124,21 +117,15 @@ class ScaledVariance:
                 continue
             beta = float(group["betas"][1])
             variances.append(variance)
-            gradients.append(with_decay(g, local(p.detach()), group))
+            gradients.append(with_decay(g, p, group))
             shares.append(share)
             factors.append((share - 1) * (1 - beta) / beta)
-        if shares:
-            # Adam makes beta x + (1 - beta) g^2 of x: r times what it would have made of its own variance.
-            multiply_each_(variances, shares)
-            add_squares_of_each_(variances, gradients, factors)
-            self._unscaled[id(optimizer)] = variances, shares
-
-    @torch.no_grad()
-    def _behind(self, optimizer: Optimizer, *_: Any) -> None:
-        """Have the optimizer's state hold its own variance again."""
-        variances, shares = self._unscaled.pop(id(optimizer), ([], []))
-        if shares:
-            divide_each_(variances, shares)
+        if not shares:
+            return None
+        # Adam makes beta x + (1 - beta) g^2 of x: r times what it would have made of its own variance.
+        multiply_each_(variances, shares)
+        add_squares_of_each_(variances, gradients, factors)
+        return lambda stepped: divide_each_(variances, shares)
 
     # ---- what replicas tell each other ----------------------------------------------------------------
 
@@ -169,7 +156,11 @@ class ScaledVariance:
             told[:2] = shards[:, :2].sum(0)
         if not bool(told.isfinite().all()):
             return  # the round of the parameters says who has what is not finite
-        betas = {name: float(group["betas"][1]) for _, group, _, name in self._parameters(self._optimizers)}
+        betas = {
+            name: float(group["betas"][1])
+            for optimizer in self._optimizers
+            for group, _, name in self._parameters(optimizer)
+        }
         for name, (square, mean, count) in zip(self.squares, told.t().tolist(), strict=True):
             if count > 0:
                 self.squares[name].move(square / count, mean / count**2, step, betas[name])
@@ -182,39 +173,23 @@ class ScaledVariance:
     def _adopt(self) -> None:
         """Bring variances that were of mean gradients to the size of the replicas' own."""
         known = {name for name in self._of_mean if self.squares[name].step >= 0}
-        self._multiply(known, lambda share: 1 / share)
+        for each in self._optimizers:
+            self._multiply(each, known, lambda share: 1 / share)
         self._of_mean -= known
 
-    @torch.no_grad()
-    def _multiply(self, names: set[str], factor: Callable[[float], float]) -> None:
-        for optimizer, _, p, name in self._parameters(self._optimizers):
+    def _release(self, optimizer: Optimizer) -> None:
+        """Leave Adam the variance of the mean gradient."""
+        self._multiply(optimizer, self.squares.keys() - self._of_mean, lambda share: share)
+
+    def _multiply(
+        self, optimizer: Optimizer, names: AbstractSet[str], factor: Callable[[float], float]
+    ) -> None:
+        for _, p, name in self._parameters(optimizer):
             variance = variance_of(p, optimizer)
             if name in names and variance is not None:
                 variance.mul_(factor(self.squares[name].share(self._replicas)))
 
-    def _parameters(
-        self, optimizers: Sequence[Optimizer]
-    ) -> Iterator[tuple[Optimizer, dict[str, Any], Tensor, str]]:
-        """With their groups as they are now: loading a state gives an optimizer others."""
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    if (name := self._names.get(id(p))) in self.squares:
-                        yield optimizer, group, p, name
-
-    # ---- the end, and checkpoints ---------------------------------------------------------------------
-
-    def restore(self) -> None:
-        """Leave Adam the variance of the mean gradient, as it goes on from there."""
-        if self._handles:
-            self._multiply(set(self.squares) - self._of_mean, lambda share: share)
-        self.close()
-
-    def close(self) -> None:
-        """Leave the optimizers alone."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+    # ---- checkpoints ------------------------------------------------------------------------------
 
     def kept(self) -> dict[str, Any]:
         """Plain values, equal on all ranks."""
@@ -242,27 +217,7 @@ def can_scale(group: Mapping[str, Any]) -> bool:
     return not (group["capturable"] or group["differentiable"])
 
 
-def skips(optimizer: Optimizer) -> bool:
-    """Whether a scaler has told a fused optimizer to leave this step out."""
-    found = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(float(found))
-
-
 def sampled(x: Tensor) -> Tensor:
     """About `SAMPLED` entries at equal distances, in the order of memory: the same on all ranks."""
     flat = in_memory_order(x, x)
     return flat[:: max(1, flat.numel() // SAMPLED)]
-
-
-def variance_of(p: Tensor, optimizer: Optimizer) -> Tensor | None:
-    """Adam's own tensor, or this rank's shard of it; None before its first step."""
-    found = optimizer.state.get(p, {}).get("exp_avg_sq")
-    return None if found is None else local(found)
-
-
-def with_decay(g: Tensor, p: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """The gradient that Adam squares, with an L2 penalty in it; AdamW has none."""
-    decay = 0.0 if group.get("decoupled_weight_decay") else group["weight_decay"]
-    if not decay:
-        return g
-    return torch.add(g, p, alpha=-decay if group["maximize"] else decay)

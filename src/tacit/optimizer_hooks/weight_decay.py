@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tacit.contracts import Momentum, state_dtype
+from tacit.optimizer_hooks.variance_guard import skips
 
 Group = dict[str, Any]
 
@@ -50,8 +51,7 @@ class DecayMomentum:
     @torch.no_grad()
     def before_step(self, optimizer: Optimizer, groups: Iterable[Group]) -> None:
         """Add momentum's share of the decay to the gradients. Of a step that will be passed over: nothing."""
-        found = getattr(optimizer, "found_inf", None)  # a fused optimizer passes over steps by itself
-        if found is not None and bool(found):
+        if skips(optimizer):
             return
         scale = getattr(optimizer, "grad_scale", None)
         for group in groups:
