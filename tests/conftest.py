@@ -82,6 +82,7 @@ PROCESSES = (
     "tests/recipes/test_cache.py::test_of_many_processes",
     "tests/reports/test_browser.py",
     "tests/reports/test_page.py::test_plotly_is_not_imported",
+    "tests/session/test_journey.py",
     "tests/parameter_server/test_cli",
     "tests/parameter_server/test_equalities.py",
     "tests/parameter_server/test_imported_codecs.py",

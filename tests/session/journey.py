@@ -1,7 +1,9 @@
-"""A rank that counts what one step passes in tacit: `python journey.py ALGORITHM [SERVER]`; prints JSON.
+"""A rank that counts what is passed in tacit: `python journey.py WHAT ...`; prints a JSON object for each.
 
-Every call of a function of tacit counts, in all threads of the rank; a generator that is resumed counts too,
-and a comprehension that has a frame of its own.
+WHAT is ALGORITHM, or ALGORITHM@SERVER. Every call of a function of tacit counts, in all threads of the rank:
+one of a generator that is resumed, of a comprehension, and of a compiled kernel too. Of the last step, the
+backward pass and the optimizer's step are counted apart: in the first a gradient is exchanged, in the second
+parameters are.
 """
 
 import json
@@ -25,69 +27,66 @@ STEADY = 8
 
 
 class Counts:
-    """What has been called, of the functions whose files are in `SRC`.
-
-    Attributes:
-        calls: by (file, function); crossings: by (file, function) of the caller and of what it has called, in
-            another of the folders and files in `SRC`.
-    """
+    """What has been called, of the functions whose files are in `SRC`; `into` says where it is counted."""
 
     def __init__(self) -> None:
-        self.on = False
-        self.calls: Counter[tuple[str, str]] = Counter()
-        self.crossings: Counter[tuple[str, str, str, str]] = Counter()
+        self.into: str | None = None
+        self.calls: Counter[tuple[str, str, str]] = Counter()
+        self.crossings: Counter[str] = Counter()
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         """For `sys.setprofile`."""
-        if not self.on or event != "call" or not frame.f_code.co_filename.startswith(SRC):
+        if self.into is None or event != "call" or not frame.f_code.co_filename.startswith(SRC):
             return
-        here, before = _place(frame), frame.f_back
-        self.calls[here] += 1
+        here, before = _file(frame), frame.f_back
+        self.calls[self.into, here, frame.f_code.co_qualname] += 1
         if before is not None and before.f_code.co_filename.startswith(SRC):
-            there = _place(before)
-            if _package(there) != _package(here):
-                self.crossings[(*there, *here)] += 1
+            self.crossings[self.into] += _package(_file(before)) != _package(here)
+
+    def said(self, part: str) -> dict[str, object]:
+        """What was counted in the part."""
+        calls = [[file, name, times] for (of, file, name), times in self.calls.most_common() if of == part]
+        return {"calls": calls, "crossings": self.crossings[part]}
 
 
-def _place(frame: FrameType) -> tuple[str, str]:
-    return frame.f_code.co_filename.removeprefix(SRC), frame.f_code.co_qualname
+def _file(frame: FrameType) -> str:
+    return frame.f_code.co_filename.removeprefix(SRC)
 
 
-def _package(place: tuple[str, str]) -> str:
-    return place[0].split(os.sep)[0]
+def _package(file: str) -> str:
+    return file.split(os.sep)[0]
 
 
-def main(algorithm: str, servers: list[str]) -> None:
-    torch.set_num_threads(1)
-    counts = Counts()
-    threading.setprofile(counts)  # before any lane has a thread
-    sys.setprofile(counts)
-    dist.init_process_group("gloo")
+def main(algorithm: str, server: str) -> None:
     torch.manual_seed(0)
     model = DDP(nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 5)), gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     generator = torch.Generator().manual_seed(dist.get_rank())
-    with tacit.attach(model, optimizer, algorithm, servers=servers or None) as session:
+    counts = Counts()
+    threading.setprofile(counts)  # before there is a lane, whose thread has it then
+    sys.setprofile(counts)
+    with tacit.attach(model, optimizer, algorithm, servers=[server] if server else None) as session:
         for step in range(STEADY + 1):
             x = torch.randn(8, 40, generator=generator)
             y = torch.randint(0, 5, (8,), generator=generator)
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x), y)
-            counts.on = step == STEADY and not os.environ.get("NOB")
+            counts.into = "backward" if step == STEADY else None
             loss.backward()
-            counts.on = step == STEADY and not os.environ.get("NOS")
+            counts.into = "step" if step == STEADY else None
             optimizer.step()
-            counts.on = False
+            counts.into = None
         buckets = len(session.session.buckets)
     sys.setprofile(None)
-    dist.destroy_process_group()
-    said = {
-        "buckets": buckets,
-        "calls": [[*place, count] for place, count in counts.calls.most_common()],
-        "crossings": [[*edge, count] for edge, count in counts.crossings.most_common()],
-    }
-    print(json.dumps(said), flush=True)
+    threading.setprofile(None)  # type: ignore[arg-type]
+    parts = {part: counts.said(part) for part in ("backward", "step")}
+    print(json.dumps({"algorithm": algorithm, "buckets": buckets, **parts}), flush=True)
+    dist.barrier()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for what in sys.argv[1:]:
+        main(*what.partition("@")[::2])
+    dist.destroy_process_group()
