@@ -57,7 +57,7 @@ def watched(
 
 def _words(group: Run, algorithms: Sequence[str], out: Path) -> list[str]:
     from tacit import algorithms as named
-    from tacit.stores.client.placement import uses_servers
+    from tacit.attaching.requirements import uses_servers
 
     words = ["compare", *group.recipe, "--algorithms", ",".join(algorithms), "--cluster", group.cluster]
     words += ["--seed", str(group.seed), "--out", str(out), "--json"]

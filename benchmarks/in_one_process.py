@@ -31,6 +31,7 @@ from graphed import GraphedGradients
 from tacit.attaching.assembly import fully_named
 from tacit.attaching.learning_rates import Rates
 from tacit.gradients.ddp_hook import SETTLED
+from tacit.levels.kinds import kind_of
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks import momentum
@@ -167,7 +168,7 @@ class Worker:
                 patch("tacit.levels.device_placement.TorchTransport", partial(net.end, rank)),
                 patch("tacit.levels.device_placement.backend_on", lambda *_: "nccl"),
             ):
-                made = Level(spec, level, rates, nets[0].device.groups("node"), taken=taken)
+                made = kind_of(level)(spec, level, rates, nets[0].device.groups("node"), taken=taken)
                 self.levels.append(made)
         for made in self.levels:
             if made.session.config.in_stream:  # all that is launched is in one order then

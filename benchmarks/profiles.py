@@ -158,7 +158,7 @@ def _why_not(cluster: str, model: str, arm: str) -> str:
 def _servers(cluster: str, algorithm: str) -> Serving | None:
     """How the servers are run; None where there are none, or would be nothing for them to do."""
     from tacit import algorithms
-    from tacit.stores.client.placement import uses_servers
+    from tacit.attaching.requirements import uses_servers
     from tacit_lab.cluster import Cluster
     from tacit_lab.testbed import Serving
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tacit import checks
-from tacit.contracts import LayerwiseOverlap, Overlap
+from tacit.contracts import Overlap
 from tacit.errors import ConfigError
 
 __all__ = ["Bucketwise", "Delayed", "Fused", "Prioritized"]
@@ -55,7 +55,7 @@ class Delayed(Overlap):
 
 
 @dataclass(frozen=True)
-class Fused(LayerwiseOverlap):
+class Fused(Overlap):
     """Gradients are sent as soon as backward has them, joined into messages where that saves time.
 
     Without `megabytes`, messages are planned by what the first steps and the links have shown: a gradient
@@ -70,8 +70,7 @@ class Fused(LayerwiseOverlap):
     megabytes: float | None = None
     credit: float | None = None
 
-    into_forward = False
-    split = False
+    layerwise = True
 
     def __post_init__(self) -> None:
         _check_sizes(self.megabytes, self.credit)
@@ -82,7 +81,7 @@ class Fused(LayerwiseOverlap):
 
 
 @dataclass(frozen=True)
-class Prioritized(LayerwiseOverlap):
+class Prioritized(Overlap):
     """Gradients that the next forward pass needs first are sent first, the others while that pass runs.
 
     Each layer waits for its gradients when forward comes to it, and is stepped then, with the learning
@@ -105,6 +104,7 @@ class Prioritized(LayerwiseOverlap):
     credit: float | None = None
     split: bool = False
 
+    layerwise = True
     into_forward = True
 
     def __post_init__(self) -> None:

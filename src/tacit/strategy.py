@@ -12,12 +12,9 @@ from tacit.compressors.scheduled import Scheduled
 from tacit.contracts import (
     WORLD,
     Compressor,
-    LayerwiseOverlap,
     Merge,
     MixingCompressor,
-    MixingTopology,
     Overlap,
-    PairTopology,
     Rounds,
     ScheduleState,
     ServerTopology,
@@ -95,7 +92,7 @@ class Strategy:
         if self.server is not None:
             self.server.admit(self.subject, self.rounds, self.merge, self.overlap)
         self._check_mean_feedback()
-        if not isinstance(self.topology, MixingTopology) and _holds_mixing(self.compressor):
+        if not self.topology.mixes and _holds_mixing(self.compressor):
             raise ConfigError(
                 f"{self.compressor} with topology={self.topology} is not possible, as it is for replicas "
                 "that differ, each with an answer of its own: write subject='delta', topology=Gossip(), "
@@ -146,7 +143,7 @@ class Strategy:
                 f"rounds={self.rounds} with subject='gradient' would lose gradients: "
                 "write subject='delta', merge=Average()"
             )
-        if isinstance(self.topology, MixingTopology):
+        if self.topology.mixes:
             raise ConfigError(
                 f"topology={self.topology} of gradients would let replicas drift apart for good: write "
                 "subject='delta', merge=Mix()"
@@ -158,14 +155,14 @@ class Strategy:
                 f"overlap={self.overlap} of a gradient: one that is {self.overlap.steps} steps old makes "
                 "training worse, and hides no more than one a step old: write Delayed(1)"
             )
-        if isinstance(self.overlap, LayerwiseOverlap) and (self.server or not self.rounds.every_step):
+        if self.overlap.layerwise and (self.server or not self.rounds.every_step):
             raise ConfigError(
                 f"overlap={self.overlap} is for gradients that all ranks average in every step, and not for "
                 f"topology={self.topology}, rounds={self.rounds}: write Bucketwise()"
             )
 
     def _check_delta(self) -> None:
-        if isinstance(self.overlap, LayerwiseOverlap):
+        if self.overlap.layerwise:
             raise ConfigError(
                 f"overlap={self.overlap} is for gradients, and subject='delta' exchanges parameters behind "
                 "optimizer.step: write Bucketwise() or Delayed(1), or subject='gradient'"
@@ -219,12 +216,12 @@ class Strategy:
     def _check_mixing(self) -> None:
         """Where each rank gets another answer, the merge must be one that leaves the anchor alone."""
         mixes = self.merge.mixes
-        if isinstance(self.topology, MixingTopology) and not mixes:
+        if self.topology.mixes and not mixes:
             raise ConfigError(
                 f"merge={self.merge} does not fit topology={self.topology}, which gives each rank another "
                 "answer: write merge=Mix()"
             )
-        if mixes and not isinstance(self.topology, MixingTopology):
+        if mixes and not self.topology.mixes:
             raise ConfigError(
                 f"merge={self.merge} does not fit topology={self.topology}, which gives all ranks one "
                 "mean: write merge=Average(), or topology=Gossip()"
@@ -329,13 +326,13 @@ class Levels:
                 f"overlap={self.levels[0].overlap} of the first level: inside a node there is little to "
                 "hide, and old gradients would be applied after a round between nodes: write Bucketwise()"
             )
-        if isinstance(self.levels[0].overlap, LayerwiseOverlap):
+        if self.levels[0].overlap.layerwise:
             raise ConfigError(
                 f"overlap={self.levels[0].overlap} of the first level: inside a node there is little to "
                 "hide, and it is not supported there: write Bucketwise()"
             )
         for level in self.levels:
-            if isinstance(level.topology, MixingTopology | PairTopology):
+            if level.topology.mixes or level.topology.in_pairs:
                 raise ConfigError(
                     f"topology={level.topology} cannot be one of several levels, as all ranks of a node need "
                     "one answer: use it alone, or Flat() here"

@@ -15,7 +15,6 @@ from torch import nn
 from cases import for_each
 from tacit.algorithms import parse
 from tacit.algorithms.registry import ENTRIES
-from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.kernels.dispatch import emulated_device
 from tacit.levels.device_placement import HOST, _needs_host, placed
@@ -110,7 +109,7 @@ SOMEWHERE = [name for name in ENTRIES if levels(name) and TABLE[name].nccl != AT
 
 
 def test_what_is_refused_there_goes_layer_by_layer() -> None:
-    layerwise = {name for name in ENTRIES if isinstance(parse(name).levels[0].overlap, LayerwiseOverlap)}
+    layerwise = {name for name in ENTRIES if parse(name).levels[0].overlap.layerwise}
     assert {name for name, row in TABLE.items() if row.nccl == AT_ATTACH} == layerwise
     assert {TABLE[name].host for name in layerwise} == {AT_ATTACH}
 

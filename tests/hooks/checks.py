@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
 from tacit import algorithms
-from tacit.attaching.validate import checked
+from tacit.attaching.requirements import checked
 from tacit.errors import RoundError
 from tacit.exchange.driver import drive
 from tacit.kernels.layout import position_bytes

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tacit.algorithms import parse
 from tacit.attaching.assembly import fully_named
 from tacit.attaching.learning_rates import Rates
+from tacit.levels.kinds import kind_of
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks import momentum
@@ -63,7 +64,8 @@ class Member:
                 "tacit.levels.device_placement.TorchTransport",
                 lambda *_, net=net: LoopbackTransport(net, rank),
             ):
-                self.levels.append(Level(spec, level, rates, nets[0].groups("node"), taken=self.taken))
+                made = kind_of(level)(spec, level, rates, nets[0].groups("node"), taken=self.taken)
+                self.levels.append(made)
         for level in self.levels:
             if level.strategy.rounds.follows is not None:
                 level.session.schedule.follow(self.levels[-1].session.schedule)

@@ -15,7 +15,7 @@ import tacit
 from tacit.attaching.arguments import ddp_of, optimizers_of
 from tacit.attaching.discarding import no_wish
 from tacit.attaching.learning_rates import Rates
-from tacit.attaching.validate import check_optimizers
+from tacit.attaching.requirements import check_optimizers
 from tacit.optimizer_hooks.momentum import planned
 
 

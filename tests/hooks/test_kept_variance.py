@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 import tacit
 from cases import for_each
 from tacit.algorithms import parse
-from tacit.attaching.validate import check_renewals
+from tacit.attaching.requirements import check_renewals
 from tacit.compressors import Blockwise, EntropyCoded, ErrorFeedback, Int8
 from tacit.optimizer_hooks.kept_variance import KeptVariance
 from tacit.rounds import During, Renewals

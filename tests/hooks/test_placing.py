@@ -276,7 +276,7 @@ def test_no_room_is_told_by_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 
     ddp, sgd = model()
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["tacit.attaching.assembly"], "Level", full)
+        patch.setattr(sys.modules["tacit.attaching.assembly"], "kind_of", full)
         with pytest.raises(AttachError, match="the GPU has no room for what 'topk' keeps"):
             tacit.attach(ddp, sgd, "topk")
     with tacit.attach(ddp, sgd, "topk"):  # nothing is left of it

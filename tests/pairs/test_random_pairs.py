@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from cases import for_each
 from tacit.algorithms import parse
-from tacit.attaching import validate
+from tacit.attaching import requirements
+from tacit.attaching.requirements import needs_servers
 from tacit.compressors import BF16, TopK
 from tacit.contracts import PairTopology, PayloadSpec, PushPull
 from tacit.errors import AttachError, ConfigError, NonFinite, PeerLost, RoundError, UnevenData
@@ -22,7 +23,6 @@ from tacit.merges import Average, ServerParams
 from tacit.overlap import Delayed
 from tacit.planning.prediction import refuse
 from tacit.rounds import AdaComm, Cycling
-from tacit.stores.client.placement import needs_servers
 from tacit.stores.pairs import PairTransport, links, members
 from tacit.strategy import Levels, Strategy
 from tacit.topologies import Groups, Pairs
@@ -531,8 +531,8 @@ def test_models_for_which_ranks_wait_in_each_pass_are_refused() -> None:
 
     strategy = parse("adpsgd")
     with pytest.raises(AttachError, match=r"1 is a SyncBatchNorm.*attach 'gossip'"):
-        validate._check_pairs(Model(), strategy)  # type: ignore[arg-type]
-    validate._check_pairs(Model(), parse("gossip"))  # type: ignore[arg-type]
+        requirements._check_pairs(Model(), strategy)  # type: ignore[arg-type]
+    requirements._check_pairs(Model(), parse("gossip"))  # type: ignore[arg-type]
     for text in ("adpsgd:graph=ring", "adpsgd:graph=exponential", "wagma:wait=false"):
         (level,) = parse(text).levels
         assert isinstance(level.topology, PairTopology)

@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from mixed_replicas import N, assert_followed, assert_nan_named, assert_resumed,
 from torch import Tensor
 
 from tacit.algorithms import parse
-from tacit.attaching import validate
 from tacit.compressors import Dense, OuterMix, PublicCopy, PushSum, TopK
 from tacit.contracts import Compressor, MixingTopology
 from tacit.errors import ConfigError
@@ -143,10 +141,9 @@ def test_a_nan_is_told_on_all_ranks() -> None:
 
 def test_odd_ranks_are_refused_at_attach() -> None:
     for peers, says in ((3, "2 or 4"), (5, "4 or 6"), (7, "6 or 8")):
-        model = SimpleNamespace(process_group=SimpleNamespace(size=lambda peers=peers: peers))
         with pytest.raises(ConfigError, match=rf"groups of 2 with {peers} ranks.*train with {says} ranks"):
-            validate._check_ranks(model, parse("noloco"))  # type: ignore[arg-type]
-        validate._check_ranks(model, parse("prague"))  # type: ignore[arg-type]
+            parse("noloco").levels[-1].topology.check_ranks(peers)
+        parse("prague").levels[-1].topology.check_ranks(peers)
     with pytest.raises(ConfigError, match=r"groups of 4 with 6 ranks.*train with 4 or 8"):
         Groups(4, "random", equal=True).check_ranks(6)
     for peers in (1, 2, 4, 6):

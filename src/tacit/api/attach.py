@@ -21,12 +21,12 @@ from tacit.algorithms.registry import strategy_of
 from tacit.api.attached import Attached, refuse_second
 from tacit.api.auto import AutoSession
 from tacit.attaching.arguments import check_kinds, model_of, optimizers_of
-from tacit.attaching.fitting import fitted
+from tacit.attaching.requirements import fitted
 from tacit.environment import ALGORITHM
 from tacit.errors import AttachError, ConfigError
-from tacit.fsdp.gradients import Reduction
 from tacit.gradients.layerwise.forward_steps import refuse_compiled
 from tacit.levels.spec import AttachSpec
+from tacit.model.sharded_model import Reduction
 from tacit.model.torch_modes import shielded
 from tacit.planning.decider import Decider
 from tacit.planning.planner import Planner

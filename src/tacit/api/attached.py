@@ -143,8 +143,7 @@ class Attached:
         Call it once a step, before `optimizer.step`.
         """
         for level in self.levels:
-            if level.progress is not None:
-                level.progress.observations.observe(loss)
+            level.observe(loss)
 
     def discard(self, wish: bool = True) -> bool:
         """Take back the step that is under way if any rank asks for it, as its loss has a spike for example.
@@ -407,5 +406,4 @@ def measure_consensus(session: Attached) -> Consensus | None:
         RoundError: the average failed.
     """
     session.flush()
-    far = session.levels[-1].progress
-    return None if far is None else far.measure_consensus()
+    return session.levels[-1].measure_consensus()

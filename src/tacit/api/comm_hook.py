@@ -15,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tacit.algorithms.registry import strategy_of
 from tacit.api.attached import Attached, refuse_second
 from tacit.attaching.arguments import check_kinds, ddp_of
-from tacit.attaching.fitting import fitted
-from tacit.contracts import LayerwiseOverlap
+from tacit.attaching.requirements import fitted
 from tacit.errors import AttachError
 from tacit.gradients.ddp_hook import HookDispatcher
 from tacit.levels.spec import AttachSpec
@@ -74,7 +73,7 @@ class CommState(NotCopied):
         if farther or nearest.subject != "gradient":
             why = _INSTEAD["delta" if farther else nearest.subject]
             raise AttachError(f"{strategy.name!r} {why.format(strategy.name)}")
-        if isinstance(nearest.overlap, LayerwiseOverlap):
+        if nearest.overlap.layerwise:
             raise AttachError(
                 f"{strategy.name!r} takes gradients before DDP's communication hook gets them: "
                 f"write tacit.attach(model, optimizer, {strategy.name!r})"

@@ -198,9 +198,7 @@ class ActiveStrategy:
                     self._all_load(None)
             raise
         for level in self.levels:
-            level.fetch()
-            if level.stepped is not None:
-                level.stepped.resume()
+            level.reload()
         if self._notes is not None:
             self._notes.loaded()
 

@@ -16,7 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from tacit import checks
 from tacit.errors import AttachError
-from tacit.fsdp.model import ShardedModel, sharded_of
+from tacit.fsdp.model import sharded_of
+from tacit.model.sharded_model import ShardedModel
 from tacit.torch_compat import compiled_module, fabric_module
 
 _FABRIC = (

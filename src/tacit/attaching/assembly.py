@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 
 from tacit.attaching.learning_rates import Rates
-from tacit.contracts import NODE, WORLD, ByLinks, LinkRates, made_for
+from tacit.contracts import NODE, WORLD, LinkRates, made_for
 from tacit.errors import AttachError
+from tacit.levels.kinds import kind_of
 from tacit.levels.level import Level
 from tacit.levels.node_layout import measured_links, read_nodes, warn_of_one
 from tacit.levels.spec import AttachSpec
@@ -24,9 +25,7 @@ def links_for(spec: AttachSpec) -> Links | None:
 
     All ranks are given the same numbers, so that they decide alike.
     """
-    needed = any(
-        isinstance(level.topology, ByLinks) and level.topology.needs_rates for level in spec.strategy.levels
-    )
+    needed = any(level.topology.needs_rates for level in spec.strategy.levels)
     return measured_links(spec.group, spec.mesh) if needed else None
 
 
@@ -51,7 +50,7 @@ def levels_of(
     weights = _weights(spec)
     levels: list[Level] = []
     for each in _told(fully_named(strategy), links):
-        level = Level(spec, each, rates, nodes, _share(weights, group.rank(), each, nodes), taken)
+        level = kind_of(each)(spec, each, rates, nodes, _share(weights, group.rank(), each, nodes), taken)
         levels.append(level)
         yield level
     for at_work in levels:

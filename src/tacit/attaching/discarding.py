@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tacit.attaching.failures import Failures
-from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.gradients.backwards import linear
 from tacit.levels.level import Level
@@ -52,7 +51,7 @@ def why_not(spec: AttachSpec, levels: Sequence[Level]) -> str | None:
             "it gives a step the mean of the step before, so that what you see is that of an earlier batch: "
             "attach the same compressor without the delay, such as 'dense', 'bf16' or 'int8'"
         )
-    if isinstance(near.overlap, LayerwiseOverlap) and near.overlap.into_forward:
+    if near.overlap.into_forward:
         return (
             "means come during the next forward pass, so that nobody can look at them before the step: "
             "attach 'fusion'"

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from tacit import checks
-from tacit.contracts import AdaptiveRounds, Rounds, ScheduleState
+from tacit.contracts import Rounds, ScheduleState
 from tacit.errors import AttachError
 from tacit.levels.spec import AttachSpec
 from tacit.strategy import AnyStrategy
@@ -50,7 +50,7 @@ def check(strategy: AnyStrategy, schedule_state: ScheduleState) -> None:
         if unsaid:
             by_steps = (
                 f", or give it a number of steps, such as {strategy.name.partition(':')[0]}:sync_every=50"
-                if not isinstance(level.rounds, AdaptiveRounds)
+                if not level.rounds.observed_metrics
                 else ""
             )
             raise AttachError(
@@ -66,7 +66,7 @@ def _more(rounds: Rounds, unsaid: Sequence[str]) -> str:
     """What else the error tells to write."""
     loss = (
         ", and session.observe(loss) before each optimizer.step()"
-        if isinstance(rounds, AdaptiveRounds) and "loss" in rounds.observed_metrics
+        if "loss" in rounds.observed_metrics
         else ""
     )
     if "steps_per_epoch" not in unsaid:

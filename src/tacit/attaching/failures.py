@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from tacit.attaching.learning_rates import RateHistory
-from tacit.contracts import MixingTopology
 from tacit.errors import NonFinite, PeerLost, RoundError, TacitError, first_line
 from tacit.failure.barrier import StepsReached
 from tacit.failure.detector import FailureDetector, PostedCount
@@ -206,11 +205,7 @@ class Failures:
         steps = 0 if farthest is None else farthest.nonfinite.told(farthest.step)
         if self._spec.leaves_ddp_alone:
             return untouched(self._spec.model, steps)
-        # Behind steps ranks also ask each other beside rounds, all in the same order.
-        begun = sum(
-            level.session.pending.begun if level.progress is None else level.session.lanes.posted
-            for level in self._levels
-        )
+        begun = sum(level.begun for level in self._levels)
         # With a scaler the ranks ask each other in backward, before a round begins.
         return StepsReached(steps, begun + (self._backwards.begun if self._spec.scaled else 0))
 
@@ -241,7 +236,7 @@ def _is_of_gloo(error: BaseException) -> bool:
 
 def without_it(strategy: Strategy) -> str:
     """A sentence that says what could go on without a lost rank; "" where nothing that is alike could."""
-    if not isinstance(strategy.topology, MixingTopology):
+    if not strategy.topology.mixes:
         return ""
     return (
         f". With {strategy.name!r} all ranks of a round wait for each other; to go on without a rank that is "

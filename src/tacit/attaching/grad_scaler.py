@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from tacit.contracts import WORLD, LayerwiseOverlap
+from tacit.contracts import WORLD
 from tacit.errors import AttachError
 from tacit.exchange.combinators import average_, gather
 from tacit.gradients.ddp_hook import Answer, BucketFuture, after_backward
@@ -49,7 +49,7 @@ def at_work(scaler: object, strategy: AnyStrategy) -> GradScaler | None:
             "factor, and whose overflow would be known too late to pass over it: train in bfloat16 without "
             "a scaler, or write overlap=Bucketwise()"
         )
-    if isinstance(near.overlap, LayerwiseOverlap):
+    if near.overlap.layerwise:
         raise AttachError(
             f"{strategy.name!r} sends a gradient before all of them are known to be finite, and a scaler "
             "passes over a step where one is not: train in bfloat16 without a scaler, or attach 'dense'"
@@ -120,19 +120,18 @@ class ScaledSteps:
             level.session.failure.raise_first()
         self._hold_rounds()
         for level in self._levels:
-            if level.progress is not None:
-                level.progress.writes.note()
+            level.note_writes()
 
     def consolidate(self) -> None:
         """Give all scalers the smallest factor of any: plain DDP needs them equal. A collective call."""
-        if self._levels[-1].progress is not None:
+        if self._levels[-1].steps_alone:
             _equalize(self._scaler, self._levels[-1].session)
 
     def _begin(self) -> None:
         self._hold_rounds()  # nobody has stepped since, as where gradients accumulate with no `no_sync`
         self._overflow = False
         self._near_communicates = self._near is not None and self._near.communicates()
-        self._due = [level for level in self._levels if _acts(level)]
+        self._due = [level for level in self._levels if level.acts_after(level.session.step)]
 
     def _end(self) -> None:
         overflow = self._overflow
@@ -155,9 +154,8 @@ class ScaledSteps:
     def _hold_rounds(self) -> None:
         held, self._held = self._held, []
         for level, step in held:
-            assert level.progress is not None
-            level.progress.act(step)
-            level.progress.writes.note()
+            level.act(step)
+            level.note_writes()
 
     @torch.no_grad()
     def _spoil_if(self, broken: Tensor | None) -> None:
@@ -180,10 +178,6 @@ class ScaledSteps:
         for p in self._named.values():
             if p.grad is not None:
                 p.grad.fill_(math.inf)
-
-
-def _acts(level: Level) -> bool:
-    return level.progress is not None and level.progress.acts_after(level.session.step)
 
 
 def _anywhere(overflow: bool, level: Level) -> bool:

@@ -18,21 +18,16 @@ from tacit.gradients.backwards import AccumulationCheck, SyncedBackwards, linear
 from tacit.gradients.ddp_hook import (
     Answer,
     BucketFuture,
-    GradientHook,
     HookDispatcher,
     no_exchange,
     plain_mean,
 )
-from tacit.gradients.layerwise.forward_steps import ForwardSteps
-from tacit.gradients.layerwise.hook import LayerwiseHook
-from tacit.gradients.layerwise.planner import MessagePlanner
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.model.frozen_check import FrozenCheck
 from tacit.model.not_copied import OnlyHere
 from tacit.model.torch_modes import shielded
 from tacit.optimizer_hooks.closures import with_gradients
-from tacit.optimizer_hooks.kept_variance import KeptVariance
 from tacit.optimizer_hooks.seen_steps import SeenSteps
 from tacit.optimizer_hooks.taken_momentum import Taken
 from tacit.replicas.buffers import BufferBroadcasts
@@ -73,9 +68,7 @@ class StepHooks:
         self._undo: list[Callable[[], None]] = []
         self._accumulating: AccumulationCheck | None = None
         self._scaled: ScaledSteps | None = None
-        self._forward: ForwardSteps | None = None
         self._seen: SeenSteps | None = None
-        self._planner: MessagePlanner | None = None
         self._warned = self.called = self._whole = False
         self._saved: tuple[str, str] | None = None
 
@@ -95,14 +88,12 @@ class StepHooks:
             self._see_steps(dispatcher is not None)
         if dispatcher is not None:
             self._answer_hook(dispatcher)
-        alone = any(level.progress is not None or level.stepped is not None for level in self._levels)
-        if alone and self._spec.ddp is not None:
+        if any(level.steps_alone for level in self._levels) and self._spec.ddp is not None:
             self._undo.append(BufferBroadcasts(self._spec.ddp).restore)
         if not self._spec.leaves_ddp_alone:
             self._before_steps(self._frozen)
-        for level in self._levels:
-            if level.stepped is not None:
-                self._before_steps(level.stepped.before_step)
+        if near.before_step is not None:
+            self._before_steps(near.before_step)
         if far.progress is not None and scaled is None:
             broken = NonfiniteSince(self._spec.named, lambda: far.session.step)
             far.session.nonfinite.use_origin(broken.origin)
@@ -111,22 +102,18 @@ class StepHooks:
             module: Any = self._spec.model.module
             self._handles.append(module.register_state_dict_pre_hook(OnlyHere(self._note_saved)))
         counted = 0 if scaled is None else 1  # an attempt with a scaler ends with its backward
-        variance = None if far.moments is None else far.moments.variance
-        if isinstance(variance, KeptVariance):
-            variance.count_by(lambda: far.session.step - counted)
+        far.count_by(lambda: far.session.step - counted)
         if taken is not None:
             taken.take(lambda: near.session.step - counted)
             self._undo.append(taken.restore)
         if any(level.session.config.in_stream and level.gradient is not None for level in self._levels):
             # The last of the hooks: while the host waits here, the device runs out of work.
             self._before_steps(self._check_means)
-        if isinstance(near.gradient, LayerwiseHook):
-            self._plan_messages(near.gradient)
+        if near.put_off is not None:
+            self._before_steps(near.put_off)
         if self._seen is not None and near.gradient is not None and self._spec.ddp is not None:
             self._seen.watch_forward(self._spec.ddp, self._frozen.moved)
             self._before_steps(self._seen.refuse_own_gradients)
-        if not optimizers and isinstance(near.gradient, GradientHook) and scaled is None:
-            near.gradient.count_steps()
 
     def _see_steps(self, counts: bool) -> None:
         """Count the optimizers' steps; `counts`: whether backward passes are counted."""
@@ -138,19 +125,10 @@ class StepHooks:
         )
         self._undo.append(seen.remove)
 
-    def _plan_messages(self, hook: LayerwiseHook) -> None:
-        spec, session = self._spec, self._levels[0].session
-        if hook.into_forward:
-            module, named, name = spec.model.module, spec.named, spec.strategy.name
-            self._forward = ForwardSteps(hook, module, named, spec.optimizers, name)
-            self._before_steps(self._forward.before_step)
-            self._undo.append(self._forward.remove)
-        self._planner = MessagePlanner(hook, session, spec.named, spec.group, self._forward)
-
     def complete(self) -> None:
         """Take all steps that are put off until the next forward pass, and count one that was taken."""
-        if self._forward is not None:
-            self._forward.complete()
+        for level in self._levels:
+            level.complete()
         if self._seen is not None:
             self._seen.complete()
 
@@ -200,18 +178,16 @@ class StepHooks:
 
     def _before_step(self) -> None:
         """What was loaded before the first step is where all replicas begin."""
-        far = self._levels[-1]
-        if far.progress is not None and far.progress.writes.before_step(far.session.step):
-            far.progress.follow_buckets()
+        self._levels[-1].take_loaded()
 
     def _watched(self, answer: Answer, seen: SeenSteps) -> Answer:
         """The same answer; parameters that move and no step are an error in the tenth backward."""
-        progress, name = self._levels[-1].progress, self._spec.strategy.name
+        far, name = self._levels[-1], self._spec.strategy.name
 
         def watched(bucket: GradBucket) -> BucketFuture:
             if bucket.index() == 0:
                 seen.synchronises()
-                if progress is not None and seen.unseen() and progress.writes.seen:
+                if seen.unseen() and far.has_moved:
                     raise AttachError(
                         f"the parameters have moved between backward passes, and {name!r} has seen no step "
                         "of the optimizers that it was given: give attach those whose step() moves them"
@@ -278,8 +254,7 @@ class StepHooks:
         if self._passes is not None:
             self._passes.stepped()
         near.session.stats.stepped(step)
-        if self._planner is not None:
-            self._planner.stepped()
+        near.planned()
 
     def _note_saved(self, *_: object) -> None:
         """The model's `state_dict` is called: between two rounds it is this rank's replica alone."""
@@ -313,8 +288,7 @@ def _next_round_meets(session: Session) -> bool:
 
 def differ_since(levels: Sequence[Level]) -> str | None:
     """Since when the replicas differ, in words; None: they do not."""
-    progress = levels[-1].progress
-    since = None if progress is None else progress.steps_since_equal
+    since = levels[-1].steps_since_equal
     return (
         None if since is None else f"which differ after {since} step{'s' if since > 1 else ''} of their own"
     )

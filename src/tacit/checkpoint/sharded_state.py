@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tacit.checkpoint.resize import KEY
 from tacit.errors import CheckpointError
-from tacit.fsdp.model import ShardedModel
+from tacit.model.sharded_model import ShardedModel
 from tacit.model.trained_model import local
 
 SHARDS = "shards"

@@ -42,7 +42,7 @@ from tacit.contracts.compressor import (
 )
 from tacit.contracts.context import AxisRank, Context, NoMemory, Workspace
 from tacit.contracts.merge import Application, Merge, add_mean_
-from tacit.contracts.overlap import LayerwiseOverlap, Overlap
+from tacit.contracts.overlap import Overlap
 from tacit.contracts.rounds import AdaptiveRounds, Rounds, Sync
 from tacit.contracts.special import (
     Decoded,
@@ -90,7 +90,6 @@ __all__ = [
     "Exchange",
     "Factors",
     "Grouped",
-    "LayerwiseOverlap",
     "LinkRates",
     "Matrix",
     "Merge",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 
 class Overlap(ABC):
@@ -11,28 +12,24 @@ class Overlap(ABC):
     Attributes:
         steps: how many steps late answers are applied; 0: at once.
         warmup_steps: for gradients: answers of so many first steps are applied at once.
-    """
-
-    steps: int = 0
-    warmup_steps: int = 0
-
-    @abstractmethod
-    def apply_at(self, step: int) -> int:
-        """The step after which an answer is applied that would be due after `step` without this overlap."""
-
-
-class LayerwiseOverlap(Overlap):
-    """Gradients leave as soon as backward has them, in messages of tacit's own, and not in DDP's buckets.
-
-    Attributes:
-        megabytes: gradients are joined up to this size; None: as is planned by what the first steps show.
-        credit: megabytes that may be under way at once, or one message; None: any number.
+        megabytes: layer by layer, gradients are joined up to this size; None: as is planned by what the first
+            steps show.
+        credit: layer by layer, megabytes that may be under way at once, or one message; None: any number.
         into_forward: whether messages may be under way until the next forward pass needs their parameters.
         split: whether the all-gathers of all messages leave after all reduce-scatters, in the order of the
             next forward pass.
     """
 
-    megabytes: float | None
-    credit: float | None
-    into_forward: bool
-    split: bool
+    layerwise: ClassVar[bool] = False
+    """Whether gradients leave as soon as backward has them, in messages of tacit's own."""
+
+    steps: int = 0
+    warmup_steps: int = 0
+    megabytes: float | None = None
+    credit: float | None = None
+    into_forward: bool = False
+    split: bool = False
+
+    @abstractmethod
+    def apply_at(self, step: int) -> int:
+        """The step after which an answer is applied that would be due after `step` without this overlap."""

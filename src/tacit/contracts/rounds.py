@@ -57,6 +57,11 @@ class Rounds(ABC):
         return not self.every_step
 
     @property
+    def observed_metrics(self) -> frozenset[str]:
+        """The metrics by which `AdaptiveRounds` go; none: they do not depend on measurements."""
+        return frozenset()
+
+    @property
     def summary(self) -> str:
         """When, in a few words."""
         return f"by {type(self).__name__}"

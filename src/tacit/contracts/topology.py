@@ -37,6 +37,11 @@ class Topology(ABC):
         meets: the axis on which compressors exchange.
     """
 
+    in_pairs: ClassVar[bool] = False
+    """Whether each rank keeps its parameters in a store of its own (`PairTopology`)."""
+    mixes: ClassVar[bool] = False
+    """Whether it gives each rank an answer of its own (`MixingTopology`)."""
+
     scope: str = WORLD
     meets: str = WORLD
     at_servers: bool = False
@@ -66,6 +71,18 @@ class Topology(ABC):
     def takes_variable_length(self) -> bool:
         """Whether the payloads of a `VariableLength` codec are sent without padding to their largest size."""
         return False
+
+    @property
+    def needs_rates(self) -> bool:
+        """Whether it depends on the rates of links, and has none yet."""
+        return False
+
+    def for_rates(self, links: LinkRates) -> Topology:
+        """This topology for these links; the same on all ranks for the same links."""
+        return self
+
+    def check_ranks(self, peers: int) -> None:
+        """Raise a `ConfigError` that says what to write, if it is nothing for so many ranks."""
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
         """With whom, or by which collectives, messages of these compressors are exchanged, in a few words."""
@@ -156,21 +173,10 @@ class ByLinks(Topology):
     Ranks may send different numbers of bytes in a message.
     """
 
-    @property
-    @abstractmethod
-    def needs_rates(self) -> bool:
-        """Whether it has no rates of links yet."""
-
-    @abstractmethod
-    def for_rates(self, links: LinkRates) -> Topology:
-        """This topology for these links; the same on all ranks for the same links."""
-
 
 def made_for(topology: Topology, links: LinkRates) -> Topology:
     """The topology for these links, if it depends on links and has no rates yet; else itself."""
-    if isinstance(topology, ByLinks) and topology.needs_rates:
-        return topology.for_rates(links)
-    return topology
+    return topology.for_rates(links) if topology.needs_rates else topology
 
 
 class NodeTopology(Topology):
@@ -196,8 +202,7 @@ class MixingTopology(Topology):
     tell each other of it by `Context.nonfinite_flags`.
     """
 
-    def check_ranks(self, peers: int) -> None:
-        """Raise a `ConfigError` that says what to write, if so many ranks cannot be mixed by it."""
+    mixes: ClassVar[bool] = True
 
 
 class ServerTopology(Topology):
@@ -262,8 +267,13 @@ class PairTopology(ServerTopology):
             many steps; 0: never.
     """
 
+    in_pairs: ClassVar[bool] = True
+
     allow_lost: bool
     global_every: int
+
+    def check_ranks(self, peers: int) -> None:
+        self.partners(0, peers)
 
     @abstractmethod
     def partners(self, rank: int, peers: int) -> tuple[int, ...]:

@@ -6,20 +6,18 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from tacit.errors import AttachError
-from tacit.fsdp.model import ShardedModel
 from tacit.gradients.ddp_hook import BucketFuture, HookDispatcher
 from tacit.model.not_copied import OnlyHere
+from tacit.model.sharded_model import Reduction, ShardedModel
 from tacit.model.torch_modes import shielded
 from tacit.torch_compat import ReduceGroup, at_end_of_backward
-
-Reduction = Literal["mean", "sum"]
 
 _log = logging.getLogger("tacit")
 

@@ -1,9 +1,8 @@
-"""A model that FSDP2 shards on the near axis of a mesh, with what is averaged along the far axis."""
+"""Which models that FSDP2 shards can be trained, and what of a strategy is left for the far axis."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -14,80 +13,18 @@ from tacit.compressors.dense import Dense
 from tacit.contracts import (
     NODE,
     WORLD,
-    LayerwiseOverlap,
     NodeTopology,
-    PairTopology,
 )
 from tacit.errors import AttachError
+from tacit.model.sharded_model import ShardedModel, reshard
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.process_groups import rank_in, ranks_of
 
-_CAP = 25 << 20
-"""Bytes of a rank's shards that travel together at most; DDP's own for parameters."""
 _LINES = (
     'mesh = init_device_mesh("cpu", (nodes, ranks), mesh_dim_names=("far", "near")), '
     'fully_shard(model, mesh=mesh["near"]) and attach(model, optimizer, strategy, mesh=mesh)'
 )
 _PEERS = "attach one without servers, such as 'topk', 'int8', 'diloco' or 'localsgd'"
-
-
-@dataclass(frozen=True)
-class ShardedModel:
-    """One replica, of which this rank has a shard of every parameter.
-
-    Two are equal where the module is.
-
-    Attributes:
-        module: the user's model.
-        process_group: the ranks of the far axis, which have the same shard of other replicas.
-        near: the ranks among which the replica is sharded; None where they are on several axes.
-        mesh: of the ranks that share this replica.
-        ranks: all that train the model, in order; those of the far axis alone, where no more are known.
-        shards: how many they are; this rank has number `shard`.
-    """
-
-    module: nn.Module
-    process_group: dist.ProcessGroup = field(compare=False)
-    near: dist.ProcessGroup | None = field(compare=False)
-    mesh: DeviceMesh = field(compare=False)
-    ranks: list[int] = field(compare=False)
-
-    @property
-    def shards(self) -> int:
-        """How many ranks share the replica."""
-        return self.mesh.size()
-
-    @property
-    def shard(self) -> int:
-        """The number of this rank among them."""
-        return _ranks(self.mesh).index(rank_in())
-
-    @property
-    def bucket_bytes_cap(self) -> int:
-        """Of whole parameters, so that buckets are cut alike on all ranks, however uneven shards are."""
-        return _CAP * self.shards
-
-    @property
-    def find_unused_parameters(self) -> bool:
-        """True: FSDP2 waits for no parameter's gradient."""
-        return True
-
-    @property
-    def parameters_to_ignore(self) -> Collection[str]:
-        """None of them."""
-        return ()
-
-    def reshard(self) -> None:
-        """Have the module hold its shards, also behind a forward without backward, as in evaluation."""
-        reshard(self.module)
-
-
-def reshard(module: nn.Module) -> None:
-    """See `ShardedModel.reshard`."""
-    for each in module.modules():
-        sharded: Any = each
-        if hasattr(sharded, "reshard"):
-            sharded.reshard()
 
 
 def sharded_of(module: nn.Module, mesh: DeviceMesh | None, group: dist.ProcessGroup | None) -> ShardedModel:
@@ -202,7 +139,7 @@ def far_level(strategy: AnyStrategy, replicas: int) -> Strategy:
         AttachError: it cannot work on sharded models, by name; says what to write.
     """
     far = strategy.levels[-1]
-    if isinstance(far.server, PairTopology):
+    if far.topology.in_pairs:
         raise AttachError(
             f"{strategy.name!r} averages whole parameters of two ranks, and a rank of a sharded model has "
             f"shards: {_PEERS}"
@@ -230,7 +167,7 @@ def far_level(strategy: AnyStrategy, replicas: int) -> Strategy:
 
 def _check_gradients(far: Strategy) -> None:
     """Refuse what needs more of a gradient than the shard that a rank has of it."""
-    if isinstance(far.overlap, LayerwiseOverlap):
+    if far.overlap.layerwise:
         raise AttachError(
             f"{far.name!r} goes by the gradients of DDP's parameters, and FSDP2 gathers each module's "
             "parameters ahead itself: write overlap=Bucketwise(), or attach 'dense' or 'int8'"

@@ -92,6 +92,8 @@ def placed(
     Raises:
         AttachError: it was to be on the GPU, and cannot.
     """
+    if strategy.subject == "nothing":
+        return Placement()
     if wanted is not None:
         checks.one_of("exchange_on", wanted, (HOST, DEVICE))
     first = next(iter(named.values()), None)

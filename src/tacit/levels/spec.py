@@ -15,9 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit.contracts import NODE, ScheduleState
-from tacit.fsdp.gradients import Reduction
-from tacit.fsdp.model import ShardedModel
 from tacit.model.frozen_check import trainable
+from tacit.model.sharded_model import Reduction, ShardedModel
 from tacit.model.trained_model import TrainedModel
 from tacit.session.buckets import Policy
 from tacit.strategy import AnyStrategy
@@ -102,7 +101,7 @@ class AttachSpec:
     @property
     def period(self) -> int:
         """After how many steps the rounds repeat."""
-        return max(int(getattr(level.rounds, "sync_every", 1) or 1) for level in self.strategy.levels)
+        return max(level.rounds.sync_every or 1 for level in self.strategy.levels)
 
     @property
     def replicated_in_node(self) -> bool:

@@ -10,19 +10,19 @@ from torch.optim import ASGD, SGD, Adam, Optimizer
 from tacit.algorithms import parse
 from tacit.algorithms.auto import SENT_LATE
 from tacit.algorithms.auto import candidates as texts_of
-from tacit.attaching.fitting import fitted
-from tacit.contracts import WORLD, AdaptiveRounds
+from tacit.attaching.requirements import fitted
+from tacit.contracts import WORLD
 from tacit.errors import AttachError, ConfigError
-from tacit.fsdp.model import ShardedModel
 from tacit.gradients.layerwise.forward_steps import stepping
 from tacit.levels.device_placement import placed
 from tacit.levels.node_layout import read_nodes
 from tacit.levels.spec import AttachSpec
+from tacit.model.sharded_model import ShardedModel
 from tacit.model.trained_model import locals_of
 from tacit.optimizer_hooks import momentum
 from tacit.replicas.fragments import fragments
 from tacit.session.buckets import fitting
-from tacit.strategy import Accept, AnyStrategy, AutoStrategy
+from tacit.strategy import Accept, AutoStrategy
 
 STEP_AS_SGD = (SGD, ASGD)
 """Optimizers whose steps add up what they are given, so that what is sent late arrives all the same. Others
@@ -83,7 +83,7 @@ class CandidateCheck:
                 f"with a scaler each replica of {text!r} passes over steps of its own, so that ranks could "
                 "not choose again behind the same step"
             )
-        metrics = [rounds.observed_metrics for rounds in _adaptive(options.strategy)]
+        metrics = [level.rounds.observed_metrics for level in options.strategy.levels]
         if not self.observed and any("loss" in each for each in metrics):
             raise AttachError(
                 f"{text!r} goes by the loss: call session.observe(loss) before optimizer.step()"
@@ -136,10 +136,6 @@ class CandidateCheck:
             raise AttachError(self._no_nodes)
         if len(self._nodes) < 2 or len(self._nodes[0]) < 2:
             raise AttachError("it is for several nodes with several ranks each")
-
-
-def _adaptive(strategy: AnyStrategy) -> list[AdaptiveRounds]:
-    return [level.rounds for level in strategy.levels if isinstance(level.rounds, AdaptiveRounds)]
 
 
 def _nodes(given: AttachSpec) -> tuple[list[list[int]], str]:

@@ -9,8 +9,8 @@ import torch
 
 from tacit.algorithms import parse
 from tacit.errors import AttachError, ConfigError
-from tacit.fsdp.model import ShardedModel
 from tacit.levels.node_layout import read_nodes
+from tacit.model.sharded_model import ShardedModel
 from tacit.model.trained_model import locals_of
 from tacit.planning.decider import Choice, ChoosingSession, from_all_texts
 from tacit.planning.prediction import Prediction

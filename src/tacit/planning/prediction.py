@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tacit.contracts import NET, NODE, AdaptiveRounds, LayerwiseOverlap, PairTopology
+from tacit.contracts import NET, NODE
 from tacit.errors import ConfigError
 from tacit.planning.profile import Profile
 from tacit.planning.simulation import networks
@@ -82,7 +82,7 @@ def refuse(strategy: AnyStrategy) -> None:
         ConfigError: what it sends depends on the training or on servers; says what to do instead.
     """
     for level in strategy.levels:
-        if isinstance(level.server, PairTopology):
+        if level.topology.in_pairs:
             raise ConfigError(
                 f"{strategy.name!r} cannot be foretold: who averages with whom, and when, is left to chance. "
                 "Try it with tacit compare"
@@ -97,7 +97,7 @@ def refuse(strategy: AnyStrategy) -> None:
                 f"{strategy.name!r} cannot be foretold: the optimizer's state, which travels beside the "
                 "parameters, is not in a profile. Try it with tacit compare"
             )
-        if isinstance(level.overlap, LayerwiseOverlap):
+        if level.overlap.layerwise:
             raise ConfigError(
                 f"{strategy.name!r} cannot be foretold: its messages are planned by what the first steps of "
                 "a training show. Try it with tacit compare"
@@ -111,7 +111,7 @@ def refuse(strategy: AnyStrategy) -> None:
 
 
 def _notes(strategy: AnyStrategy) -> tuple[str, ...]:
-    if any(isinstance(level.rounds, AdaptiveRounds) for level in strategy.levels):
+    if any(level.rounds.observed_metrics for level in strategy.levels):
         return ("its period changes while it trains; this is the first one",)
     if any(isinstance(level.variance, Renewals) for level in strategy.levels):
         return ("behind its first steps; without those in which gradients travel again",)

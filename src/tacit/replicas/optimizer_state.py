@@ -48,6 +48,8 @@ class OptimizerState:
     """
 
     variance: ScaledVariance | KeptVariance | None = None
+    _scaled: ScaledVariance | None = None
+    _kept: KeptVariance | None = None
 
     def __init__(
         self,
@@ -67,10 +69,16 @@ class OptimizerState:
                 self._room(bucket.dtype, bucket.numel)
         if session.strategy.variance == "scaled":
             scaled = ScaledVariance(session, optimizers, named, near)
-            self.variance = scaled if scaled.squares else None
+            self._scaled = self.variance = scaled if scaled.squares else None
         if isinstance(renewals := session.strategy.variance, Renewals):
             replicas = len(session.ranks)
-            self.variance = KeptVariance(renewals, optimizers, named, replicas, lambda: session.step)
+            self._kept = KeptVariance(renewals, optimizers, named, replicas, lambda: session.step)
+            self.variance = self._kept
+
+    def count_by(self, step: Callable[[], int]) -> None:
+        """See `KeptVariance.count_by`."""
+        if self._kept is not None:
+            self._kept.count_by(step)
 
     def completed(self, names: Collection[str]) -> None:
         """To be called when a round's answer has been applied to these parameters."""
@@ -85,12 +93,12 @@ class OptimizerState:
         return any(self._ending(step)) or self._compares(step)
 
     def _compares(self, step: int) -> bool:
-        return isinstance(self.variance, ScaledVariance) and self.variance.due(step)
+        return self._scaled is not None and self._scaled.due(step)
 
     def before(self, step: int) -> None:
         """What is asked behind this step before a round leaves. A collective call where something is."""
-        if isinstance(self.variance, ScaledVariance) and self.variance.due(step):
-            self.variance.exchange(step)
+        if self._scaled is not None and self._scaled.due(step):
+            self._scaled.exchange(step)
 
     def after(self, step: int) -> None:
         """Average what has a period that ends with this step. A collective call where something has."""

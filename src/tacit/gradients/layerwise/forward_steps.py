@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.gradients.layerwise.hook import LayerwiseHook
 from tacit.model.not_copied import OnlyHere
@@ -66,8 +65,7 @@ def refuse_compiled(model: object, strategy: AnyStrategy) -> None:
     Raises:
         AttachError: it is, as the hooks of its modules are not called then.
     """
-    overlap = strategy.levels[0].overlap
-    if isinstance(overlap, LayerwiseOverlap) and overlap.into_forward and compiled_module(model) is not None:
+    if strategy.levels[0].overlap.into_forward and compiled_module(model) is not None:
         raise AttachError(
             f"the model is compiled, and {strategy.name!r} waits in its modules' forward hooks, which are "
             f"not called there: leave torch.compile out, or {_INSTEAD}"

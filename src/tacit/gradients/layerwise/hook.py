@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit import ranges
-from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.exchange.halves import Halves
 from tacit.gradients.ddp_hook import SETTLED, BucketFuture, GradientHook, after_backward, no_exchange
@@ -46,7 +45,6 @@ class LayerwiseHook:
 
     def __init__(self, session: Session, model: DistributedDataParallel, named: Mapping[str, Tensor]) -> None:
         overlap = session.strategy.overlap
-        assert isinstance(overlap, LayerwiseOverlap)
         self._session, self._model, self._named = session, model, dict(named)
         self._names = {id(p): name for name, p in named.items()}
         self._by_buckets = GradientHook(session, self._named)

@@ -11,7 +11,7 @@ from statistics import median
 import torch.distributed as dist
 from torch import Tensor
 
-from tacit.contracts import WORLD, LayerwiseOverlap
+from tacit.contracts import WORLD
 from tacit.gradients.layerwise.forward_steps import ForwardSteps
 from tacit.gradients.layerwise.hook import LayerwiseHook
 from tacit.gradients.layerwise.message_plan import (
@@ -57,7 +57,6 @@ class MessagePlanner:
         forward: ForwardSteps | None,
     ) -> None:
         overlap = session.strategy.overlap
-        assert isinstance(overlap, LayerwiseOverlap)
         self._overlap, self._hook, self._session, self._named = overlap, hook, session, named
         self._group, self._forward = group, forward
         self._steps = self._tried = 0

@@ -1,4 +1,4 @@
-"""Which parameter servers a strategy uses, which server holds which parameters, and how workers join them."""
+"""Where parameter servers are, which of them holds which parameters, and how workers join them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tacit.contracts import AxisRank, Matrix, PairTopology
+from tacit.contracts import AxisRank, Matrix
 from tacit.environment import SERVER_SECRET, SERVER_SECRET_FILE, SERVERS, WORKER, WORKERS
 from tacit.errors import AttachError, ConfigError, TacitError
 from tacit.session.buckets import group_names
@@ -19,8 +19,7 @@ from tacit.stores import secret as secrets
 from tacit.stores.client.transport import ServerGroup, StarTransport
 from tacit.stores.messages import OptimizerSpec, ParameterSpec, RunSpec
 from tacit.stores.secret import Secret
-from tacit.strategy import AnyStrategy, Strategy
-from tacit.topologies.star import Star
+from tacit.strategy import Strategy
 from tacit.transports.meter import like
 from tacit.transports.process_groups import gathered
 from tacit.transports.torch import TorchTransport
@@ -48,48 +47,16 @@ def addresses(text: str) -> list[tuple[str, int]]:
     return found
 
 
-def needs_servers(strategy: AnyStrategy) -> bool:
-    """Whether a strategy cannot do without parameter servers."""
-    return any(
-        level.server is not None and not isinstance(level.server, PairTopology) for level in strategy.levels
-    )
-
-
-def uses_servers(strategy: AnyStrategy) -> bool:
-    """Whether a strategy uses parameter servers where there are some."""
-    return needs_servers(strategy) or any(level.topology.at_servers for level in strategy.levels)
-
-
-def with_servers(strategy: AnyStrategy, where: Addresses) -> AnyStrategy:
-    """The strategy, with `Star` as its topology where it uses servers and there are some."""
-    if isinstance(strategy, Strategy) and where and not needs_servers(strategy):
-        return replace(strategy, topology=Star())
-    return strategy
-
-
-def find_servers(strategy: AnyStrategy, given: Sequence[str] | None) -> Addresses:
-    """The servers' addresses: those that were given, or those of TACIT_SERVERS.
+def find_servers(given: Sequence[str] | None) -> Addresses:
+    """The servers' addresses: those that were given, or those of TACIT_SERVERS; none: there are none.
 
     Raises:
-        AttachError: there are none and the strategy needs some, or the other way round.
+        AttachError: there are some, and no secret that they share with the workers.
         ConfigError: one is no address.
     """
-    if not uses_servers(strategy):
-        if given:
-            raise AttachError(
-                f"servers={given!r} with {strategy.name!r} would do nothing, as it has no parameter server: "
-                "leave them out, or attach 'ps', say"
-            )
-        return ()
     where = addresses(os.environ.get(SERVERS, "") if given is None else ",".join(given))
     if where:
         shared_secret()
-    if not where and needs_servers(strategy):
-        raise AttachError(
-            f"{strategy.name!r} needs a parameter server, and there is none: run with --servers 1 (tacit "
-            "run, tacit compare), or start `python -m tacit.stores.server --host HOST --port 29600 "
-            f"--workers N` and write attach(..., servers=['HOST:29600']), or {SERVERS}=HOST:29600"
-        )
     return where
 
 

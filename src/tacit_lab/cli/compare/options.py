@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 
 from tacit import algorithms, files
+from tacit.attaching.requirements import needs_servers, uses_servers
 from tacit.errors import ConfigError
-from tacit.stores.client.placement import needs_servers, uses_servers
 from tacit.strategy import AnyStrategy
 from tacit_lab import recipes
 from tacit_lab.cli import parsing

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tacit.attaching.requirements import uses_servers
 from tacit.errors import TestbedError
 from tacit.files import unmake
-from tacit.stores.client.placement import uses_servers
 from tacit.strategy import AnyStrategy
 from tacit_lab.cli.compare.display import Display
 from tacit_lab.cli.compare.options import CompareOptions

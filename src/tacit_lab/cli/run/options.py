@@ -175,7 +175,7 @@ def _strategy(algorithm: str | None) -> AnyStrategy | None:
 
 
 def _cluster(text: str, servers: int, strategy: AnyStrategy | None) -> Cluster:
-    from tacit.stores.client.placement import needs_servers, uses_servers
+    from tacit.attaching.requirements import needs_servers, uses_servers
 
     cluster = parsing.cluster(text, servers)
     if strategy is None:
@@ -225,7 +225,7 @@ def _restarts(
     if count is None:
         return None
     parsing.whole("--restarts", count, least=0)
-    from tacit.stores.client.placement import needs_servers
+    from tacit.attaching.requirements import needs_servers
 
     name = DEFAULT if strategy is None else strategy.name
     alone = strategy is not None and all(level.independent for level in strategy.levels)

@@ -1,8 +1,9 @@
-"""What `attach` refuses before ranks talk to each other: models, optimizers and numbers that do not fit."""
+"""Whether a strategy fits what `attach` was given: the same checks for one that is named or chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -10,28 +11,85 @@ from torch.amp import GradScaler
 from torch.optim import LBFGS, Optimizer
 
 from tacit import checks
+from tacit.attaching import epochs
+from tacit.attaching.grad_scaler import at_work
 from tacit.contracts import (
     WORLD,
-    AdaptiveRounds,
-    LayerwiseOverlap,
-    MixingTopology,
-    PairTopology,
 )
+from tacit.environment import SERVERS
 from tacit.errors import AttachError
-from tacit.fsdp.model import ShardedModel
 from tacit.gradients.backwards import refuse_join
-from tacit.gradients.layerwise.forward_steps import refuse_forward_steps
 from tacit.levels.device_placement import check_backend, device_of
-from tacit.levels.spec import is_periodic
+from tacit.levels.spec import AttachSpec, is_periodic
 from tacit.model.frozen_check import refuse_sparse, trainable
 from tacit.model.trained_model import TrainedModel
-from tacit.optimizer_hooks.kept_variance import refuse_optimizers
 from tacit.rounds import During, Renewals
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.torch_compat import reduces_in_python
 
 MOST_SEED = 2**63 - 1
 _TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def fitted(spec: AttachSpec) -> AttachSpec:
+    """The same, with the strategy as it works on this model. Nothing is changed, and no rank asks another.
+
+    Raises:
+        ConfigError: a number is wrong.
+        AttachError: the model, the optimizer or another argument does not fit the strategy.
+    """
+    if spec.sharded is not None:
+        from tacit.fsdp.model import far_level
+
+        spec = replace(spec, strategy=far_level(spec.strategy, spec.group.size()), mesh=None)
+        refuse_on_shards(spec.strategy, spec.scaler, spec.weight)
+    checked(spec.model, spec.optimizers, spec.strategy)
+    scaler = at_work(spec.scaler, spec.strategy)
+    epochs.check_given(spec)
+    check_weight(spec.strategy, spec.weight)
+    check_reduction(spec)
+    check_seed(spec.seed)
+    return replace(spec, strategy=_with_servers(spec), scaler=scaler)
+
+
+def needs_servers(strategy: AnyStrategy) -> bool:
+    """Whether a strategy cannot do without parameter servers."""
+    return any(level.server is not None and not level.topology.in_pairs for level in strategy.levels)
+
+
+def uses_servers(strategy: AnyStrategy) -> bool:
+    """Whether a strategy uses parameter servers where there are some."""
+    return needs_servers(strategy) or any(level.topology.at_servers for level in strategy.levels)
+
+
+def _with_servers(spec: AttachSpec) -> AnyStrategy:
+    """The strategy, with `Star` as its topology where it uses servers and there are some.
+
+    Raises:
+        AttachError: there are none and the strategy needs some, or the other way round.
+        ConfigError: one is no address.
+    """
+    strategy = spec.strategy
+    if not uses_servers(strategy):
+        if spec.servers:
+            raise AttachError(
+                f"servers={spec.servers!r} with {strategy.name!r} would do nothing, as it has no parameter "
+                "server: leave them out, or attach 'ps', say"
+            )
+        return strategy
+    from tacit.stores.client.placement import find_servers
+    from tacit.topologies.star import Star
+
+    where, needs = find_servers(spec.servers), needs_servers(strategy)
+    if not where and needs:
+        raise AttachError(
+            f"{strategy.name!r} needs a parameter server, and there is none: run with --servers 1 (tacit "
+            "run, tacit compare), or start `python -m tacit.stores.server --host HOST --port 29600 "
+            f"--workers N` and write attach(..., servers=['HOST:29600']), or {SERVERS}=HOST:29600"
+        )
+    if isinstance(strategy, Strategy) and where and not needs:
+        return replace(strategy, topology=Star())
+    return strategy
 
 
 def check_seed(seed: int) -> None:
@@ -47,7 +105,7 @@ def check_weight(strategy: AnyStrategy, weight: float | None) -> None:
         raise AttachError(
             f"weight={weight!r} is for strategies that average replicas, and {strategy.name!r} does not"
         )
-    if any(isinstance(level.topology, PairTopology) for level in strategy.levels):
+    if any(level.topology.in_pairs for level in strategy.levels):
         raise AttachError(
             f"weight={weight!r} with {strategy.name!r} is not possible, as two replicas meet halfway: leave "
             "it out, or attach localsgd, say"
@@ -68,13 +126,14 @@ def check_weight(strategy: AnyStrategy, weight: float | None) -> None:
         )
 
 
-def check_reduction(model: TrainedModel, strategy: AnyStrategy, reduction: str) -> None:
+def check_reduction(spec: AttachSpec) -> None:
     """Raise an error if it is no reduction, or if gradients of shards are not what is exchanged."""
-    checks.one_of("reduction", reduction, ("mean", "sum"))
-    if reduction == "sum" and (not isinstance(model, ShardedModel) or is_periodic(strategy)):
+    checks.one_of("reduction", spec.reduction, ("mean", "sum"))
+    if spec.reduction == "sum" and (spec.sharded is None or spec.periodic):
         raise AttachError(
-            f"reduction='sum' is for the gradients of sharded models (FSDP2), and {strategy.name!r} averages "
-            f"{'parameters' if is_periodic(strategy) else 'those of DDP, which divides them'}: leave it out, "
+            "reduction='sum' is for the gradients of sharded models (FSDP2), and "
+            f"{spec.strategy.name!r} averages "
+            f"{'parameters' if spec.periodic else 'those of DDP, which divides them'}: leave it out, "
             "and divide the loss by the samples of this replica"
         )
 
@@ -93,8 +152,7 @@ def refuse_on_shards(strategy: AnyStrategy, scaler: object, weight: float | None
             "leave it out, and give all replicas as many samples"
         )
     for level in strategy.levels:
-        metrics = level.rounds.observed_metrics if isinstance(level.rounds, AdaptiveRounds) else ()
-        if "drift" in metrics:
+        if "drift" in level.rounds.observed_metrics:
             raise AttachError(
                 f"rounds={level.rounds} go by the replicas' variance, of which a sharded model's ranks see "
                 "shards alone: write rounds=Every(16)"
@@ -115,10 +173,12 @@ def checked(model: TrainedModel, optimizers: Sequence[Optimizer], strategy: AnyS
     _check_layerwise(model, named, optimizers, strategy)
     _check_unused(model, strategy)
     _check_pairs(model, strategy)
-    _check_ranks(model, strategy)
+    strategy.levels[-1].topology.check_ranks(model.process_group.size())
     check_optimizers(strategy, named, optimizers)
     for level in strategy.levels:
         if isinstance(level.variance, Renewals):
+            from tacit.optimizer_hooks.kept_variance import refuse_optimizers
+
             refuse_optimizers(level.variance, optimizers, named)
     return named
 
@@ -180,7 +240,7 @@ def _check_layerwise(
 ) -> None:
     """Refuse what gradients cannot leave layer by layer for, or steps be taken so."""
     overlap = strategy.levels[0].overlap
-    if not isinstance(overlap, LayerwiseOverlap):
+    if not overlap.layerwise:
         return
     if any(p.is_cuda for p in named.values()):
         raise AttachError(
@@ -188,6 +248,8 @@ def _check_layerwise(
             "run on a GPU, which is not so far then: attach 'dense', which goes by DDP's buckets"
         )
     if overlap.into_forward:
+        from tacit.gradients.layerwise.forward_steps import refuse_forward_steps
+
         refuse_forward_steps(model.module, optimizers, strategy.name)
 
 
@@ -207,7 +269,7 @@ def _check_unused(model: TrainedModel, strategy: AnyStrategy) -> None:
             f"{strategy.name!r} gives a step the mean of the step before, and with "
             "find_unused_parameters=True DDP throws it away for a parameter that no rank uses in this one"
         )
-    elif isinstance(near.overlap, LayerwiseOverlap):
+    elif near.overlap.layerwise:
         why = (
             f"{strategy.name!r} gives each parameter its mean when it is there, and with "
             "find_unused_parameters=True DDP alone knows for which no rank has a gradient"
@@ -227,8 +289,7 @@ def _check_unused(model: TrainedModel, strategy: AnyStrategy) -> None:
 
 def _check_pairs(model: TrainedModel, strategy: AnyStrategy) -> None:
     """Refuse what has ranks wait for each other in each step, where they are not to."""
-    topology = strategy.levels[-1].topology
-    if not isinstance(topology, PairTopology):
+    if not strategy.levels[-1].topology.in_pairs:
         return
     if model.find_unused_parameters:
         raise AttachError(
@@ -243,14 +304,6 @@ def _check_pairs(model: TrainedModel, strategy: AnyStrategy) -> None:
                 "all ranks wait in each forward: use BatchNorm, whose statistics are averaged with the "
                 "parameters, or GroupNorm, or attach 'gossip'"
             )
-    topology.partners(0, model.process_group.size())
-
-
-def _check_ranks(model: TrainedModel, strategy: AnyStrategy) -> None:
-    """Refuse a number of ranks that cannot be mixed."""
-    topology = strategy.levels[-1].topology
-    if isinstance(topology, MixingTopology):
-        topology.check_ranks(model.process_group.size())
 
 
 def check_optimizers(
@@ -288,9 +341,7 @@ def check_optimizers(
 def _check_needs_no_rate(strategy: AnyStrategy, level: Strategy, optimizer: str) -> None:
     """Refuse what goes by the learning rate, where the optimizer tells none."""
     rounds = level.rounds
-    by_rate = (
-        isinstance(rounds, AdaptiveRounds) and not rounds.phased and rounds.observed_metrics != {"transfer"}
-    )
+    by_rate = rounds.observed_metrics and not rounds.phased and rounds.observed_metrics != {"transfer"}
     if by_rate or level.merge.by_learning_rate:
         raise AttachError(
             f"{strategy.name!r} goes by the learning rate, and a group of {optimizer} has none: give it one, "

@@ -1,0 +1,44 @@
+"""The level at which gradients are averaged in backward, by DDP's hook or by FSDP2's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tacit.gradients.ddp_hook import GradientHook
+from tacit.gradients.unused_parameters import UsedParameters
+from tacit.levels.level import Level, parts_cut
+from tacit.model.trained_model import local
+from tacit.replicas.equal_parameters import EqualParameters
+
+
+class GradientLevel(Level):
+    """Gradients are averaged among the ranks, or by servers that do nothing else."""
+
+    def _begin(self) -> None:
+        spec, named = self._spec, self._spec.named
+        modules: Sequence[Mapping[str, int]] = []
+        if spec.sharded is None:
+            buckets = parts_cut([[*reversed(named)]], self._cut(named), named)
+        else:
+            from tacit.fsdp.gradients import reduced_together
+
+            modules = reduced_together(spec.sharded, named)
+            # Of a module without rows here, peers have none either.
+            buckets = [[*each] for each in modules if any(local(named[name]).numel() for name in each)]
+        self.used = UsedParameters.of(spec.model, named)
+        self._open(named, buckets, None if self.used is None else self.used.idle)
+        self.session.connect(EqualParameters.STAGES)
+        self._equal = EqualParameters(self.session, named)
+        self._hook_in(modules)
+
+    def _hook_in(self, modules: Sequence[Mapping[str, int]]) -> None:
+        """Make the hook; `modules`: see `GradientHook`."""
+        self.gradient = GradientHook(self.session, self._spec.named, self.used, modules, self._share)
+        if not self._spec.optimizers and self._spec.scaler is None:
+            self.gradient.count_steps()
+
+    def discard(self) -> None:
+        self.session.take_back()
+
+    def sync(self) -> None:
+        self._equal.sync()

@@ -1,0 +1,43 @@
+"""The level at which gradients leave layer by layer, in messages that are planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tacit.gradients.layerwise.forward_steps import ForwardSteps
+from tacit.gradients.layerwise.hook import LayerwiseHook
+from tacit.gradients.layerwise.planner import MessagePlanner
+from tacit.levels.gradients import GradientLevel
+from tacit.timelines import PlannedMessage
+
+
+class LayerwiseLevel(GradientLevel):
+    """Gradients are averaged in messages of tacit's own; steps may be put off into the next forward pass."""
+
+    _forward: ForwardSteps | None = None
+
+    def _hook_in(self, modules: Sequence[Mapping[str, int]]) -> None:
+        spec, named = self._spec, self._spec.named
+        assert spec.ddp is not None, "others were refused"
+        self.gradient = self._hook = LayerwiseHook(self.session, spec.ddp, named)
+        if self._hook.into_forward:
+            name = spec.strategy.name
+            self._forward = ForwardSteps(self._hook, spec.ddp.module, named, spec.optimizers, name)
+            self.put_off = self._forward.before_step
+        self._planner = MessagePlanner(self._hook, self.session, named, spec.group, self._forward)
+
+    def planned(self) -> None:
+        self._planner.stepped()
+
+    def complete(self) -> None:
+        if self._forward is not None:
+            self._forward.complete()
+
+    def messages(self) -> list[PlannedMessage]:
+        self._hook.log.begin()
+        return self._hook.log.messages()
+
+    def _let_go(self) -> None:
+        if self._forward is not None:
+            self._forward.remove()
+        self._hook.remove()

@@ -1,0 +1,38 @@
+"""The levels whose parameters are kept elsewhere: by servers, or by a store of each rank's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from tacit.levels.deltas import DeltaLevel
+from tacit.replicas.buffers import numbers_in, variances_in
+from tacit.replicas.equal_parameters import EqualParameters
+from tacit.replicas.replica import LiveTensors
+from tacit.replicas.rounds_after_step import OptimizerHook
+from tacit.stores.client.placement import wait_for_all
+
+
+class WorkerLevel(DeltaLevel):
+    """Each worker takes its own steps and exchanges with servers, buffers too; none waits for another."""
+
+    def _begin(self) -> None:
+        module, named = self._spec.model.module, self._spec.named
+        tensors = {**named, **LiveTensors(module, numbers_in(self._spec.model))}
+        self._open(tensors, self._buckets(tensors))
+        self.session.connect(EqualParameters.STAGES)
+        live, variances = LiveTensors(module, tensors, named), variances_in(module)
+        self.progress = OptimizerHook(self.session, live, self._share, self._rates, None, variances)
+        self.fetch()
+
+    def _kept(self) -> Callable[[str, Tensor], Tensor]:
+        """Offers what keeps the parameters this rank's values of a bucket; returns its own."""
+        servers, star = self._servers, self.strategy.server
+        assert servers is not None
+        assert star is not None
+        return lambda bucket, x: servers.of(bucket).enter(x, f"{bucket}/0", star.back(x))
+
+    def fetch(self) -> None:
+        self.progress.enter(self._kept())
+        wait_for_all(self._spec.group)
