@@ -20,7 +20,7 @@ NAMES: dict[str, Any] = {
     "floors": [
         ["errors", "environment", "_moved", "torch_compat"],
         [
-            *("contracts", "checks", "described", "files", "json_lines"),
+            *("contracts", "checks", "described", "exports", "files", "json_lines"),
             *("kernels", "links", "model", "ranges", "scripts", "timelines"),
         ],
         [

@@ -89,6 +89,26 @@ assert callable(tacit.attach)"""
     assert done.returncode == 0, done.stderr
 
 
+MOST_MODULES = 150
+"""That attaching `topk` loads, of all that tacit has."""
+
+
+@pytest.mark.long
+def test_what_a_strategy_does_not_use_is_not_loaded(tmp_path: Path) -> None:
+    code = f"""import sys, tacit, torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://{tmp_path}/rendezvous", rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(40, 10))
+with tacit.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "topk") as session:
+    loaded = [name for name in sys.modules if name.partition(".")[0] == "tacit"]
+dist.destroy_process_group()
+assert len(loaded) <= {MOST_MODULES}, (len(loaded), *sorted(loaded))
+unused = ("planning", "stores", "fsdp", "checkpoint", "reporting", "prediction", "gradients.layerwise")
+assert not [name for name in loaded if name.startswith(tuple(f"tacit.{{each}}" for each in unused))]
+assert tacit.algorithms.topk is sys.modules["tacit.algorithms.topk"].topk"""
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+
+
 def test_answers_and_algorithms_are_in_submodules() -> None:
     assert tacit.algorithms.dgc(ratio=0.01) == tacit.parse("dgc:ratio=0.01")
     assert tacit.compressors.TopK(0.01) == tacit.compressors.TopK(ratio=0.01)

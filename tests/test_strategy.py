@@ -1,6 +1,4 @@
-import ast
 from itertools import groupby
-from pathlib import Path
 
 import pytest
 
@@ -21,6 +19,7 @@ from tacit.compressors import (
 )
 from tacit.contracts import Compressor, Sync, Topology
 from tacit.errors import ConfigError
+from tacit.exports import homes
 from tacit.merges import Average
 from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import Every, EveryStep
@@ -44,11 +43,7 @@ def test_every_algorithm_works_by_its_name_alone(name: str) -> None:
 
 
 def test_the_order_is_that_of_the_rows_and_families_stand_together() -> None:
-    tree = ast.parse(Path(algorithms.__file__ or "").read_text())
-    rows = [alias.name for each in tree.body if isinstance(each, ast.ImportFrom) for alias in each.names]
-    assert [name.replace("-", "_") for name in known()] == [name for name in rows if name in dir(algorithms)][
-        4:
-    ]
+    assert [name.replace("-", "_") for name in known()] == [*homes("tacit.algorithms")][4:]
     families = [family for family, _ in groupby(entry.family for entry in ENTRIES.values())]
     assert len(families) == len(set(families))
 
@@ -61,8 +56,8 @@ def test_algorithms_are_functions_of_the_package() -> None:
 
 
 def test_a_script_registers_an_algorithm_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.algorithms.registry.ALGORITHMS", dict(ALGORITHMS))
-    monkeypatch.setattr("tacit.algorithms.registry.ENTRIES", dict(ENTRIES))
+    monkeypatch.setattr("tacit.algorithms.registry._builds", dict(ALGORITHMS))
+    monkeypatch.setattr("tacit.algorithms.registry._entries", dict(ENTRIES))
 
     @algorithm(family="periodic", paper="none", compresses=False, changes="nothing")
     def every_third(sync_every: int = 3) -> Strategy:

@@ -6,9 +6,8 @@ import typing
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from tacit import checks
+from tacit import checks, compressors
 from tacit.compressors.dense import Dense
-from tacit.compressors.scheduled import Scheduled
 from tacit.contracts import (
     WORLD,
     Compressor,
@@ -291,7 +290,7 @@ class Strategy:
             for steps, late in self.rounds.phases(schedule_state)
             if steps
         ]
-        phased = Scheduled(tuple(stretches[:-1]), stretches[-1][1])
+        phased = compressors.Scheduled(tuple(stretches[:-1]), stretches[-1][1])
         return replace(self, compressor=phased, blocking=None)
 
 

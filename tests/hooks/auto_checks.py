@@ -331,7 +331,7 @@ def the_planner_foretells_and_all_ranks_go_on_alike() -> None:
 def the_record_of_a_run_says_what_was_chosen() -> None:
     task = Task(strategy=tacit.parse("auto"), epochs=3, seed=0, target=0.9, cluster="local:2", shaped=False)
     written: list[Record] = []
-    with patch("tacit.api.attach.Planner", lambda: Fixed("bf16")):
+    with patch("tacit.planning.planner.Planner", lambda: Fixed("bf16")):
         train_recipe(task, Line(), written.append)
     head, *_, end = written
     assert isinstance(head, RunRecord)

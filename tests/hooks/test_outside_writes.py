@@ -11,7 +11,8 @@ from torch import nn
 from cases import for_each
 from tacit.algorithms import parse
 from tacit.errors import AttachError
-from tacit.replicas.outside_writes import OutsideWrites, ParameterSample
+from tacit.model.parameter_sample import ParameterSample
+from tacit.replicas.outside_writes import OutsideWrites
 
 Write = Callable[[nn.Parameter], object]
 WRITES: dict[str, Write] = {

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from tacit import checks
-from tacit.compressors.cast import BF16, FP16
-from tacit.compressors.dense import Dense
-from tacit.compressors.int8 import Int8
-from tacit.compressors.qsgd import QSGD
-from tacit.compressors.sign import Sign
-from tacit.compressors.two_magnitudes import TwoMagnitudes
+from tacit import checks, compressors  # of which only those load that are asked for
 from tacit.contracts import Compressor, OneShot
 from tacit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tacit.compressors.qsgd import QSGD
 
 EntryValues: TypeAlias = Literal["fp32", "bf16", "fp16", "int8", "qsgd", "sign"]
 """The parameter `values` of a sparsifying algorithm: how the chosen entries are written; "fp32" is exact."""
 
-_VALUES: dict[str, OneShot] = {
-    "fp32": Dense(),
-    "bf16": BF16(),
-    "fp16": FP16(),
-    "int8": Int8(),
-    "qsgd": QSGD(),
-    "sign": Sign(),
+_VALUES: dict[str, Callable[[], OneShot]] = {
+    "fp32": lambda: compressors.Dense(),
+    "bf16": lambda: compressors.BF16(),
+    "fp16": lambda: compressors.FP16(),
+    "int8": lambda: compressors.Int8(),
+    "qsgd": lambda: compressors.QSGD(),
+    "sign": lambda: compressors.Sign(),
 }
 _LEVEL = "it is the length of one of QSGD's levels; write 4"
 
@@ -40,7 +38,7 @@ def values_of(values: str, bits: int | None) -> OneShot:
     """
     checks.one_of("values", values, tuple(_VALUES))
     if bits is None:
-        return _VALUES[values]
+        return _VALUES[values]()
     if values != "qsgd":
         raise ConfigError(f"bits={bits!r} is for values='qsgd', not {values!r}: leave one of them out")
     return levels_of(bits)
@@ -53,7 +51,7 @@ def levels_of(bits: int) -> QSGD:
         ConfigError: it has no such levels.
     """
     checks.whole("bits", bits, 2, 8, _LEVEL)
-    return QSGD(bits=bits)
+    return compressors.QSGD(bits=bits)
 
 
 def of_bits(bits: int) -> Compressor:
@@ -64,11 +62,11 @@ def of_bits(bits: int) -> Compressor:
     """
     checks.whole("bits", bits, 2, 32, "write 32 (fp32), 16 (bf16), or 2 to 8 (QSGD)")
     if bits == 32:
-        return Dense()
+        return compressors.Dense()
     if bits == 16:
-        return BF16()
+        return compressors.BF16()
     if 2 <= bits <= 8:
-        return QSGD(bits=bits)
+        return compressors.QSGD(bits=bits)
     raise ConfigError(f"bits={bits} is not possible: write 32 (fp32), 16 (bf16), or 2 to 8 (QSGD)")
 
 
@@ -81,4 +79,5 @@ def few_bits(bits: int, bucket: int = 512) -> OneShot:
         ConfigError: nothing has so many.
     """
     checks.whole("bits", bits, 2, 8, "write 2 (a sign and two magnitudes), or 3 to 8 (QSGD)")
-    return TwoMagnitudes(bucket) if bits == 2 else QSGD(bits=bits, bucket=bucket)
+    two = bits == 2
+    return compressors.TwoMagnitudes(bucket) if two else compressors.QSGD(bits=bits, bucket=bucket)

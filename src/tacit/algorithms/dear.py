@@ -41,7 +41,7 @@ def dear(
     checks.one_of("compressor", compressor, list(ADDED_UP))
     return Strategy(
         overlap=Prioritized(megabytes, credit, split=True),
-        compressor=ADDED_UP[compressor],
+        compressor=ADDED_UP[compressor](),
         topology=Decoupled(),
         name="dear",
     )

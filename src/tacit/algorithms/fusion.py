@@ -37,5 +37,5 @@ def fusion(
     """Gradients leave layer by layer, joined by a plan, or up to `megabytes`."""
     checks.one_of("compressor", compressor, list(FEW_BITS))
     return Strategy(
-        overlap=Fused(megabytes), compressor=FEW_BITS[compressor], topology=way(topology), name="fusion"
+        overlap=Fused(megabytes), compressor=FEW_BITS[compressor](), topology=way(topology), name="fusion"
     )

@@ -50,7 +50,7 @@ def pipesgd(
     checks.one_of("compressor", compressor, list(FEW_BITS))
     return Strategy(
         overlap=Delayed(1, warmup_steps=warmup_steps),
-        compressor=FEW_BITS[compressor],
+        compressor=FEW_BITS[compressor](),
         topology=way(topology),
         name="pipesgd",
     )

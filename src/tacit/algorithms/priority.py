@@ -40,7 +40,7 @@ def priority(
     checks.one_of("compressor", compressor, list(FEW_BITS))
     return Strategy(
         overlap=Prioritized(megabytes, credit),
-        compressor=FEW_BITS[compressor],
+        compressor=FEW_BITS[compressor](),
         topology=way(topology),
         name="priority",
     )

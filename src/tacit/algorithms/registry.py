@@ -1,7 +1,7 @@
 """The named strategies: what is known of each, and the strategy that its text form stands for.
 
-`@algorithm` registers a function where it is defined; `algorithms/__init__.py` imports them in the order of
-`tacit list`.
+`@algorithm` registers a function where it is defined; `algorithms/__init__.py` has them in the order of
+`tacit list`. What is not asked for is not loaded.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
 from inspect import Parameter as Declared
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from tacit import checks
-from tacit.algorithms.old_texts import check_mp2
 from tacit.algorithms.text import alternatives, parameters, split_text, typed
 from tacit.compressors.dense import Dense
 from tacit.contracts import Compressor
 from tacit.errors import ConfigError, unknown
+from tacit.exports import homes
 from tacit.strategy import AnyStrategy, Strategy
 
 Family: TypeAlias = Literal[
@@ -67,11 +69,43 @@ class Parameter:
     required: bool
 
 
-ALGORITHMS: dict[str, Callable[..., AnyStrategy]] = {}
-"""Name -> the function that makes the strategy; its typed parameters are the algorithm's."""
+ALGORITHMS: dict[str, Callable[..., AnyStrategy]]
+"""Name -> the function that makes the strategy; its typed parameters are the algorithm's. Loads all."""
 
-ENTRIES: dict[str, Entry] = {}
-"""Name -> facts, in the order of `tacit list`, which has baselines last."""
+ENTRIES: dict[str, Entry]
+"""Name -> facts, in the order of `tacit list`, which has baselines last. Loads all."""
+
+_builds: dict[str, Callable[..., AnyStrategy]] = {}
+_entries: dict[str, Entry] = {}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("ALGORITHMS", "ENTRIES"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _load_all()
+    return _builds if name == "ALGORITHMS" else _entries
+
+
+def _rows() -> dict[str, str]:
+    """The names of tacit's own, each with the module that registers it, in the order of `tacit list`."""
+    found = homes(__name__.rpartition(".")[0]).items()
+    return {name.replace("_", "-"): module for name, module in found if module != __name__}
+
+
+@cache
+def _load_all() -> None:
+    for module in _rows().values():
+        import_module(module)
+    for table in (_builds, _entries):
+        for name in sorted(table, key=known().index):
+            table[name] = table.pop(name)  # type: ignore[assignment]
+
+
+def _build(name: str) -> Callable[..., AnyStrategy]:
+    """The function of an algorithm that is known."""
+    if name not in _builds:
+        import_module(_rows()[name])
+    return _builds[name]
 
 
 def algorithm(
@@ -96,13 +130,14 @@ def algorithm(
 
     def register(build: Build) -> Build:
         name = build.__name__.replace("_", "-")
-        if name in ALGORITHMS:
+        there = _builds[name].__module__ if name in _builds else _rows().get(name, build.__module__)
+        if name in _builds or there != build.__module__:
             raise ConfigError(
                 f"{build.__module__}.{build.__name__} cannot be the algorithm {name!r}, as "
-                f"{ALGORITHMS[name].__module__} has one of that name: give the function another name"
+                f"{there} has one of that name: give the function another name"
             )
-        ALGORITHMS[name] = build
-        ENTRIES[name] = Entry(family, paper, compresses, changes, instead)
+        _builds[name] = build
+        _entries[name] = Entry(family, paper, compresses, changes, instead)
         return build
 
     return register
@@ -110,7 +145,7 @@ def algorithm(
 
 def known() -> list[str]:
     """The names of all algorithms, in the order of `tacit list`."""
-    return list(ALGORITHMS)
+    return list(dict.fromkeys([*_rows(), *_builds]))
 
 
 def parse(text: str) -> AnyStrategy:
@@ -127,11 +162,13 @@ def parse(text: str) -> AnyStrategy:
         )
     if not name:
         raise ConfigError(f"{text!r} names no algorithm: write one of {', '.join(known())}")
-    if name not in ALGORITHMS:
+    if name not in known():
         raise unknown("algorithm", name, known())
     if name == "mp2":
+        from tacit.algorithms.old_texts import check_mp2
+
         check_mp2(pairs)
-    build = ALGORITHMS[name]
+    build = _build(name)
     made: object = build(**typed(name, build, pairs))
     if not isinstance(made, AnyStrategy):
         raise ConfigError(
@@ -168,7 +205,7 @@ def collective_of(name: str) -> str:
     """
     if any(each.required for each in parameters_of(name)):
         return "what its parameters say"
-    return "; ".join(dict.fromkeys(map(_collective, ALGORITHMS[name]().levels)))
+    return "; ".join(dict.fromkeys(map(_collective, _build(name)().levels)))
 
 
 def _collective(level: Strategy) -> str:
@@ -183,7 +220,7 @@ def parameters_of(name: str) -> list[Parameter]:
         Parameter(
             key, _written(kind), None if default is Declared.empty else default, default is Declared.empty
         )
-        for key, (kind, default) in parameters(ALGORITHMS[name]).items()
+        for key, (kind, default) in parameters(_build(name)).items()
     ]
 
 

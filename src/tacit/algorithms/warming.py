@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from tacit.compressors.scheduled import Scheduled
+from tacit import compressors
 from tacit.contracts import Compressor
 from tacit.errors import ConfigError
 
@@ -34,4 +34,6 @@ def warmed_up(of: Callable[[float], Compressor], ratio: float, steps: int) -> Co
         return after
     cuts = [steps * i // len(WARMUP) for i in range(len(WARMUP) + 1)]
     phases = zip(pairwise(cuts), WARMUP, strict=True)
-    return Scheduled(tuple((stop - start, of(max(ratio, each))) for (start, stop), each in phases), after)
+    return compressors.Scheduled(
+        tuple((stop - start, of(max(ratio, each))) for (start, stop), each in phases), after
+    )

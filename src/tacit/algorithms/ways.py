@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
-from tacit import checks
-from tacit.compressors.cast import BF16
-from tacit.compressors.dense import Dense
-from tacit.compressors.int8 import Int8
+from tacit import checks, compressors, topologies  # of which only those load that are asked for
 from tacit.contracts import Compressor
 from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import Every
-from tacit.topologies.auto import Auto
-from tacit.topologies.flat import Flat
 from tacit.topologies.on_axis import OnAxis
-from tacit.topologies.shapes import BlueConnect, DoubleTree, HalvingDoubling, LinkTree, Ring, Torus
-from tacit.topologies.two_phase import TwoPhase
 
 Way: TypeAlias = Literal["all-gather", "two-phase", "auto"]
 """The parameter `topology` of an algorithm.
@@ -47,19 +41,24 @@ by the links, which are measured when it is attached.
 """
 
 _NUMBERED = r"(torus|blueconnect)-(\d{1,9}(?:x\d{1,9})+)"
-_WAYS: dict[str, OnAxis] = {"all-gather": Flat(), "two-phase": TwoPhase(), "auto": Auto()}
-_SHAPES: dict[str, OnAxis] = {
-    "all-reduce": Flat(),
-    "ring": Ring(),
-    "halving-doubling": HalvingDoubling(),
-    "double-tree": DoubleTree(),
-    "torus": Torus(),
-    "blueconnect": BlueConnect(),
-    "link-tree": LinkTree(),
+_WAYS: dict[str, Callable[[], OnAxis]] = {
+    "all-gather": lambda: topologies.Flat(),
+    "two-phase": lambda: topologies.TwoPhase(),
+    "auto": lambda: topologies.Auto(),
+    "all-reduce": lambda: topologies.Flat(),
+    "ring": lambda: topologies.Ring(),
+    "halving-doubling": lambda: topologies.HalvingDoubling(),
+    "double-tree": lambda: topologies.DoubleTree(),
+    "torus": lambda: topologies.Torus(),
+    "blueconnect": lambda: topologies.BlueConnect(),
+    "link-tree": lambda: topologies.LinkTree(),
 }
 
-ADDED_UP: dict[str, Compressor] = {"none": Dense(), "bf16": BF16()}
-FEW_BITS = ADDED_UP | {"int8": Int8()}
+ADDED_UP: dict[str, Callable[[], Compressor]] = {
+    "none": lambda: compressors.Dense(),
+    "bf16": lambda: compressors.BF16(),
+}
+FEW_BITS = ADDED_UP | {"int8": lambda: compressors.Int8()}
 """The parameter `compressor` of algorithms whose point is another one; `ADDED_UP`: where payloads must add
 up."""
 
@@ -73,11 +72,12 @@ def way(topology: str) -> OnAxis:
     name, numbers = topology, tuple[int, ...]()
     if isinstance(topology, str) and (found := re.fullmatch(_NUMBERED, topology)):
         name, numbers = found[1], tuple(map(int, found[2].split("x")))
-    known = _WAYS | _SHAPES
-    checks.one_of("topology", name, tuple(known))
+    checks.one_of("topology", name, tuple(_WAYS))
     if not numbers:
-        return known[name]
-    return Torus(sides=numbers) if name == "torus" else BlueConnect(factors=numbers)
+        return _WAYS[name]()
+    if name == "torus":
+        return topologies.Torus(sides=numbers)
+    return topologies.BlueConnect(factors=numbers)
 
 
 def staggered(sync_every: int, fragments: int, delay: int) -> tuple[Every, Bucketwise | Delayed]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import wraps
-from typing import Literal, ParamSpec
+from typing import TYPE_CHECKING, Literal, ParamSpec
 
 import torch.distributed as dist
 from torch import nn
@@ -18,21 +18,20 @@ from torch.optim import Optimizer
 
 from tacit.algorithms import parse
 from tacit.algorithms.registry import strategy_of
+from tacit.api import observers
 from tacit.api.attached import Attached, refuse_second
-from tacit.api.auto import AutoSession
 from tacit.attaching.arguments import check_kinds, model_of, optimizers_of
 from tacit.attaching.requirements import fitted
 from tacit.environment import ALGORITHM
 from tacit.errors import AttachError, ConfigError
-from tacit.gradients.layerwise.forward_steps import refuse_compiled
 from tacit.levels.spec import AttachSpec
 from tacit.model.sharded_model import Reduction
 from tacit.model.torch_modes import shielded
-from tacit.planning.decider import Decider
-from tacit.planning.planner import Planner
-from tacit.reporting import run_report
 from tacit.session.buckets import Policy
 from tacit.strategy import AnyStrategy, AutoStrategy
+
+if TYPE_CHECKING:
+    from tacit.planning.decider import Decider
 
 Given = ParamSpec("Given")
 
@@ -43,7 +42,7 @@ def from_env(variable: str = ALGORITHM) -> AnyStrategy:
     Raises:
         ConfigError: the text is no strategy.
     """
-    run_report.called("from_env")
+    observers.called("from_env")
     text = os.environ.get(variable, "ddp")
     try:
         return parse(text)
@@ -141,7 +140,7 @@ def attach(
         AttachError: the model or the optimizer does not fit, or ranks differ in model or strategy.
         PeerLost: a rank is gone or frozen, or does not attach.
     """
-    run_report.called("attach")
+    observers.called("attach")
     strategy = strategy_of(strategy)
     check_kinds(policy, timeout, mesh)
     trained = model_of(model, mesh, group)
@@ -164,10 +163,16 @@ def attach(
         probe=probe,
     )
     if isinstance(strategy, AutoStrategy):
+        from tacit.api.auto import AutoSession
+        from tacit.planning.planner import Planner
+
         return AutoSession(spec, strategy, decider or Planner())
     if decider is not None:
         raise AttachError(
             f"decider= is for 'auto', and {strategy.name!r} is named: leave it out, or write 'auto'"
         )
-    refuse_compiled(model, strategy)
+    if strategy.levels[0].overlap.into_forward:
+        from tacit.gradients.layerwise.forward_steps import refuse_compiled
+
+        refuse_compiled(model, strategy.name)
     return Attached(fitted(spec))

@@ -7,35 +7,32 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tacit.api import status
+from tacit.api import observers
 from tacit.attaching.active import ActiveStrategy
 from tacit.attaching.step_hooks import differ_since
 from tacit.errors import AttachError, PeerLost, first_line
 from tacit.failure import exit
 from tacit.gradients.ddp_hook import HookDispatcher
 from tacit.levels.level import Level
-from tacit.levels.node_layout import measured_links
 from tacit.levels.spec import AttachSpec
-from tacit.links import Links
 from tacit.model.torch_modes import shielded
 from tacit.model.trained_model import TrainedModel
-from tacit.planning import live_diagnosis, step_profile
-from tacit.planning.decider import Choice
-from tacit.planning.footprint import footprint
-from tacit.planning.live_diagnosis import Diagnosing
-from tacit.replicas.consensus import Consensus
-from tacit.reporting import run_report, tensorboard
-from tacit.reporting.timeline import timeline
 from tacit.session import Session, joined
 from tacit.strategy import AnyStrategy
-from tacit.timelines import Timeline
 from tacit.transports.process_groups import rank_in
+
+if TYPE_CHECKING:
+    from tacit.links import Links
+    from tacit.planning.decider import Choice
+    from tacit.planning.live_diagnosis import Diagnosing
+    from tacit.replicas.consensus import Consensus
+    from tacit.timelines import Timeline
 
 CLOSE = "write `with tacit.attach(...):` around the loop, or session.close() behind it"
 
@@ -103,13 +100,12 @@ class Attached:
         _ATTACHED[self._model] = self
         self.links = self._active.links
         try:
-            run_report.began(self)
-            tensorboard.began(self)
             exit.began(self)
-            step_profile.began(self, spec)
             if spec.probe and self.links is None:
+                from tacit.levels.node_layout import measured_links
+
                 self.links = measured_links(spec.group, spec.mesh)
-            live_diagnosis.began(self)
+            observers.began(self)
         except BaseException as error:
             Attached.__exit__(self, type(error), error, error.__traceback__)
             raise
@@ -263,6 +259,8 @@ class Attached:
         that a round that fails leaves no trace; `messages`: what is sent and received, used again in the next
         round; `scratch`: what encoding and decoding use, in the threads of all sessions.
         """
+        from tacit.planning.footprint import footprint
+
         return footprint([self.levels, self._active.momentum], self._model.module, self.optimizers)
 
     @shielded
@@ -284,6 +282,8 @@ class Attached:
             AttachError: attach was given no optimizer, or the model is on a GPU.
             ConfigError: so many steps are not possible.
         """
+        from tacit.planning.live_diagnosis import Diagnosing
+
         return Diagnosing(self, steps)
 
     def timeline(self) -> Timeline:
@@ -295,6 +295,8 @@ class Attached:
         left and came, and when training waited for it; this is recorded from the first call on.
         `tacit_lab.reports.trace` makes a trace for Perfetto of the timelines of all ranks.
         """
+        from tacit.reporting.timeline import timeline
+
         names = ["exchange"] if len(self.levels) == 1 else [each.name for each in self.strategy.levels]
         sessions = [level.session for level in self.levels]
         messages = [each for level in self.levels for each in level.messages()]
@@ -308,6 +310,8 @@ class Attached:
     @property
     def active_path(self) -> str:
         """What runs, in one sentence: the strategy, its messages, the ranks, the kernels."""
+        from tacit.api import status
+
         return status.active_path(self._active.spec, self.levels, self._active.momentum)
 
     def describe(self) -> str:
@@ -317,6 +321,8 @@ class Attached:
         the busiest rank, as sent and as weighed by what a second compression loses; and each bucket with its
         parameters, their compressors, what predicts them, and its bytes.
         """
+        from tacit.api import status
+
         return status.describe(self._active.spec, self.levels, self._active.momentum)
 
     # ---- how it ends ----------------------------------------------------------------------------------
@@ -350,8 +356,7 @@ class Attached:
         _ATTACHED.pop(self._model, None)
         self._active.leave()
         exit.ended(self)
-        run_report.ended(self)
-        tensorboard.ended(self)
+        observers.ended(self)
 
     def end(self, where: str, error: BaseException | None) -> None:
         """Close a session that nobody has closed, at `where`; see `hooks.exit`. Logs what it did."""

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit.algorithms.registry import strategy_of
+from tacit.api import observers
 from tacit.api.attached import Attached, refuse_second
 from tacit.attaching.arguments import check_kinds, ddp_of
 from tacit.attaching.requirements import fitted
@@ -21,7 +22,6 @@ from tacit.gradients.ddp_hook import HookDispatcher
 from tacit.levels.spec import AttachSpec
 from tacit.model.not_copied import NotCopied
 from tacit.model.torch_modes import shielded
-from tacit.reporting import run_report
 from tacit.session.buckets import Policy
 from tacit.strategy import AnyStrategy, AutoStrategy
 from tacit.timelines import Timeline
@@ -62,7 +62,7 @@ class CommState(NotCopied):
         mesh: DeviceMesh | None = None,
         seed: int = 0,
     ) -> None:
-        run_report.called("CommState")
+        observers.called("CommState")
         strategy = strategy_of(strategy)
         if isinstance(strategy, AutoStrategy):
             raise AttachError(

@@ -5,22 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tacit.attaching import epochs
 from tacit.attaching.agreement import agree
 from tacit.attaching.assembly import levels_of, links_for
-from tacit.attaching.discarding import agreed, mistimed, no_wish, refuse_discard
 from tacit.attaching.failures import Failures
-from tacit.attaching.grad_scaler import ScaledSteps
 from tacit.attaching.learning_rates import RateHistory, Rates
-from tacit.attaching.memory import too_large
 from tacit.attaching.step_hooks import StepHooks
-from tacit.checkpoint import session_state, sharded_state
-from tacit.checkpoint.own_replica import OwnReplica
-from tacit.checkpoint.saved_values import sealed
 from tacit.contracts import LinkRates
 from tacit.errors import AttachError, CheckpointError, TacitError
 from tacit.failure import exit
@@ -29,13 +23,17 @@ from tacit.gradients.backwards import SyncedBackwards
 from tacit.gradients.ddp_hook import HookDispatcher, no_exchange
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
-from tacit.links import Links
 from tacit.model.frozen_check import FrozenCheck
+from tacit.model.parameter_sample import ParameterSample
 from tacit.model.torch_modes import shielded
 from tacit.optimizer_hooks import momentum
-from tacit.replicas.outside_writes import ParameterSample
 from tacit.torch_compat import in_join
 from tacit.transports.process_groups import ranks_of
+
+if TYPE_CHECKING:
+    from tacit.attaching.grad_scaler import ScaledSteps
+    from tacit.checkpoint.own_replica import OwnReplica
+    from tacit.links import Links
 
 _log = logging.getLogger("tacit")
 
@@ -74,7 +72,7 @@ class ActiveStrategy:
         self._hooks = StepHooks(spec, self.levels, backwards, self._frozen, self._notes)
         self.failures = Failures(spec, self.levels, backwards, self._notes)
         self.momentum = momentum.planned(spec.strategy, spec.policy, optimizers, spec.named)
-        self._own = OwnReplica(spec, self.levels)
+        self._own: OwnReplica | None = None
         self._scaled: ScaledSteps | None = None
         self._left = False
         try:
@@ -86,6 +84,8 @@ class ActiveStrategy:
             found: Exception | None = self.failures.lost_by(error)
             self.leave()
             if isinstance(error, torch.OutOfMemoryError):
+                from tacit.attaching.memory import too_large
+
                 found = AttachError(too_large(spec.strategy, spec.named, spec.policy, spec.exchange_on))
             if found is not None:
                 raise found from error
@@ -109,6 +109,8 @@ class ActiveStrategy:
             store = self.levels[0].session.store
             store.restore(self.momentum.velocities(store.named_state()))
         if spec.scaler is not None and spec.scaled:
+            from tacit.attaching.grad_scaler import ScaledSteps
+
             self._scaled = ScaledSteps(spec.scaler, self.levels, spec.named, spec.optimizers)
         self._hooks.register(dispatcher, self.momentum, self._scaled)
         exit.watch(ranks_of(spec.group))
@@ -137,6 +139,8 @@ class ActiveStrategy:
     @shielded
     def discard(self, wish: object) -> bool:
         """See `Attached.discard`."""
+        from tacit.attaching.discarding import agreed, mistimed, no_wish, refuse_discard
+
         refuse_discard(self.spec, self.levels)
         half = self._hooks.is_half_taken
         if not half:
@@ -166,12 +170,15 @@ class ActiveStrategy:
     @shielded
     def state_dict(self) -> dict[str, Any]:
         """See `Attached.state_dict`."""
+        from tacit.checkpoint import session_state, sharded_state
+        from tacit.checkpoint.saved_values import sealed
+
         self._hooks.saved_whole()
         self.flush()
         if any(level.session.store.shares_out for level in self.levels):
             self.failures.come_to("session.state_dict()")
         state, sharded = session_state.save(self.spec.strategy, self.levels), self.spec.sharded
-        state |= self._own.saved()
+        state |= self._own_replica().saved()
         if sharded is None:
             return sealed(state)
         return sharded_state.whole(sharded, self.spec.named, state, self._not_by_entry())
@@ -179,6 +186,8 @@ class ActiveStrategy:
     @shielded
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See `Attached.load_state_dict`."""
+        from tacit.checkpoint import session_state, sharded_state
+
         self.flush()
         agreed = False
 
@@ -191,7 +200,7 @@ class ActiveStrategy:
             if (sharded := self.spec.sharded) is not None:
                 sharded.reshard()
                 state_dict = sharded_state.mine(sharded, self.spec.named, state_dict, self._not_by_entry())
-            session_state.load(state_dict, self.spec.strategy, self.levels, self._own, agree)
+            session_state.load(state_dict, self.spec.strategy, self.levels, self._own_replica(), agree)
         except CheckpointError:
             if not agreed:
                 with suppress(TacitError):
@@ -224,8 +233,15 @@ class ActiveStrategy:
                 "what it saved at the same moment. No rank has changed anything"
             )
 
+    def _own_replica(self) -> OwnReplica:
+        if self._own is None:
+            from tacit.checkpoint.own_replica import OwnReplica
+
+            self._own = OwnReplica(self.spec, self.levels)
+        return self._own
+
     def _not_by_entry(self) -> set[tuple[int, str, str]]:
-        return self._own.not_by_entry() | {
+        return self._own_replica().not_by_entry() | {
             (i, *key)
             for i, level in enumerate(self.levels)
             for key, kept in level.session.store.named_state().items()
@@ -261,7 +277,8 @@ class ActiveStrategy:
             return
         self._left = True
         self._hooks.remove()
-        self._own.drop()
+        if self._own is not None:
+            self._own.drop()
         self.failures.close()
         failed = self.failures.first is not None
         for level in self.levels:

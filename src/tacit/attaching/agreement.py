@@ -11,14 +11,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tacit.attaching.grad_scaler import agreed_on
 from tacit.attaching.learning_rates import Rates
 from tacit.contracts import ScheduleState
 from tacit.errors import AttachError, of_ranks
 from tacit.kernels.payloads import FORMAT
-from tacit.levels.spec import AttachSpec
+from tacit.levels.spec import AttachSpec, is_periodic
 from tacit.model.trained_model import TrainedModel, locals_of
-from tacit.replicas.buffers import found_in
 from tacit.session.buckets import Policy, choice, exempting
 from tacit.strategy import AnyStrategy
 from tacit.transports.process_groups import gathered, ranks_of
@@ -89,7 +87,7 @@ def _compared(spec: AttachSpec) -> dict[str, _Compared]:
         "compressor by its policy": _Compared(
             text="\n".join(_chosen(strategy, named, spec.policy)), shown="see the policy"
         ),
-        "scaler": _Compared(text=agreed_on(spec.scaler, strategy)),
+        "scaler": _Compared(text=_scaler(spec)),
         "steps_per_epoch or number of epochs": _Compared(text=_words(spec.schedule_state)),
         "seed": _Compared(text=repr(spec.seed)),
         "exchange_on": _Compared(text=repr(spec.exchange_on)),
@@ -107,6 +105,14 @@ def _shards(spec: AttachSpec) -> dict[str, _Compared]:
     mine = locals_of(spec.named)
     text = "\n".join(f"{name} {tuple(shard.shape)}" for name, shard in mine.items())
     return {"shard of the model": _Compared(text=text, shown=f"shard {spec.sharded.shard}")}
+
+
+def _scaler(spec: AttachSpec) -> str:
+    """What of it must be the same on all ranks; replicas that move on their own have own factors."""
+    if spec.scaler is None:
+        return "none"
+    state = spec.scaler.state_dict().items()
+    return "one" if spec.periodic else ", ".join(f"{key} {value}" for key, value in state)
 
 
 def _words(schedule_state: ScheduleState) -> str:
@@ -132,9 +138,12 @@ def _alone(strategy: AnyStrategy) -> bool:
 
 def _buffers(strategy: AnyStrategy, model: TrainedModel) -> Iterator[str]:
     """Name, shape and type of each buffer that replicas average, where they take steps of their own."""
-    periodic = any(level.subject == "delta" for level in strategy.levels)
+    if not is_periodic(strategy):
+        return
+    from tacit.replicas.buffers import found_in
+
     found = dict(model.module.named_buffers())
-    for name in found_in(model) if periodic else ():
+    for name in found_in(model):
         yield f"{name} {tuple(found[name].shape)} {found[name].dtype}"
 
 

@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from tacit import checks
 from tacit.errors import AttachError
-from tacit.fsdp.model import sharded_of
 from tacit.model.sharded_model import ShardedModel
 from tacit.torch_compat import compiled_module, fabric_module
 
@@ -74,6 +73,8 @@ def model_of(
     inside = compiled_module(model)
     module = model if inside is None else inside
     if isinstance(module, nn.Module) and not isinstance(module, DistributedDataParallel) and _sharded(module):
+        from tacit.fsdp.model import sharded_of
+
         return sharded_of(module, mesh, group)
     if group is not None:
         raise AttachError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,12 +13,13 @@ from tacit.contracts import NODE, WORLD, LinkRates, made_for
 from tacit.errors import AttachError
 from tacit.levels.kinds import kind_of
 from tacit.levels.level import Level
-from tacit.levels.node_layout import measured_links, read_nodes, warn_of_one
 from tacit.levels.spec import AttachSpec
-from tacit.links import Links
-from tacit.optimizer_hooks.taken_momentum import Taken
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.process_groups import gathered, ranks_of
+
+if TYPE_CHECKING:
+    from tacit.links import Links
+    from tacit.optimizer_hooks.taken_momentum import Taken
 
 
 def links_for(spec: AttachSpec) -> Links | None:
@@ -26,7 +28,11 @@ def links_for(spec: AttachSpec) -> Links | None:
     All ranks are given the same numbers, so that they decide alike.
     """
     needed = any(level.topology.needs_rates for level in spec.strategy.levels)
-    return measured_links(spec.group, spec.mesh) if needed else None
+    if not needed:
+        return None
+    from tacit.levels.node_layout import measured_links
+
+    return measured_links(spec.group, spec.mesh)
 
 
 def levels_of(
@@ -44,9 +50,13 @@ def levels_of(
         AttachError: nothing says which ranks share a node, or only some ranks give a weight.
     """
     strategy, group = spec.strategy, spec.group
-    nodes = read_nodes(group, spec.mesh) if _goes_by_node(strategy) else ()
-    if group.rank() == 0:
-        warn_of_one(strategy, nodes)
+    nodes: Sequence[Sequence[int]] = ()
+    if _goes_by_node(strategy):
+        from tacit.levels.node_layout import read_nodes, warn_of_one
+
+        nodes = read_nodes(group, spec.mesh)
+        if group.rank() == 0:
+            warn_of_one(strategy, nodes)
     weights = _weights(spec)
     levels: list[Level] = []
     for each in _told(fully_named(strategy), links):

@@ -16,53 +16,11 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from tacit.contracts import WORLD
-from tacit.errors import AttachError
 from tacit.exchange.combinators import average_, gather
 from tacit.gradients.ddp_hook import Answer, BucketFuture, after_backward
 from tacit.levels.level import Level
 from tacit.session import Session
-from tacit.strategy import AnyStrategy
 from tacit.torch_compat import GradBucket, scale_on_device
-
-
-def at_work(scaler: object, strategy: AnyStrategy) -> GradScaler | None:
-    """The scaler, if it is one and scales.
-
-    Raises:
-        AttachError: it is no GradScaler, or the strategy does not work with one.
-    """
-    if scaler is not None and not isinstance(scaler, GradScaler):
-        raise AttachError(
-            f"scaler={scaler!r} is no torch.amp.GradScaler: give attach the one that scales the loss, or none"
-        )
-    if scaler is None or not scaler.is_enabled():
-        return None
-    near = strategy.levels[0]
-    if near.independent:
-        raise AttachError(
-            f"with {strategy.name!r} nobody waits for anybody, and a scaler passes over steps that all have "
-            "to know of: train in bfloat16 without a scaler, or attach 'ps'"
-        )
-    if near.subject == "gradient" and near.overlap.steps > 0:
-        raise AttachError(
-            f"{strategy.name!r} gives a step the mean of the step before, which may be scaled by another "
-            "factor, and whose overflow would be known too late to pass over it: train in bfloat16 without "
-            "a scaler, or write overlap=Bucketwise()"
-        )
-    if near.overlap.layerwise:
-        raise AttachError(
-            f"{strategy.name!r} sends a gradient before all of them are known to be finite, and a scaler "
-            "passes over a step where one is not: train in bfloat16 without a scaler, or attach 'dense'"
-        )
-    return scaler
-
-
-def agreed_on(scaler: GradScaler | None, strategy: AnyStrategy) -> str:
-    """What of the scaler must be the same on all ranks; replicas that move on their own have own factors."""
-    if scaler is None:
-        return "none"
-    alone = any(level.subject == "delta" for level in strategy.levels)
-    return "one" if alone else ", ".join(f"{key} {value}" for key, value in scaler.state_dict().items())
 
 
 class ScaledSteps:

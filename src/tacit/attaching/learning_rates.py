@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tacit.failure.store_comparison import StepHistory, StepNote
-from tacit.replicas.equal_parameters import WRITE
 
 _log = logging.getLogger("tacit")
 
@@ -156,6 +155,8 @@ class RateHistory(StepHistory):
             one, ones, other, others = other, others, one, ones
         (our_rates, our_sum, ours), (their_rates, their_sum, theirs) = map(_parts, (ones, others))
         if ours and theirs and not self._told and not _near(ours, theirs):
+            from tacit.replicas.equal_parameters import WRITE
+
             self._told = True
             _log.warning(
                 "after step %d ranks %d and %d have other parameters, which all ranks should have the same: "

@@ -12,7 +12,6 @@ from torch.optim import LBFGS, Optimizer
 
 from tacit import checks
 from tacit.attaching import epochs
-from tacit.attaching.grad_scaler import at_work
 from tacit.contracts import (
     WORLD,
 )
@@ -44,12 +43,44 @@ def fitted(spec: AttachSpec) -> AttachSpec:
         spec = replace(spec, strategy=far_level(spec.strategy, spec.group.size()), mesh=None)
         refuse_on_shards(spec.strategy, spec.scaler, spec.weight)
     checked(spec.model, spec.optimizers, spec.strategy)
-    scaler = at_work(spec.scaler, spec.strategy)
+    scaler = scaler_at_work(spec.scaler, spec.strategy)
     epochs.check_given(spec)
     check_weight(spec.strategy, spec.weight)
     check_reduction(spec)
     check_seed(spec.seed)
     return replace(spec, strategy=_with_servers(spec), scaler=scaler)
+
+
+def scaler_at_work(scaler: object, strategy: AnyStrategy) -> GradScaler | None:
+    """The scaler, if it is one and scales.
+
+    Raises:
+        AttachError: it is no GradScaler, or the strategy does not work with one.
+    """
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        raise AttachError(
+            f"scaler={scaler!r} is no torch.amp.GradScaler: give attach the one that scales the loss, or none"
+        )
+    if scaler is None or not scaler.is_enabled():
+        return None
+    near = strategy.levels[0]
+    if near.independent:
+        raise AttachError(
+            f"with {strategy.name!r} nobody waits for anybody, and a scaler passes over steps that all have "
+            "to know of: train in bfloat16 without a scaler, or attach 'ps'"
+        )
+    if near.subject == "gradient" and near.overlap.steps > 0:
+        raise AttachError(
+            f"{strategy.name!r} gives a step the mean of the step before, which may be scaled by another "
+            "factor, and whose overflow would be known too late to pass over it: train in bfloat16 without "
+            "a scaler, or write overlap=Bucketwise()"
+        )
+    if near.overlap.layerwise:
+        raise AttachError(
+            f"{strategy.name!r} sends a gradient before all of them are known to be finite, and a scaler "
+            "passes over a step where one is not: train in bfloat16 without a scaler, or attach 'dense'"
+        )
+    return scaler
 
 
 def needs_servers(strategy: AnyStrategy) -> bool:

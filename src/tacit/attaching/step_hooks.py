@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
 from tacit.attaching.discarding import why_not
 from tacit.attaching.epochs import BackwardPasses
-from tacit.attaching.grad_scaler import ScaledSteps
 from tacit.attaching.learning_rates import RateHistory
 from tacit.errors import AttachError
-from tacit.fsdp.gradients import ShardedGradients
 from tacit.gradients.backwards import AccumulationCheck, SyncedBackwards, linear
 from tacit.gradients.ddp_hook import (
     Answer,
@@ -29,12 +27,13 @@ from tacit.model.not_copied import OnlyHere
 from tacit.model.torch_modes import shielded
 from tacit.optimizer_hooks.closures import with_gradients
 from tacit.optimizer_hooks.seen_steps import SeenSteps
-from tacit.optimizer_hooks.taken_momentum import Taken
-from tacit.replicas.buffers import BufferBroadcasts
-from tacit.replicas.nonfinite_since import NonfiniteSince
 from tacit.session import Session
 from tacit.torch_compat import GradBucket
 from tacit.transports.process_groups import rank_in
+
+if TYPE_CHECKING:
+    from tacit.attaching.grad_scaler import ScaledSteps
+    from tacit.optimizer_hooks.taken_momentum import Taken
 
 _log = logging.getLogger("tacit")
 
@@ -89,12 +88,16 @@ class StepHooks:
         if dispatcher is not None:
             self._answer_hook(dispatcher)
         if any(level.steps_alone for level in self._levels) and self._spec.ddp is not None:
+            from tacit.replicas.buffers import BufferBroadcasts
+
             self._undo.append(BufferBroadcasts(self._spec.ddp).restore)
         if not self._spec.leaves_ddp_alone:
             self._before_steps(self._frozen)
         if near.before_step is not None:
             self._before_steps(near.before_step)
         if far.progress is not None and scaled is None:
+            from tacit.replicas.nonfinite_since import NonfiniteSince
+
             broken = NonfiniteSince(self._spec.named, lambda: far.session.step)
             far.session.nonfinite.use_origin(broken.origin)
             self._before_steps(broken)
@@ -171,6 +174,8 @@ class StepHooks:
             answer = self._watched(answer, self._seen)
         dispatcher.use(self.backwards.around(answer))
         if spec.sharded is not None:
+            from tacit.fsdp.gradients import ShardedGradients
+
             of_shards = ShardedGradients(spec.sharded, spec.named, dispatcher, spec.reduction)
             of_shards.install()
             self._undo.append(of_shards.remove)

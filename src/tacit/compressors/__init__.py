@@ -2,38 +2,42 @@
 
 from typing import TYPE_CHECKING
 
-from tacit import _moved
-from tacit.compressors.adam_momentum import AdamMomentum
-from tacit.compressors.blockwise import Blockwise
-from tacit.compressors.cascade import Cascade
-from tacit.compressors.cast import BF16, FP8, FP16
-from tacit.compressors.clip import Clip
-from tacit.compressors.dense import Dense
-from tacit.compressors.difference_copy import DifferenceCopy
-from tacit.compressors.entropy_coded import EntropyCoded
-from tacit.compressors.int8 import Int8
-from tacit.compressors.lag import LAG
-from tacit.compressors.majority import MajoritySign
-from tacit.compressors.mean_feedback import MeanFeedback
-from tacit.compressors.momentum import MomentumCorrection
-from tacit.compressors.natural import Natural
-from tacit.compressors.onebit import OneBit
-from tacit.compressors.outer_mix import OuterMix
-from tacit.compressors.powersgd import PowerSGD
-from tacit.compressors.public_copy import PublicCopy
-from tacit.compressors.push_sum import PushSum
-from tacit.compressors.qsgd import QSGD
-from tacit.compressors.quantized_powersgd import QuantizedPowerSGD
-from tacit.compressors.randomk import RandomK
-from tacit.compressors.scheduled import Scheduled
-from tacit.compressors.sign import Sign
-from tacit.compressors.squeezed import Squeezed
-from tacit.compressors.terngrad import TernGrad
-from tacit.compressors.threshold import Threshold
-from tacit.compressors.topk import TopK
-from tacit.compressors.two_magnitudes import TwoMagnitudes
-from tacit.compressors.wrappers import ErrorFeedback, Partition
-from tacit.compressors.wrappers import Part as Part
+from tacit.exports import on_first_use
+
+if TYPE_CHECKING:
+    from tacit.compressors.adam_momentum import AdamMomentum
+    from tacit.compressors.blockwise import Blockwise
+    from tacit.compressors.cascade import Cascade
+    from tacit.compressors.cast import BF16, FP8, FP16
+    from tacit.compressors.clip import Clip
+    from tacit.compressors.dense import Dense
+    from tacit.compressors.difference_copy import DifferenceCopy
+    from tacit.compressors.entropy_coded import EntropyCoded
+    from tacit.compressors.int8 import Int8
+    from tacit.compressors.lag import LAG
+    from tacit.compressors.majority import MajoritySign
+    from tacit.compressors.mean_feedback import MeanFeedback
+    from tacit.compressors.momentum import MomentumCorrection
+    from tacit.compressors.natural import Natural
+    from tacit.compressors.onebit import OneBit
+    from tacit.compressors.outer_mix import OuterMix
+    from tacit.compressors.powersgd import PowerSGD
+    from tacit.compressors.public_copy import PublicCopy
+    from tacit.compressors.push_sum import PushSum
+    from tacit.compressors.qsgd import QSGD
+    from tacit.compressors.quantized_powersgd import QuantizedPowerSGD
+    from tacit.compressors.randomk import RandomK
+    from tacit.compressors.scheduled import Scheduled
+    from tacit.compressors.sign import Sign
+    from tacit.compressors.squeezed import Squeezed
+    from tacit.compressors.terngrad import TernGrad
+    from tacit.compressors.threshold import Threshold
+    from tacit.compressors.topk import TopK
+    from tacit.compressors.two_magnitudes import TwoMagnitudes
+    from tacit.compressors.wrappers import ErrorFeedback, Partition
+    from tacit.compressors.wrappers import Part as Part
+else:
+    __getattr__ = on_first_use(__name__)
 
 __all__ = [
     "BF16",
@@ -70,6 +74,3 @@ __all__ = [
     "TopK",
     "TwoMagnitudes",
 ]
-
-if not TYPE_CHECKING:
-    __getattr__ = _moved.attributes(__name__)

@@ -75,6 +75,7 @@ class PowerSGD(Compressor):
     min_compression_rate: float = 2.0
     matrices: tuple[Matrix, ...] = ()
 
+    adds_residual: ClassVar[bool] = True
     shared: ClassVar[frozenset[str]] = frozenset({"q"})
     hides_nonfinite: ClassVar[bool] = False
     on_device: ClassVar[bool] = True
@@ -116,10 +117,7 @@ class PowerSGD(Compressor):
     def exchange_with_feedback(
         self, x: Tensor, residual: Tensor, new_residual: Tensor, state: State, ctx: Context
     ) -> Exchange:
-        """The same of `x` + `residual`; `new_residual` becomes that less what this rank has contributed.
-
-        Both are taken where the matrices are read anyway. All three are of one type.
-        """
+        """See `Compressor`; both are taken where the matrices are read anyway."""
         return (yield from self._exchange(x, residual, new_residual, state, ctx))
 
     def _exchange(

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from tacit import checks
-from tacit.compressors.powersgd import PowerSGD
 from tacit.contracts import (
     Compressor,
     Context,
@@ -180,7 +179,6 @@ class ErrorFeedback(Feedback):
             mean, sent = yield ReduceEncoded(self.inner, x, inside, residual, new_residual)
             return Outcome(mean, sent, {**state, "residual": new_residual})
         if self._adds_itself(x, residual, ctx):
-            assert isinstance(self.inner, PowerSGD)
             done = yield from self.inner.exchange_with_feedback(
                 x, residual, new_residual, inner_state(state, "inner"), inside
             )
@@ -201,7 +199,7 @@ class ErrorFeedback(Feedback):
     def _adds_itself(self, x: Tensor, residual: Tensor, ctx: Context) -> bool:
         """Whether the inner compressor adds the residual, and takes from the sum what it sends."""
         plain = not ctx.rescale and residual.dtype == x.dtype
-        return plain and isinstance(self.inner, PowerSGD) and not self.inner.hides_nonfinite
+        return plain and self.inner.adds_residual and not self.inner.hides_nonfinite
 
 
 def times(decay: float, factors: Factors, numel: int) -> Factors:

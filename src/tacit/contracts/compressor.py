@@ -175,6 +175,9 @@ class Compressor(ABC):
     """Whether c times `x` arrives as c times what `x` arrives as, and it has no state. A gradient is then
     sent with the factor of a GradScaler, so that it does not underflow in fp16."""
 
+    adds_residual: ClassVar[bool] = False
+    """Whether it has `exchange_with_feedback`."""
+
     @property
     def on_device(self) -> bool:
         """Whether an exchange never needs a value on the host, and makes its tensors on the device of `x`.
@@ -249,6 +252,15 @@ class Compressor(ABC):
         A generator: it yields requests and returns an `Outcome`. `x` is not changed unless it is `ctx.out`.
         Nothing in `state` is changed: new values are written to `ctx.spare`.
         """
+
+    def exchange_with_feedback(
+        self, x: Tensor, residual: Tensor, new_residual: Tensor, state: State, ctx: Context
+    ) -> Exchange:
+        """The exchange of `x` + `residual`; `new_residual` becomes that less what this rank has contributed.
+
+        All three are of one type. Only for a compressor that `adds_residual`.
+        """
+        raise NotImplementedError
 
 
 class OneShot(Compressor):

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,9 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from tacit import ranges
 from tacit.errors import AttachError
 from tacit.gradients.bucket_layout import Piece, SliceCopy, Whole, pieces
-from tacit.gradients.delayed import DelayedMeans
-from tacit.gradients.host_copies import HostCopies
-from tacit.gradients.unused_parameters import UsedParameters
 from tacit.model.frozen_check import misfit, sparse
 from tacit.model.not_copied import NotCopied, OnlyHere
 from tacit.model.torch_modes import shielded
@@ -30,6 +28,11 @@ from tacit.session import Session
 from tacit.session.buckets import divided
 from tacit.torch_compat import GradBucket, at_end_of_backward
 from tacit.transports.process_groups import sum_
+
+if TYPE_CHECKING:
+    from tacit.gradients.delayed import DelayedMeans
+    from tacit.gradients.host_copies import HostCopies
+    from tacit.gradients.unused_parameters import UsedParameters
 
 BucketFuture = torch.futures.Future[Tensor]
 Answer = Callable[[GradBucket], BucketFuture]
@@ -155,6 +158,23 @@ class _DdpBucket:
                 self.future.set_result(self.buffer)
 
 
+def _host_copies(session: Session, named: Mapping[str, Tensor]) -> "HostCopies | None":
+    """What copies between a GPU and the host; None where no copies are needed."""
+    if not any(p.is_cuda for p in named.values()):
+        return None
+    from tacit.gradients.host_copies import HostCopies
+
+    return HostCopies.of(session, named)
+
+
+def _delayed_means(session: Session) -> "DelayedMeans | None":
+    if not session.strategy.late:
+        return None
+    from tacit.gradients.delayed import DelayedMeans
+
+    return DelayedMeans(session)
+
+
 class GradientHook:
     """Cuts DDP's buckets into the session's, and answers each of DDP's when those are complete.
 
@@ -171,7 +191,7 @@ class GradientHook:
         self,
         session: Session,
         named: dict[str, Tensor],
-        used: UsedParameters | None = None,
+        used: "UsedParameters | None" = None,
         modules: Sequence[Mapping[str, int]] = (),
         share: float = 1.0,
     ) -> None:
@@ -183,7 +203,7 @@ class GradientHook:
         for each in modules:
             self._widths |= each
         self._names = {id(p): name for name, p in named.items()}
-        self._copies = HostCopies.of(session, named)
+        self._copies = _host_copies(session, named)
         self._routes: dict[tuple[int, ...], list[Piece]] = {}
         self._routed = session.buckets
         self._staged: dict[int, _Staged] = {}
@@ -193,7 +213,7 @@ class GradientHook:
         self._arrived: set[int] = set()
         self.layout: list[list[str]] | None = None
         """DDP's buckets as they were last seen, until the buckets have settled on them."""
-        self.late = DelayedMeans(session) if session.strategy.late else None
+        self.late = _delayed_means(session)
         """Where means are applied a step late: all buckets are copied then."""
         self._counts_steps = self._communicates = False
 

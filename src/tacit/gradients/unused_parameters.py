@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
-
-from tacit.model.trained_model import TrainedModel
 
 
 class UsedParameters:
@@ -26,12 +23,6 @@ class UsedParameters:
         self._handles: list[RemovableHandle] = []
         for name, p in named.items():
             self._handles.append(p.register_hook(self._noted(name)))  # type: ignore[no-untyped-call]
-
-    @staticmethod
-    def of(model: TrainedModel, named: Mapping[str, Tensor]) -> UsedParameters | None:
-        """None where whatever the hook answers is applied: by DDP, and by FSDP2 always."""
-        unused = isinstance(model, DistributedDataParallel) and model.find_unused_parameters
-        return UsedParameters(named) if unused else None
 
     def _noted(self, name: str) -> Callable[[Tensor], None]:
         return lambda gradient: self._used.add(name)

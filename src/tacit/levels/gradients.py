@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from tacit.gradients.ddp_hook import GradientHook
-from tacit.gradients.unused_parameters import UsedParameters
-from tacit.levels.level import Level, parts_cut
+from tacit.levels.level import COMPARING, Level, parts_cut
 from tacit.model.trained_model import local
-from tacit.replicas.equal_parameters import EqualParameters
+
+if TYPE_CHECKING:
+    from tacit.replicas.equal_parameters import EqualParameters
 
 
 class GradientLevel(Level):
@@ -25,10 +28,8 @@ class GradientLevel(Level):
             modules = reduced_together(spec.sharded, named)
             # Of a module without rows here, peers have none either.
             buckets = [[*each] for each in modules if any(local(named[name]).numel() for name in each)]
-        self.used = UsedParameters.of(spec.model, named)
-        self._open(named, buckets, None if self.used is None else self.used.idle)
-        self.session.connect(EqualParameters.STAGES)
-        self._equal = EqualParameters(self.session, named)
+        self._open(named, buckets, self._watch_used())
+        self.session.connect(COMPARING)
         self._hook_in(modules)
 
     def _hook_in(self, modules: Sequence[Mapping[str, int]]) -> None:
@@ -39,6 +40,12 @@ class GradientLevel(Level):
 
     def discard(self) -> None:
         self.session.take_back()
+
+    @cached_property
+    def _equal(self) -> EqualParameters:
+        from tacit.replicas.equal_parameters import EqualParameters
+
+        return EqualParameters(self.session, self._spec.named)
 
     def sync(self) -> None:
         self._equal.sync()

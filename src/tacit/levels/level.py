@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
+from tacit.contracts import WORLD
 from tacit.kernels.dispatch import warm_up_for
 from tacit.levels.device_placement import placed, transport_for
 from tacit.levels.spec import AttachSpec
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from tacit.replicas.rounds_after_step import OptimizerHook
     from tacit.stores.client.transport import ServerGroup, StarTransport
     from tacit.stores.pairs import PairTransport
+
+COMPARING = {WORLD: 1}
+"""How many collectives at once a comparison of all ranks' parameters takes, on each axis."""
 
 Cut = Callable[[list[str]], list[list[str]]]
 """Cuts tensors, by their names, into buckets."""
@@ -105,6 +109,19 @@ class Level(ABC):
         joined = join_servers(strategy, where, self.peers, tensors, cap, spec.time_limit)
         self.transport, self._servers = joined.transport, joined.transport.servers
         return joined.cut
+
+    def _watch_used(self) -> Callable[[str], bool] | None:
+        """Note which parameters take part in backward, where not all may; tells whether one did not.
+
+        Else what the hook answers is applied whatever they do: by DDP, and by FSDP2 always.
+        """
+        ddp = self._spec.ddp
+        if ddp is None or not ddp.find_unused_parameters:
+            return None
+        from tacit.gradients.unused_parameters import UsedParameters
+
+        self.used = UsedParameters(self._spec.named)
+        return self.used.idle
 
     def _open(
         self,

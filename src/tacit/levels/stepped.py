@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tacit.gradients.unused_parameters import UsedParameters
-from tacit.levels.level import Level, parts_cut
+from tacit.levels.level import COMPARING, Level, parts_cut
 from tacit.replicas.buffers import numbers_in
-from tacit.replicas.equal_parameters import EqualParameters
 from tacit.replicas.replica import LiveTensors
 from tacit.session.buckets import most_bytes
 from tacit.stores.client.buffers import ServerBuffers
@@ -34,11 +32,9 @@ class SteppedLevel(Level):
         )
         self.transport, self._servers = joined.transport, joined.transport.servers
         beside = ServerBuffers(module, [*still], self._servers, joined.homes, joined.cap)
-        self.used = UsedParameters.of(spec.model, named)
-        idle = None if self.used is None else self.used.idle
         buckets = parts_cut([[*reversed(named)]], joined.cut, named)
-        self._open(named, buckets, idle, groups.rate)
-        self.session.connect(EqualParameters.STAGES)
+        self._open(named, buckets, self._watch_used(), groups.rate)
+        self.session.connect(COMPARING)
         self._hook = ServerStepHook(self.session, named, star.back, groups, beside)
         self.before_step = self._hook.before_step
         self.fetch()

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from tacit.levels.deltas import DeltaLevel
+from tacit.levels.level import COMPARING
 from tacit.replicas.buffers import numbers_in, variances_in
-from tacit.replicas.equal_parameters import EqualParameters
 from tacit.replicas.replica import LiveTensors
 from tacit.replicas.rounds_after_step import OptimizerHook
 from tacit.stores.client.placement import wait_for_all
@@ -21,7 +21,7 @@ class WorkerLevel(DeltaLevel):
         module, named = self._spec.model.module, self._spec.named
         tensors = {**named, **LiveTensors(module, numbers_in(self._spec.model))}
         self._open(tensors, self._buckets(tensors))
-        self.session.connect(EqualParameters.STAGES)
+        self.session.connect(COMPARING)
         live, variances = LiveTensors(module, tensors, named), variances_in(module)
         self.progress = OptimizerHook(self.session, live, self._share, self._rates, None, variances)
         self.fetch()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,8 +18,13 @@ from tacit.contracts import (
     add_mean_,
 )
 from tacit.errors import ConfigError
+from tacit.exports import on_first_use
 from tacit.kernels.deltas import move_
-from tacit.merges.mix import Mix
+
+if TYPE_CHECKING:
+    from tacit.merges.mix import Mix
+else:
+    __getattr__ = on_first_use(__name__)
 
 __all__ = [
     "Average",

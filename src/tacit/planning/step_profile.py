@@ -45,6 +45,10 @@ _log = logging.getLogger("tacit")
 class Flushed(Protocol):
     """The session whose training is profiled."""
 
+    @property
+    def options(self) -> AttachSpec:
+        """What is at work, and on what."""
+
     def flush(self) -> None:
         """Wait until nothing is under way."""
 
@@ -81,11 +85,11 @@ _TAKEN: list[Any] = []
 """Profiles being taken: one a process."""
 
 
-def began(session: Flushed, spec: AttachSpec) -> None:
+def began(session: Flushed) -> None:
     """Profile this session's training, if that was asked for and no other's was."""
     request = None if _TAKEN else ProfileRequest.from_env()
-    if request is not None and spec.optimizers:
-        _TAKEN.append(_Taking(session, spec, request))
+    if request is not None and session.options.optimizers:
+        _TAKEN.append(_Taking(session, session.options, request))
 
 
 class _Taking:

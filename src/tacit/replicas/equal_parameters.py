@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -34,9 +33,6 @@ class EqualParameters:
         named: the parameters that are trained.
         group: where DDP exchanges the gradients itself, its process group.
     """
-
-    STAGES: ClassVar[Mapping[str, int]] = {WORLD: 1}
-    """How many collectives at once this takes on each axis of the session's transport."""
 
     def __init__(
         self, session: Session, named: Mapping[str, Tensor], group: dist.ProcessGroup | None = None

@@ -2,10 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from tacit import _moved
-from tacit.rounds.adaptive import AdaComm, ByLearningRate, ByVariance, OnPlateau
-from tacit.rounds.cycling import Cycling, NodeRounds
-from tacit.rounds.periods import During, Every, EveryEpoch, EveryStep, MomentPeriods, Renewals, Until
+from tacit.exports import on_first_use
+
+if TYPE_CHECKING:
+    from tacit.rounds.adaptive import AdaComm, ByLearningRate, ByVariance, OnPlateau
+    from tacit.rounds.cycling import Cycling, NodeRounds
+    from tacit.rounds.periods import During, Every, EveryEpoch, EveryStep, MomentPeriods, Renewals, Until
+else:
+    __getattr__ = on_first_use(__name__)
 
 __all__ = [
     "AdaComm",
@@ -22,6 +26,3 @@ __all__ = [
     "Renewals",
     "Until",
 ]
-
-if not TYPE_CHECKING:
-    __getattr__ = _moved.attributes(__name__)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tacit.prediction.predictor import Predictor, kind_of
 from tacit.session.buckets import Bucket
 from tacit.session.topology_choice import TopologyChoice
 from tacit.strategy import Strategy
+
+if TYPE_CHECKING:
+    from tacit.prediction.predictor import Predictor
 
 __all__ = ["detail", "one_line", "sentence"]
 
@@ -86,6 +88,8 @@ def detail(
         for param, compressor in zip(bucket.slices, bucket.chosen, strict=True):
             predictor = _predictor(compressor)
             if predictor is not None:
+                from tacit.prediction.predictor import kind_of
+
                 shape = "x".join(map(str, param.shape))
                 yield f"  predicted: {param.name} ({shape}, {kind_of(len(param.shape))}) by {predictor}"
 
@@ -106,6 +110,8 @@ def _chosen(choice: TopologyChoice) -> Iterator[str]:
 
 def _predictor(value: Any) -> Predictor | None:
     """The one inside a compressor, however deep."""
+    from tacit.prediction.predictor import Predictor
+
     if isinstance(value, Predictor):
         return value
     if not is_dataclass(value):

@@ -7,16 +7,18 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
 from tacit.contracts import Request, Transport
 from tacit.exchange.lane import Job, Lane
-from tacit.exchange.stream_lane import StreamLane
 from tacit.session.health.failure import SessionFailure
 from tacit.transports.devices import ByDevice
 from tacit.transports.meter import counted
+
+if TYPE_CHECKING:
+    from tacit.exchange.stream_lane import StreamLane
 
 T = TypeVar("T")
 Open: TypeAlias = Callable[[], Generator[Request, Any, T]]
@@ -48,6 +50,7 @@ class Lanes:
         self._transport, self.device, self._in_stream = transport, device, in_stream
         self._failure, self._name = failure, name
         self._lane: Lane | StreamLane | None = None
+        self._stream: StreamLane | None = None
         self._host_lane: Lane | None = None
         self.posted, self.posted_at = 0, time.monotonic()
 
@@ -55,9 +58,13 @@ class Lanes:
     def buckets(self) -> Lane | StreamLane:
         """The lane of the buckets."""
         if self._lane is None and self._in_stream:
+            from tacit.exchange.stream_lane import StreamLane
+
             transport = self._transport
             transport = transport.device if isinstance(transport, ByDevice) else transport
-            self._lane = StreamLane(transport, self._failure.explained, self.device, self._name)
+            self._lane = self._stream = StreamLane(
+                transport, self._failure.explained, self.device, self._name
+            )
         elif self._lane is None:
             self._lane = Lane(self._transport, self._failure.explained, self._name)
         return self._lane
@@ -122,12 +129,12 @@ class Lanes:
 
     def inside(self) -> AbstractContextManager[object]:
         """What is launched inside the block goes to the stream of the exchanges, where there is one."""
-        return self._lane.inside() if isinstance(self._lane, StreamLane) else nullcontext()
+        return nullcontext() if self._stream is None else self._stream.inside()
 
     def join(self) -> None:
         """What this thread launches from now on waits for the exchanges' stream, where there is one."""
-        if isinstance(self._lane, StreamLane):
-            self._lane.join()
+        if self._stream is not None:
+            self._stream.join()
 
     def overdue(self, seconds: float) -> bool:
         """Whether a device has not run what was submitted, and the last of that is so many seconds old.
@@ -135,8 +142,8 @@ class Lanes:
         No peer is then known to be gone: a collective on a device has no time-out that raises. A stream is
         asked only where that is so long ago, as that would end a CUDA graph's capture in another thread.
         """
-        lane = self._lane
-        return isinstance(lane, StreamLane) and time.monotonic() - self.posted_at > seconds and lane.busy
+        lane = self._stream
+        return lane is not None and time.monotonic() - self.posted_at > seconds and lane.busy
 
     def flush(self) -> None:
         """Wait until nothing is under way."""

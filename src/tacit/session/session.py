@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from tacit.exchange.lane import Job
 from tacit.session.bucket_exchange import BucketExchanges, DeviceExchanges
 from tacit.session.buckets import Bucket, Policy, StateSlice, fitting
 from tacit.session.description import detail, sentence
-from tacit.session.device_rounds import DeviceRounds
 from tacit.session.health.device_notes import BucketHealth
 from tacit.session.health.failure import SessionFailure
 from tacit.session.health.nonfinite import NonfiniteChecks
@@ -31,6 +30,9 @@ from tacit.session.state import StateStore
 from tacit.session.stats import CommStats
 from tacit.session.topology_choice import choose
 from tacit.strategy import Strategy
+
+if TYPE_CHECKING:
+    from tacit.session.device_rounds import DeviceRounds
 
 T = TypeVar("T")
 
@@ -124,8 +126,13 @@ class Session:
         self._stream_device = at if in_stream else None
         shared = self.failure, self.stats, self.rescaling
         self.pending = PendingRounds(*shared, at)
+        self._on_device: DeviceRounds | None = None
         if in_stream:
-            self.pending = DeviceRounds(self.config, *shared, self.lanes, self.nonfinite, self.ask)
+            from tacit.session.device_rounds import DeviceRounds
+
+            self.pending = self._on_device = DeviceRounds(
+                self.config, *shared, self.lanes, self.nonfinite, self.ask
+            )
         self._follow_store()
 
     # ---- buckets and their states ------------------------------------------------------------------------
@@ -162,10 +169,10 @@ class Session:
         self.nonfinite.follow_buckets(store.buckets)
         self.pending.follow_buckets(store.commit, store.take_back)
         made = self.config, store, self.nonfinite, self.rescaling
-        if isinstance(self.pending, DeviceRounds):
+        if self._on_device is not None:
             noted = zip(store.buckets, store.nonfinite_flags, strict=True)
             healths = [BucketHealth(bucket, flags, ranks, me) for bucket, flags in noted]
-            self.pending.follow_healths(healths)
+            self._on_device.follow_healths(healths)
             self._exchanges: BucketExchanges = DeviceExchanges(*made, healths)
         else:
             self._exchanges = BucketExchanges(*made)

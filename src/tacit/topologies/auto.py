@@ -13,8 +13,6 @@ from tacit.contracts import Compressor, Context, Exchange, Options, State
 from tacit.errors import ConfigError
 from tacit.topologies.flat import Flat, two_sided
 from tacit.topologies.on_axis import OnAxis
-from tacit.topologies.recompression import price
-from tacit.topologies.two_phase import TwoPhase
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,9 @@ class Auto(OnAxis):
 
     def options(self, compressors: Iterable[Compressor]) -> Options:
         """`Flat` first, then `TwoPhase` where it can send less."""
+        from tacit.topologies.recompression import price
+        from tacit.topologies.two_phase import TwoPhase
+
         flat, two_phase = Flat(self.axis), TwoPhase(self.axis)
         compressors = list(compressors)
         sides = [side for each in compressors for side in two_sided(each) if side is not None]

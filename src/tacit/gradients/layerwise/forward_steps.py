@@ -17,7 +17,6 @@ from tacit.errors import AttachError
 from tacit.gradients.layerwise.hook import LayerwiseHook
 from tacit.model.not_copied import OnlyHere
 from tacit.model.torch_modes import shielded
-from tacit.strategy import AnyStrategy
 from tacit.torch_compat import compiled_module, step_alone, times_written, without_memory
 
 _NOT_EACH = ("LBFGS", "SparseAdam")
@@ -59,15 +58,15 @@ def _flat(args: Iterable[Any]) -> Iterator[Any]:
             yield each
 
 
-def refuse_compiled(model: object, strategy: AnyStrategy) -> None:
+def refuse_compiled(model: object, algorithm: str) -> None:
     """Refuse a model that is compiled around DDP, where steps are to be taken layer by layer.
 
     Raises:
         AttachError: it is, as the hooks of its modules are not called then.
     """
-    if strategy.levels[0].overlap.into_forward and compiled_module(model) is not None:
+    if compiled_module(model) is not None:
         raise AttachError(
-            f"the model is compiled, and {strategy.name!r} waits in its modules' forward hooks, which are "
+            f"the model is compiled, and {algorithm!r} waits in its modules' forward hooks, which are "
             f"not called there: leave torch.compile out, or {_INSTEAD}"
         )
 

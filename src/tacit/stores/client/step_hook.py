@@ -11,7 +11,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from tacit.contracts import PayloadSpec
 from tacit.errors import AttachError, ConfigError
-from tacit.replicas.outside_writes import ParameterSample, lost_at_servers
+from tacit.model.parameter_sample import ParameterSample
+from tacit.replicas.outside_writes import lost_at_servers
 from tacit.replicas.replica import wide_like
 from tacit.session import Session
 from tacit.stores.client.buffers import ServerBuffers
