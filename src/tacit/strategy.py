@@ -270,6 +270,11 @@ class Strategy:
         return self.topology if isinstance(self.topology, ServerTopology) else None
 
     @property
+    def renewals(self) -> Renewals | None:
+        """The steps in which Adam's variance moves, where it does not move in all."""
+        return self.variance if isinstance(self.variance, Renewals) else None
+
+    @property
     def independent(self) -> bool:
         """Whether each replica goes on without the others, so that none of them is asked anything."""
         return self.server is not None and self.server.independent

@@ -26,7 +26,6 @@ from tacit.described import JSON, Duration, Whole
 from tacit.errors import AttachError, CheckpointError, ConfigError, DecisionError
 from tacit.exchange.combinators import gather
 from tacit.levels.spec import AttachSpec
-from tacit.model.sharded_model import ShardedModel
 from tacit.optimizer_hooks.every_step import StepsHandle, behind_steps
 from tacit.planning.candidates import CandidateCheck, Candidates
 from tacit.planning.decider import Choice, Decider, decided
@@ -370,7 +369,7 @@ def step_seconds(ends: Sequence[float], window: int, period: int) -> float:
 
 def _ranks(given: AttachSpec) -> list[int]:
     """Who trains the model, near axis by near axis. A collective call."""
-    far, model = ranks_of(given.model.process_group), given.model
-    if not isinstance(model, ShardedModel) or model.near is None:
+    far, sharded = ranks_of(given.group), given.sharded
+    if sharded is None or sharded.near is None:
         return far
-    return [rank for each in gathered(torch.tensor(far), model.near) for rank in each.tolist()]
+    return [rank for each in gathered(torch.tensor(far), sharded.near) for rank in each.tolist()]

@@ -22,7 +22,7 @@ from tacit.levels.device_placement import check_backend, device_of
 from tacit.levels.spec import AttachSpec, is_periodic
 from tacit.model.frozen_check import refuse_sparse, trainable
 from tacit.model.trained_model import TrainedModel
-from tacit.rounds import During, Renewals
+from tacit.rounds import During
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.torch_compat import reduces_in_python
 
@@ -207,10 +207,10 @@ def checked(model: TrainedModel, optimizers: Sequence[Optimizer], strategy: AnyS
     strategy.levels[-1].topology.check_ranks(model.process_group.size())
     check_optimizers(strategy, named, optimizers)
     for level in strategy.levels:
-        if isinstance(level.variance, Renewals):
+        if level.renewals is not None:
             from tacit.optimizer_hooks.kept_variance import refuse_optimizers
 
-            refuse_optimizers(level.variance, optimizers, named)
+            refuse_optimizers(level.renewals, optimizers, named)
     return named
 
 
@@ -237,7 +237,7 @@ def check_renewals(strategy: AnyStrategy) -> None:
     """Refuse a variance that moves in other steps than those in which gradients are averaged."""
     for i, far in enumerate(strategy.levels):
         nearer = [level.rounds for level in strategy.levels[:i]]
-        if isinstance(far.variance, Renewals) and During(far.variance) not in nearer:
+        if far.renewals is not None and During(far.renewals) not in nearer:
             raise AttachError(
                 f"variance={far.variance} of {strategy.name!r} moves where a nearer level averages "
                 "gradients, and there is none that does so in these steps: join it by Levels with "

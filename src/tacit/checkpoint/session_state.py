@@ -230,7 +230,8 @@ def _resume(
 
 
 def _planned_anew(level: ActiveLevel, resized: bool) -> bool:
-    return resized and isinstance(level.gradient, LayerwiseHook)  # it was for other links
+    layerwise = level.gradient is not None and level.session.strategy.overlap.layerwise
+    return resized and layerwise  # it was for other links
 
 
 def _keeps(level: ActiveLevel, resized: bool) -> bool:

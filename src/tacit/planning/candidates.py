@@ -17,7 +17,6 @@ from tacit.gradients.layerwise.forward_steps import stepping
 from tacit.levels.device_placement import placed
 from tacit.levels.node_layout import read_nodes
 from tacit.levels.spec import AttachSpec
-from tacit.model.sharded_model import ShardedModel
 from tacit.model.trained_model import locals_of
 from tacit.optimizer_hooks import momentum
 from tacit.replicas.fragments import fragments
@@ -99,7 +98,7 @@ class CandidateCheck:
 
     def texts(self, accept: Accept) -> list[str]:
         """What is considered where so much is accepted, possible or not."""
-        if isinstance(self._given.model, ShardedModel):
+        if self._given.sharded is not None:
             return texts_of(accept)
         world = self._given.model.process_group.size()
         nodes = len(self._nodes) or world
@@ -130,7 +129,7 @@ class CandidateCheck:
         return Candidates(tuple(possible), tuple(left_out))
 
     def _check_nodes(self) -> None:
-        if isinstance(self._given.model, ShardedModel):
+        if self._given.sharded is not None:
             return  # FSDP2's near axis is what stands for a node there
         if self._no_nodes:
             raise AttachError(self._no_nodes)
@@ -140,7 +139,7 @@ class CandidateCheck:
 
 def _nodes(given: AttachSpec) -> tuple[list[list[int]], str]:
     """The ranks of each node; none, and why, where nobody has told. A collective call."""
-    if isinstance(given.model, ShardedModel):
+    if given.sharded is not None:
         return [], ""
     try:
         return read_nodes(given.model.process_group, given.mesh), ""

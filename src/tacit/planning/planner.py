@@ -10,7 +10,6 @@ import torch
 from tacit.algorithms import parse
 from tacit.errors import AttachError, ConfigError
 from tacit.levels.node_layout import read_nodes
-from tacit.model.sharded_model import ShardedModel
 from tacit.model.trained_model import locals_of
 from tacit.planning.decider import Choice, ChoosingSession, from_all_texts
 from tacit.planning.prediction import Prediction
@@ -123,7 +122,7 @@ class Planner:
 def _layout(session: ChoosingSession) -> tuple[int, int]:
     """Nodes, and ranks of each, of those that exchange; each rank a node where nobody knows."""
     options = session.options
-    if isinstance(options.model, ShardedModel):
+    if options.sharded is not None:
         return options.group.size(), 1
     try:
         nodes = read_nodes(options.group, options.mesh)

@@ -13,7 +13,7 @@ from tacit.planning.simulation.costs import CostOf, cost_on
 from tacit.planning.simulation.rehearsal import rehearse
 from tacit.planning.simulation.steps import simulate
 from tacit.planning.simulation.timeline import ENCODING, MAIN, SimulatedSpan
-from tacit.rounds import MomentPeriods, Renewals
+from tacit.rounds import MomentPeriods
 from tacit.strategy import AnyStrategy
 
 __all__ = ["Prediction", "predict", "refuse"]
@@ -113,6 +113,6 @@ def refuse(strategy: AnyStrategy) -> None:
 def _notes(strategy: AnyStrategy) -> tuple[str, ...]:
     if any(level.rounds.observed_metrics for level in strategy.levels):
         return ("its period changes while it trains; this is the first one",)
-    if any(isinstance(level.variance, Renewals) for level in strategy.levels):
+    if any(level.renewals is not None for level in strategy.levels):
         return ("behind its first steps; without those in which gradients travel again",)
     return ()

@@ -17,7 +17,6 @@ from tacit.planning.profile import BucketCost, LevelCost, Profile, StrategyCost
 from tacit.planning.simulation.echo import EchoTransport, Layout
 from tacit.planning.simulation.rehearsal import TRAINING, LevelScript, rehearse
 from tacit.replicas.rounds_after_step import OptimizerHook
-from tacit.rounds import Renewals
 from tacit.session import Session
 from tacit.session.schedule import Schedule
 from tacit.strategy import AnyStrategy
@@ -114,7 +113,7 @@ def _kept_variances(session: Session, named: Mapping[str, Tensor]) -> int:
     """Bytes of Adam's variances that are kept beside its own."""
     momenta = [bucket.compressor.takes_momentum for bucket in session.buckets]
     frozen = any(each is not None and each.freeze_step is not None for each in momenta)
-    if not frozen and not isinstance(session.strategy.variance, Renewals):
+    if not frozen and session.strategy.renewals is None:
         return 0
     return sum(p.numel() * p.element_size() for p in named.values())
 

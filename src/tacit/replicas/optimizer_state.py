@@ -19,7 +19,7 @@ from tacit.model.trained_model import local
 from tacit.optimizer_hooks.frozen_adam import least_variance
 from tacit.optimizer_hooks.kept_variance import KeptVariance
 from tacit.optimizer_hooks.scaled_variance import ScaledVariance
-from tacit.rounds import MomentPeriods, Renewals
+from tacit.rounds import MomentPeriods
 from tacit.session import Session
 
 _log = logging.getLogger("tacit")
@@ -70,7 +70,7 @@ class OptimizerState:
         if session.strategy.variance == "scaled":
             scaled = ScaledVariance(session, optimizers, named, near)
             self._scaled = self.variance = scaled if scaled.squares else None
-        if isinstance(renewals := session.strategy.variance, Renewals):
+        if (renewals := session.strategy.renewals) is not None:
             replicas = len(session.ranks)
             self._kept = KeptVariance(renewals, optimizers, named, replicas, lambda: session.step)
             self.variance = self._kept
