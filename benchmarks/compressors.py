@@ -51,7 +51,7 @@ from tacit.compressors import (
     Threshold,
     TopK,
 )
-from tacit.contracts import Compressor, Context, OneShot, Payload, ReduceEncoded, VariableLength
+from tacit.contracts import Compressor, Context, OneShot, Payload, ReduceEncoded
 from tacit.exchange.error_feedback import encoded
 from tacit.kernels import dispatch
 from tacit.kernels.positions import scatter_add_, unpack_positions
@@ -159,7 +159,7 @@ def prepared(row: Row, x: Tensor) -> Callable[[], object]:
         return lambda: codec.decode_mean_(payloads, out)
     ctx = _context(out, 0)
     if row.task in ("shorten", "restore"):
-        assert isinstance(codec, VariableLength)
+        assert codec.varies
         return _code(codec, codec.encode(x, ctx), x.numel(), back=row.task == "restore")
     if row.task == "encode":
         return lambda: codec.encode(x, ctx)
@@ -186,7 +186,7 @@ def _scatter(codec: OneShot, payloads: Sequence[Payload], out: Tensor) -> Callab
     return scatter
 
 
-def _code(codec: VariableLength, payload: Payload, numel: int, back: bool) -> Callable[[], object]:
+def _code(codec: OneShot, payload: Payload, numel: int, back: bool) -> Callable[[], object]:
     message = codec.shortened(payload, numel)
     target = tuple(part.clone() for part in payload)
 

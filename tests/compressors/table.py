@@ -35,7 +35,7 @@ from tacit.compressors import (
     TwoMagnitudes,
 )
 from tacit.compressors.wrappers import Part
-from tacit.contracts import Compressor, Matrix, Topology, VariableLength
+from tacit.contracts import Compressor, Matrix, Topology
 from tacit.prediction import FittedCoding, Nowcast, Predicted, PredictiveCoding
 from tacit.prediction.extrapolation import Linear
 from tacit.prediction.networks.mp2 import MP2
@@ -69,7 +69,7 @@ class Row:
     def varies(self) -> bool:
         """Whether the length of a payload follows from its values."""
         one_shot = self.compressor.one_shot(0)
-        return one_shot is not None and isinstance(one_shot.codec, VariableLength)
+        return one_shot is not None and one_shot.codec.varies
 
     def bytes(self, peers: int) -> list[int]:
         """What each rank sends."""

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.compressors.blockwise import VECTOR_BITS, Blockwise
-from tacit.contracts import Compressor, Payload, VariableLength
+from tacit.contracts import Compressor, Payload
 from tacit.errors import PayloadError
 from tacit.kernels.entropy import decode_codes, encode_codes, longest
 from tacit.kernels.layout import block_count
 
 
 @dataclass(frozen=True)
-class EntropyCoded(Blockwise, VariableLength):
+class EntropyCoded(Blockwise):
     """`Blockwise` of 2 to 4 bits whose codes are entropy-coded by their frequencies (rANS: Duda 2013).
 
     The same bits arrive, in fewer bytes: of normally distributed entries 2.0 bits an entry in place of 3, and
@@ -27,6 +27,7 @@ class EntropyCoded(Blockwise, VariableLength):
     """
 
     on_device: ClassVar[bool] = False
+    varies: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.whole("bits", self.bits, 2, 4, "codes of more bits cannot be shortened much; write 3")

@@ -23,10 +23,8 @@ from tacit.contracts import (
     Outcome,
     ReduceEncoded,
     Request,
-    ServerAnswer,
     State,
     Transmitted,
-    VariableLength,
     state_dtype,
 )
 from tacit.errors import ConfigError
@@ -47,12 +45,12 @@ class CompressedMixing(Wrapper, MixingCompressor):
                 f"{name}({inner}) is not possible, as what is inside takes several messages, or keeps a "
                 f"residual itself: write what encodes once, such as {name}(TopK(ratio=0.01))"
             )
-        if isinstance(inner, VariableLength):
+        if inner.varies:
             raise ConfigError(
                 f"{name}({inner}) is not possible, as a neighbour expects a message of a known length: write "
                 f"one of fixed length, such as {name}(Blockwise(bits=3))"
             )
-        if isinstance(inner, ServerAnswer | MajoritySign):
+        if inner.answers or isinstance(inner, MajoritySign):
             raise ConfigError(
                 f"{name}({inner}) is not possible, as what it decodes is a vote or a server's answer, and "
                 f"not near what was given: write {name}(Sign()), or {name}(TopK(ratio=0.01))"

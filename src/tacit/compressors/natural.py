@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Decoded, OverflowShown, Payload, Transmitted
+from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
 from tacit.kernels.exponents import add_exponents_, check_exponents, encode_exponents
 
 
 @dataclass(frozen=True)
-class Natural(OverflowShown):
+class Natural(OneShot):
     """Round each entry to one of the two powers of two next to it, at random; right in the mean.
 
     Sign and exponent of fp32 travel, 9 bits as in the paper: n + ceil(n / 8) bytes, to P - 1 peers. The mean

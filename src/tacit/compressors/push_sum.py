@@ -17,16 +17,16 @@ from tacit.contracts import (
     Exchange,
     Grouped,
     Matrix,
+    MixingCompressor,
     Outcome,
     ReduceEncoded,
     State,
-    WeighedCompressor,
     state_dtype,
 )
 
 
 @dataclass(frozen=True)
-class PushSum(WeighedCompressor):
+class PushSum(MixingCompressor):
     """Send shares of a replica and of its weight; it becomes the sum of what arrives, over the weights.
 
         y_i <- sum_j P_ij (y_j + step_j);    w_i <- sum_j P_ij w_j;    x_i = y_i / w_i
@@ -43,6 +43,7 @@ class PushSum(WeighedCompressor):
     """
 
     fixed_graph: ClassVar[bool] = False
+    weighed: ClassVar[bool] = True
 
     matrices: tuple[Matrix, ...] = ()
 

@@ -21,7 +21,6 @@ from tacit.contracts import (
     OneShot,
     OneShotUse,
     Outcome,
-    PartitionedCompressor,
     ReduceEncoded,
     ScheduleState,
     Spans,
@@ -238,7 +237,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Partition(PartitionedCompressor):
+class Partition(Compressor):
     """Different compressors for different parameters of one flat tensor; they share messages where possible.
 
     The first part works on the whole tensor in place, with zeros where other parts have their spans: the
@@ -289,6 +288,16 @@ class Partition(PartitionedCompressor):
         """The main one, and each part with its spans."""
         parts = {f"part{i}": (part.compressor, part.spans) for i, part in enumerate(self.parts)}
         return {"main": (self.main, None), **parts}
+
+    def counted_(self, x: Tensor, state: State) -> None:
+        """What the parts do that send their weight."""
+        for part, (inside, spans) in self.inside().items():
+            if inside.weighed:
+                spans = spans or ((0, len(x)),)
+                mine = torch.cat([x[start:stop] for start, stop in spans])
+                inside.counted_(mine, inner_state(state, part))
+                for start, stop in spans:
+                    x[start:stop], mine = mine[: stop - start], mine[stop - start :]
 
     def exempts(self, shape: torch.Size) -> bool:
         """No parameter: those that are exempt are in `parts`."""

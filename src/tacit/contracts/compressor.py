@@ -6,7 +6,7 @@ A compressor's exchange yields requests, some of which name a codec: so they sta
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -166,7 +166,7 @@ class Compressor(ABC):
     more. Or the compressor calls `Context.look` before anything is sent, unless it has seen that all entries
     are finite, or that their sums with its residual are. Until then it changes none of them."""
     varies: ClassVar[bool] = False
-    """Whether what it sends depends on the values, and is not known beforehand."""
+    """Whether the number of bytes that it sends depends on the values, and is not known beforehand."""
     inline: ClassVar[bool] = False
     """Whether it costs so little that the thread of backward may do it."""
     linear: ClassVar[bool] = False
@@ -174,6 +174,8 @@ class Compressor(ABC):
     scales: ClassVar[bool] = False
     """Whether c times `x` arrives as c times what `x` arrives as, and it has no state. A gradient is then
     sent with the factor of a GradScaler, so that it does not underflow in fp16."""
+    weighed: ClassVar[bool] = False
+    """Whether it sends its weight too, so that a rank may get more than it gives; see `counted_`."""
 
     adds_residual: ClassVar[bool] = False
     """Whether it has `exchange_with_feedback`."""
@@ -233,6 +235,17 @@ class Compressor(ABC):
         """This compressor for a flat tensor in which these matrices lie."""
         return self
 
+    def inside(self) -> Mapping[str, tuple[Compressor, Spans | None]]:
+        """Compressors in it with spans of their own, by the part of the context; None: all other entries."""
+        return {}
+
+    def counted_(self, x: Tensor, state: State) -> None:
+        """Overwrite `x`, this replica's tensor, with its contribution where all replicas are made equal.
+
+        They become the mean of the contributions; most leave it as it is.
+        """
+        return
+
     def is_shared(self, field: str) -> bool:
         """Whether the state field is equal on all ranks of the axis."""
         return field in self.shared
@@ -275,6 +288,8 @@ class OneShot(Compressor):
     topologies that slice refuse."""
     entrywise: ClassVar[bool] = False
     """Whether a payload is one tensor with one element for each entry, in order."""
+    answers: ClassVar[bool] = False
+    """Whether a server's answer is more than the mean of what was pushed; it is made by `answer`."""
 
     @abstractmethod
     def encode(self, x: Tensor, ctx: Context) -> Payload:
@@ -325,6 +340,34 @@ class OneShot(Compressor):
         out.zero_()
         for payload in payloads:
             self.decode_add_(payload, out, 1 / len(payloads))
+
+    def may_overflow(self, payload: Payload) -> bool | None:
+        """Whether the payload shows that an entry may be infinite; None: its floating-point parts show it."""
+        return None
+
+    def longest(self, numel: int) -> int:
+        """If it `varies`: the most bytes of a message about `numel` entries."""
+        raise NotImplementedError
+
+    def shortened(self, payload: Payload, numel: int) -> Tensor:
+        """If it `varies`: the message (uint8) of a payload of `numel` entries, which does not change."""
+        raise NotImplementedError
+
+    def restore_(self, message: Tensor, numel: int, payload: Payload) -> None:
+        """If it `varies`: overwrite `payload` with that of a message.
+
+        Raises:
+            PayloadError: it is none of `numel` entries, or damaged.
+        """
+        raise NotImplementedError
+
+    def answer(self, mean: Tensor, memory: State | None, ctx: Context) -> tuple[Payload, State]:
+        """If it `answers`: the payload of the answer, and what the server remembers.
+
+        Args:
+            memory: of the last answer about this bucket; None before the first.
+        """
+        raise NotImplementedError
 
     def one_shot(self, step: int) -> OneShotUse:
         """This codec, without error feedback."""

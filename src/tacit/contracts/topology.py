@@ -69,7 +69,7 @@ class Topology(ABC):
 
     @property
     def takes_variable_length(self) -> bool:
-        """Whether the payloads of a `VariableLength` codec are sent without padding to their largest size."""
+        """Whether the payloads of a codec that `varies` are sent without padding to their largest size."""
         return False
 
     @property

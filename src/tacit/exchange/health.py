@@ -11,7 +11,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, OneShot, OverflowShown, Payload
+from tacit.contracts import Context, OneShot, Payload
 from tacit.errors import Overflow
 from tacit.kernels import magnitudes
 from tacit.kernels.dispatch import on_host
@@ -115,7 +115,8 @@ def check_payload(codec: OneShot, payload: Payload, given: Tensor, ctx: Context)
         for part in parts:
             note_magnitude(part, ctx.health)
         return payload
-    if codec.may_overflow(payload) if isinstance(codec, OverflowShown) else any(map(extreme, parts)):
+    shown = codec.may_overflow(payload)
+    if any(map(extreme, parts)) if shown is None else shown:
         if ctx.look is not None:
             ctx.look()
         for tensor in (given, *parts):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tacit.compressors.dense import Dense
-from tacit.contracts import Context, Exchange, OneShot, Outcome, Payload, ReduceEncoded, ServerAnswer, State
+from tacit.contracts import Context, Exchange, OneShot, Outcome, Payload, ReduceEncoded, State
 from tacit.errors import ConfigError, PayloadError, RoundError
 from tacit.exchange.combinators import as_asked, leaves
 from tacit.exchange.health import refuse_overflow
@@ -106,7 +106,7 @@ class Pushed(Dense):
 
 
 @dataclass(frozen=True)
-class ServerPrediction(Dense, ServerAnswer):
+class ServerPrediction(Dense):
     """A server's answer: the mean where it was pushed, and predictions elsewhere.
 
     It remembers the state of `by`, and `rounds`, how many it has answered.
@@ -119,6 +119,7 @@ class ServerPrediction(Dense, ServerAnswer):
     """
 
     entrywise: ClassVar[bool] = False
+    answers: ClassVar[bool] = True
 
     by: Predicted
     numel: int

@@ -16,7 +16,6 @@ from tacit.contracts import (
     Compressor,
     Matrix,
     MixingCompressor,
-    PartitionedCompressor,
     Spans,
     State,
     Topology,
@@ -309,7 +308,7 @@ def topology_state(
 
     Of the parameters of the bucket's main compressor alone: of others it says nothing.
     """
-    inside = bucket.compressor.inside() if isinstance(bucket.compressor, PartitionedCompressor) else {}
+    inside = bucket.compressor.inside()
     mine = {param.name for param in bucket.slices if not _lies_in(param, inside)}
     return {
         (param.name, field): StateSlice(
@@ -322,9 +321,10 @@ def topology_state(
 
 def _owner(bucket: Bucket, field: str) -> tuple[Compressor, list[tuple[ParamSlice, int]], str]:
     """Whose field it is, its parameters and where they begin in its tensor, and its own name."""
-    if not isinstance(bucket.compressor, PartitionedCompressor):
+    inside = bucket.compressor.inside()
+    if not inside:
         return bucket.compressor, [(param, param.start) for param in bucket.slices], field
-    inside, (part, _, short) = bucket.compressor.inside(), field.partition(".")
+    part, _, short = field.partition(".")
     owner, spans = inside[part]
     if spans is None:
         rest = [param for param in bucket.slices if not _lies_in(param, inside)]

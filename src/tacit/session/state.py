@@ -12,17 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.compressors.wrappers import inner_state
 from tacit.contracts import (
     NODE,
     AllGatherInto,
     AxisRank,
     Outcome,
-    PartitionedCompressor,
     Request,
     Spans,
     State,
-    WeighedCompressor,
     Workspace,
     state_dtype,
 )
@@ -162,17 +159,7 @@ class StateStore:
 
     def counted_(self, i: int, x: Tensor) -> None:
         """Overwrite `x`, what this replica has of bucket `i`, with what it counts for among replicas."""
-        compressor, state = self._compressors[i], self._states[i]
-        if isinstance(compressor, WeighedCompressor):
-            compressor.counted_(x, state)
-        elif isinstance(compressor, PartitionedCompressor):
-            for part, (inside, spans) in compressor.inside().items():
-                if isinstance(inside, WeighedCompressor):
-                    spans = spans or ((0, len(x)),)
-                    mine = torch.cat([x[start:stop] for start, stop in spans])
-                    inside.counted_(mine, inner_state(state, part))
-                    for start, stop in spans:
-                        x[start:stop], mine = mine[: stop - start], mine[stop - start :]
+        self._compressors[i].counted_(x, self._states[i])
 
     def begin_anew(self) -> None:
         """Forget how replicas differ, as they have been made equal; see `MixingCompressor`."""

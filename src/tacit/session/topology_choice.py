@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tacit.contracts import Compressor, Topology, VariableLength
+from tacit.contracts import Compressor, Topology
 from tacit.errors import ConfigError
 from tacit.session.buckets import choice
 from tacit.session.plan import Coordinate, Plan, SessionContext
@@ -74,7 +74,7 @@ def choose(session_context: SessionContext, names: Sequence[Sequence[str]]) -> T
 def _refuse_variable(compressor: Compressor, topology: Topology) -> None:
     """Refuse payloads of variable length where nobody is told how long they are."""
     one_shot = compressor.one_shot(0)
-    varies = one_shot is not None and isinstance(one_shot.codec, VariableLength)
+    varies = one_shot is not None and one_shot.codec.varies
     if varies and not topology.takes_variable_length:
         raise ConfigError(
             f"{compressor} with topology={topology} is not possible, as ranks expect payloads of a known "

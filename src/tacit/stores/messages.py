@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tacit.contracts import Payload, PayloadSpec, ServerTopology, VariableLength
+from tacit.contracts import Payload, PayloadSpec, ServerTopology
 from tacit.errors import PayloadError
 from tacit.stores.protocol import FrameKind, Header
 from tacit.transports.meter import like
@@ -123,7 +123,7 @@ _LENGTH = 4
 
 def _extent(piece: PayloadSpec, payload: Payload) -> tuple[int, int]:
     """The least and the most bytes of a payload in a body."""
-    if isinstance(piece.codec, VariableLength):
+    if piece.codec is not None and piece.codec.varies:
         return _LENGTH, _LENGTH + piece.codec.longest(piece.numel)
     return nbytes(payload), nbytes(payload)
 
@@ -154,7 +154,7 @@ class PayloadBuffer:
         self._likes = [like(piece) for piece in pieces]
         self._flat: Payload = tuple(part for each in self._likes for part in each)
         self.nbytes = nbytes(self._flat)
-        self._varies = any(isinstance(piece.codec, VariableLength) for piece in pieces)
+        self._varies = any((piece.codec is not None and piece.codec.varies) for piece in pieces)
         sizes = [_extent(*each) for each in zip(pieces, self._likes, strict=True)]
         self.least, self.most = sum(least for least, _ in sizes), sum(most for _, most in sizes)
         self._body: Tensor | None = None
@@ -186,7 +186,7 @@ class PayloadBuffer:
 
     def _written(self, payloads: Sequence[Payload]) -> Iterator[Tensor]:
         for payload, piece in zip(payloads, self._pieces, strict=True):
-            if isinstance(piece.codec, VariableLength):
+            if piece.codec is not None and piece.codec.varies:
                 message = piece.codec.shortened(payload, piece.numel)
                 yield torch.tensor([message.numel()], dtype=torch.int32).view(torch.uint8)
                 yield message
@@ -211,7 +211,7 @@ class PayloadBuffer:
             return
         at = 0
         for payload, piece in zip(self.unpack(), self._pieces, strict=True):
-            if isinstance(piece.codec, VariableLength):
+            if piece.codec is not None and piece.codec.varies:
                 size = int.from_bytes(_cut(body, at, _LENGTH).numpy().tobytes(), sys.byteorder)
                 piece.codec.restore_(_cut(body, at + _LENGTH, size), piece.numel, payload)
                 at += _LENGTH + size

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
 
 from tacit import checks
-from tacit.contracts import Compressor, WeighedCompressor
+from tacit.contracts import Compressor
 from tacit.errors import ConfigError
 from tacit.topologies.matrices import Matrix, adds_up, check_size, check_square, columns, unreached
 from tacit.topologies.neighbours import NeighbourTopology
@@ -48,7 +48,7 @@ class Directed(NeighbourTopology):
     def check(self, compressor: Compressor) -> None:
         """Refuse what does not send its weight along."""
         super().check(compressor)
-        if not isinstance(compressor, WeighedCompressor):
+        if not compressor.weighed:
             raise ConfigError(
                 f"compressor={compressor} with {self} would let replicas grow or shrink, as more comes to a "
                 "rank than it gives away: write compressor=PushSum(), or topology=Gossip()"

@@ -21,7 +21,6 @@ from tacit.contracts import (
     Request,
     State,
     Transmitted,
-    VariableLength,
 )
 from tacit.exchange.combinators import on, reduced, watched
 from tacit.exchange.error_feedback import encoded, transmitted
@@ -85,7 +84,7 @@ def reduce_flat(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor,
     codec, out, payload = request.codec, request.ctx.out, encoded(request)
     if codec.additive:
         codec.decode_((yield AllReduce(payload)), out)
-    elif isinstance(codec, VariableLength):
+    elif codec.varies:
         codec.decode_mean_((yield from all_gathered(codec, payload, request.x.numel())), out)
     else:
         codec.decode_mean_((yield AllGather(payload)), out)  # in rank order on all, so that all round alike

@@ -24,7 +24,6 @@ from tacit.contracts import (
     OneShotUse,
     Outcome,
     Overlap,
-    PartitionedCompressor,
     Payload,
     PayloadSpec,
     PushPull,
@@ -371,7 +370,5 @@ def _one_shot(pull: Compressor) -> OneShotUse:
 
 def _spans(compressor: Compressor, request: ReduceEncoded) -> Spans | None:
     """Which entries of the bucket a request is about; None: all of them."""
-    if not isinstance(compressor, PartitionedCompressor):
-        return None
     _, spans = compressor.inside().get(request.ctx.prefix.partition(".")[0], (None, None))
     return spans

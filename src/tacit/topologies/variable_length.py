@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tacit.contracts import AllGather, AllToAll, OneShot, Payload, Request, VariableLength
+from tacit.contracts import AllGather, AllToAll, OneShot, Payload, Request
 
 Lengths = list[list[int]]
 
 
 def all_gathered(codec: OneShot, payload: Payload, numel: int) -> Generator[Request, Any, Sequence[Payload]]:
     """Every peer's payload of `numel` entries, in rank order; as long as they are."""
-    if not isinstance(codec, VariableLength):
+    if not codec.varies:
         found: Sequence[Payload] = yield AllGather(payload)
         return found
     message = _message(codec, payload, numel)
@@ -42,7 +42,7 @@ def all_to_all(
         payloads: one for each peer; `numels`: how many entries each of them encodes.
         rank: this one among the peers.
     """
-    if not isinstance(codec, VariableLength):
+    if not codec.varies:
         found: Sequence[Payload] = yield AllToAll(payloads)
         return found
     messages = [_message(codec, *each) for each in zip(payloads, numels, strict=True)]
@@ -58,7 +58,7 @@ def all_to_all(
     ]
 
 
-def _message(codec: VariableLength, payload: Payload, numel: int) -> Tensor:
+def _message(codec: OneShot, payload: Payload, numel: int) -> Tensor:
     """What travels; without data, the most that it may be."""
     if payload[0].is_meta:
         return torch.empty(codec.longest(numel), dtype=torch.uint8, device="meta")
@@ -73,7 +73,7 @@ def _lengths(messages: Sequence[Tensor]) -> Generator[Request, Any, Lengths]:
     return [mine if told.is_meta else each.tolist() for (each,) in answered]
 
 
-def _restored(codec: VariableLength, message: Tensor, numel: int, like: Payload) -> Payload:
+def _restored(codec: OneShot, message: Tensor, numel: int, like: Payload) -> Payload:
     payload = tuple(torch.empty_like(each) for each in like)
     if not message.is_meta:
         codec.restore_(message, numel, payload)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Payload, PayloadSpec, ReduceEncoded, ServerAnswer, State, state_dtype
+from tacit.contracts import Payload, PayloadSpec, ReduceEncoded, State, state_dtype
 from tacit.errors import PayloadError, PeerLost, TacitError
 from tacit.exchange.error_feedback import encoded
 from tacit.stores.messages import Message
@@ -134,7 +134,7 @@ class AveragingService(Service[AveragingState]):
                 payloads.append((mean,))
                 continue
             ctx = self.work.context(mean, f"{self.name}/{i}", state.number).inside(f"pull{i}")
-            if isinstance(pull.codec, ServerAnswer):
+            if pull.codec.answers:
                 payload, memory[i] = pull.codec.answer(mean, memory.get(i), ctx)
                 payloads.append(payload)
             elif pull.has_feedback:
