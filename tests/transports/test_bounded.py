@@ -13,7 +13,7 @@ from tacit.errors import PeerLost
 from tacit.failure import detector
 from tacit.failure.barrier import StepsReached
 from tacit.failure.bounded_store import BoundedStore, Unreachable
-from tacit.failure.detector import FailureDetector
+from tacit.failure.detector import FailureDetector, Member, RankProgress
 
 
 class CutOff:
@@ -102,8 +102,13 @@ def call(store: CutOff, monkeypatch: pytest.MonkeyPatch) -> Iterator[FailureDete
     monkeypatch.setattr(detector, "GRACE_SECONDS", 0.3)
     monkeypatch.setattr(detector, "PrefixStore", lambda prefix, inner: inner)
     made = FailureDetector(
-        store, "key", 1, [0, 1], lambda: 3, lambda: StepsReached(3), lambda error: None, 1.0
-    )  # type: ignore[arg-type]
+        store,  # type: ignore[arg-type]
+        "key",
+        Member(1, [0, 1]),
+        RankProgress(lambda: 3, lambda: StepsReached(3)),
+        lambda error: None,
+        1.0,
+    )
     yield made
     store.linked.set()
     made.close()

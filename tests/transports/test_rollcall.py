@@ -15,7 +15,7 @@ from tacit.attaching.failures import without_it
 from tacit.errors import PeerLost, RatesDiffer, UnevenData
 from tacit.failure import barrier, detector
 from tacit.failure.barrier import StepsReached
-from tacit.failure.detector import FailureDetector
+from tacit.failure.detector import FailureDetector, Member, RankProgress
 from tacit.failure.store_comparison import StepComparison, StepNote
 
 
@@ -35,7 +35,11 @@ class Ranks:
         self.alarms: dict[int, PeerLost] = {}
         self.calls = [
             FailureDetector(
-                self.store, "key", rank, [*range(count)], lambda: 0, self._reader(rank), self._alarm(rank)
+                self.store,
+                "key",
+                Member(rank, [*range(count)]),
+                RankProgress(lambda: 0, self._reader(rank)),
+                self._alarm(rank),
             )
             for rank in range(count)
         ]

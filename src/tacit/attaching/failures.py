@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tacit.attaching.learning_rates import RateHistory
 from tacit.errors import NonFinite, PeerLost, RoundError, TacitError, first_line
 from tacit.failure.barrier import StepsReached
-from tacit.failure.detector import FailureDetector, PostedCount
+from tacit.failure.detector import FailureDetector, Member, PostedCount, RankProgress
 from tacit.gradients.backwards import SyncedBackwards, untouched
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
@@ -60,21 +60,16 @@ class Failures:
             return
         name = "-".join(map(str, ranks))
         _SESSIONS[name] = _SESSIONS.get(name, 0) + 1
+        posted = None if self._spec.leaves_ddp_alone else self._posted
         self._detector = FailureDetector(
             default_store(),
             f"{name}/{_SESSIONS[name]}",
-            rank_in(),
-            ranks,
-            self._rounds,
-            self._reached,
+            Member(rank_in(), ranks, host, 0 if self._spec.sharded is None else self._spec.sharded.shard),
+            RankProgress(self._rounds, self._reached, posted, self._overdue),
             self._peer_lost,
             self._spec.time_limit.total_seconds(),
-            None if self._spec.leaves_ddp_alone else self._posted,
             self._notes,
             without_it(farthest),
-            self._overdue,
-            host,
-            0 if self._spec.sharded is None else self._spec.sharded.shard,
         )
         self._doing = "while ranks attached: "
 

@@ -38,6 +38,38 @@ class PostedCount(NamedTuple):
     since: float
 
 
+class Member(NamedTuple):
+    """A rank among those that watch each other.
+
+    Attributes:
+        rank: this rank; `ranks`: all that take part.
+        host: the rank whose process serves the store, if one's does: it ends as the last, and is named.
+        shard: which one of the model this rank has: notes of the same are compared.
+    """
+
+    rank: int
+    ranks: list[int]
+    host: int | None = None
+    shard: int = 0
+
+
+class RankProgress(NamedTuple):
+    """Reads how far a rank is; called in the detector's thread too.
+
+    Attributes:
+        round: how many rounds it has entered.
+        reached: how many steps it has taken, and begun.
+        posted: what it has given to collectives; None: what it has begun.
+        overdue: why it must take a round for failed that has not ended, which nobody else would notice; ""
+            as long as that is not so. Asked at each look.
+    """
+
+    round: Callable[[], int]
+    reached: Callable[[], StepsReached]
+    posted: Callable[[], PostedCount] | None = None
+    overdue: Callable[[], str] = lambda: ""
+
+
 class FailureDetector:
     """One rank's part in finding out which rank has failed.
 
@@ -57,51 +89,39 @@ class FailureDetector:
     Args:
         store: of the process group; its host is the launcher, which outlives the ranks.
         key: names the session; equal on all of its ranks, and used once.
-        rank: this rank; `ranks` takes part.
-        round: reads how many rounds this rank has entered.
-        reached: reads how many steps it has taken, and begun.
-        posted: reads what it has given to collectives; what it has begun, where not said.
-        notes: what all ranks must have noted the same after each step.
-        on_alarm: called once, in this thread, with what was found; must end what hangs.
+        member: this rank, and its peers.
+        progress: reads how far this rank is.
+        on_alarm: called once, in the detector's thread, with what was found; must end what hangs.
         timeout: seconds after which a peer that does not answer is an error.
-        instead: a sentence behind the error of a rank that does not answer: what could do without it.
-        overdue: asked at each look, in this thread: why this rank must take a round for failed that has not
-            ended, which nobody else would notice; "" as long as that is not so.
-        host: the rank whose process serves the store, if one's does: it ends as the last, and is named.
-        shard: which one of the model this rank has: notes of the same are compared.
+        notes: what all ranks must have noted the same after each step.
+        instead: a sentence after the error of a rank that does not answer: what could do without it.
     """
 
     def __init__(
         self,
         store: Store,
         key: str,
-        rank: int,
-        ranks: list[int],
-        round: Callable[[], int],
-        reached: Callable[[], StepsReached],
+        member: Member,
+        progress: RankProgress,
         on_alarm: Callable[[PeerLost], None],
         timeout: float = 60.0,
-        posted: Callable[[], PostedCount] | None = None,
         notes: StepHistory | None = None,
         instead: str = "",
-        overdue: Callable[[], str] = lambda: "",
-        host: int | None = None,
-        shard: int = 0,
     ) -> None:
         # A store client serves one call at a time: a copy never waits for the program's own calls.
         clone = getattr(store, "clone", lambda: store)  # an older torch has none
         # Longer than the time-out: a link that is back within it must cost nothing.
         self._store = BoundedStore(PrefixStore(f"tacit/{key}", clone()), timeout + GRACE_SECONDS)
         self._soon = self._store.within(GRACE_SECONDS)
-        self._rank, self._ranks, self._round, self._on_alarm = rank, ranks, round, on_alarm
-        self._host = host
-        self._reached = reached
-        self._barrier = CloseBarrier(self._store, rank, ranks, timeout)
-        self._calls = CallBarrier(self._store, rank, len(ranks))
+        self._rank, self._ranks, self._host, shard = member
+        self._round, self._reached, posted, self._overdue = progress
+        self._on_alarm = on_alarm
+        self._barrier = CloseBarrier(self._store, member.rank, member.ranks, timeout)
+        self._calls = CallBarrier(self._store, member.rank, len(member.ranks))
         self._closes = False
-        self._comparison = None if notes is None else StepComparison(self._store, rank, notes, shard)
+        self._comparison = None if notes is None else StepComparison(self._store, member.rank, notes, shard)
         self._timeout, self._instead = timeout, instead
-        self._posted, self._overdue = posted or self._begun, overdue
+        self._posted = posted or self._begun
         self._last = PostedCount(-1, time.monotonic())
         self._stood, self._stood_at = 0.0, 0.0
         self._found: PeerLost | None = None
