@@ -40,6 +40,7 @@ GIVEN = {
     "fusion": "megabytes=0.001",
     "priority": "megabytes=0.001",
     "streaming-diloco": "sync_every=4,fragments=2,fragment_sync_delay=1",
+    "mp2": "sync_every=2,budget=1.0",  # of a model this small, all is always sent
 }
 """What algorithms are given beside a period of two steps."""
 ADAM = ("onebit-adam", "zeroone-adam", "desloc")
