@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit import checks
-from tacit.contracts import Compressor, Context, Decoded, OneShot, Payload, Transmitted
+from tacit.contracts import AddingCodec, Compressor, Context, Payload
 from tacit.kernels.blockwise import add_blocks_, check_blocks, encode_blocks, encode_blocks_with_residual
 from tacit.kernels.layout import block_count, blocks_bytes
 
@@ -19,7 +19,7 @@ VECTOR_BITS = 8
 
 
 @dataclass(frozen=True)
-class Blockwise(OneShot):
+class Blockwise(AddingCodec):
     """Send each entry as the nearest of 2^bits - 1 levels, to P - 1 peers.
 
     The levels reach from minus to plus the largest magnitude of each block of 512 entries; a block's unit,
@@ -38,7 +38,6 @@ class Blockwise(OneShot):
 
     sliceable: ClassVar[bool] = True
     scales: ClassVar[bool] = False
-    additive: ClassVar[bool] = False
     shows_nonfinite: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
 
@@ -75,18 +74,5 @@ class Blockwise(OneShot):
         """Expects levels, and units."""
         check_blocks(payload, self.bits, out.numel())
 
-    def decode_(self, payload: Payload, out: Tensor) -> None:
-        """Multiply levels by units."""
-        add_blocks_([payload], self.bits, 1.0, out, fresh=True)
-
-    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Multiply and add in one pass."""
-        add_blocks_([payload], self.bits, weight, out, fresh=False)
-
-    def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
-        """Multiply and add all payloads in one pass."""
-        add_blocks_(payloads, self.bits, 1 / len(payloads), out, fresh=True)
-
-    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        """The payload, decoded on demand."""
-        return Decoded(self, payload)
+    def add_(self, payloads: Sequence[Payload], weight: float, out: Tensor, fresh: bool) -> None:
+        add_blocks_(payloads, self.bits, weight, out, fresh)

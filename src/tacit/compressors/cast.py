@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit import checks
-from tacit.contracts import Context, Decoded, OneShot, Payload, Rounded, Transmitted
+from tacit.contracts import AddingCodec, Context, OneShot, Payload, Rounded, Transmitted
 from tacit.kernels.dispatch import pieces
 from tacit.kernels.fp8 import PIECE, add_fp8_, check_fp8, encode_fp8
 from tacit.kernels.magnitudes import round_to_, widen_
@@ -81,7 +81,7 @@ class FP16(Cast):
 
 
 @dataclass(frozen=True)
-class FP8(OneShot):
+class FP8(AddingCodec):
     """Send 8-bit floating point, scaled so that the bucket's largest magnitude is the type's: n + 4 bytes.
 
     To P - 1 peers: no collective of Gloo adds up fp8, so bytes are gathered and added up in the type of `x`.
@@ -95,7 +95,6 @@ class FP8(OneShot):
     format: Literal["e4m3", "e5m2"] = "e4m3"
 
     sliceable: ClassVar[bool] = True
-    additive: ClassVar[bool] = False
     shows_nonfinite: ClassVar[bool] = True
     scales: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
@@ -123,17 +122,8 @@ class FP8(OneShot):
     def check(self, payload: Payload, out: Tensor) -> None:
         check_fp8(payload, out.numel())
 
-    def decode_(self, payload: Payload, out: Tensor) -> None:
-        add_fp8_([payload], _FORMATS[self.format], 1.0, out, fresh=True)
-
-    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        add_fp8_([payload], _FORMATS[self.format], weight, out, fresh=False)
-
-    def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
-        add_fp8_(payloads, _FORMATS[self.format], 1 / len(payloads), out, fresh=True)
-
-    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        return Decoded(self, payload)
+    def add_(self, payloads: Sequence[Payload], weight: float, out: Tensor, fresh: bool) -> None:
+        add_fp8_(payloads, _FORMATS[self.format], weight, out, fresh)
 
 
 _FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}

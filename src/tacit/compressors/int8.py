@@ -9,13 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
+from tacit.contracts import AddingCodec, Context, Payload
 from tacit.kernels.int8 import add_int8_, check_int8, encode_int8, encode_int8_with_residual
 from tacit.kernels.layout import block_count
 
 
 @dataclass(frozen=True)
-class Int8(OneShot):
+class Int8(AddingCodec):
     """Send each entry as the nearest of 255 levels: n + 4 x ceil(n / 512) bytes, to P - 1 peers.
 
     The levels reach from minus to plus the largest magnitude of each block of 512 entries; the error is at
@@ -26,7 +26,6 @@ class Int8(OneShot):
 
     sliceable: ClassVar[bool] = True
     scales: ClassVar[bool] = True
-    additive: ClassVar[bool] = False
     shows_nonfinite: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
 
@@ -55,14 +54,5 @@ class Int8(OneShot):
     def check(self, payload: Payload, out: Tensor) -> None:
         check_int8(payload, out.numel())
 
-    def decode_(self, payload: Payload, out: Tensor) -> None:
-        add_int8_([payload], 1.0, out, fresh=True)
-
-    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        add_int8_([payload], weight, out, fresh=False)
-
-    def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
-        add_int8_(payloads, 1 / len(payloads), out, fresh=True)
-
-    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        return Decoded(self, payload)
+    def add_(self, payloads: Sequence[Payload], weight: float, out: Tensor, fresh: bool) -> None:
+        add_int8_(payloads, weight, out, fresh)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
+from tacit.contracts import AddingCodec, Context, Payload
 from tacit.errors import ConfigError
 from tacit.kernels.layout import bucket_count, code_bytes
 from tacit.kernels.levels import add_levels_, check_levels, quantize
@@ -24,11 +24,10 @@ def check_bucket(bucket: int) -> None:
         )
 
 
-class StochasticLevels(OneShot):
+class StochasticLevels(AddingCodec):
     """Send a level of a few bits for each entry, and a unit for each bucket."""
 
     sliceable: ClassVar[bool] = True
-    additive: ClassVar[bool] = False
     shows_nonfinite: ClassVar[bool] = True
     scales: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
@@ -59,14 +58,5 @@ class StochasticLevels(OneShot):
     def check(self, payload: Payload, out: Tensor) -> None:
         check_levels(payload, self.width, self.bucket, out.numel())
 
-    def decode_(self, payload: Payload, out: Tensor) -> None:
-        add_levels_([payload], self.width, self.bucket, 1.0, out, fresh=True)
-
-    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        add_levels_([payload], self.width, self.bucket, weight, out, fresh=False)
-
-    def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
-        add_levels_(payloads, self.width, self.bucket, 1 / len(payloads), out, fresh=True)
-
-    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        return Decoded(self, payload)
+    def add_(self, payloads: Sequence[Payload], weight: float, out: Tensor, fresh: bool) -> None:
+        add_levels_(payloads, self.width, self.bucket, weight, out, fresh)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
+from tacit.contracts import AddingCodec, Context, Payload
 from tacit.kernels.dispatch import on_host
 from tacit.kernels.layout import BLOCK, block_count
 from tacit.kernels.payloads import SignPayload, expect_parts
@@ -26,7 +26,7 @@ LARGE = 1 << 20
 
 
 @dataclass(frozen=True)
-class MajoritySign(OneShot):
+class MajoritySign(AddingCodec):
     """Send the sign of every entry; the answer is the sign of their sum.
 
     Bytes: ceil(n / 8) + ceil(n / 512), to P - 1 peers. The answer is 1, -1, or 0 where the vote is a tie,
@@ -47,7 +47,6 @@ class MajoritySign(OneShot):
     """
 
     sliceable: ClassVar[bool] = True
-    additive: ClassVar[bool] = False
     on_device: ClassVar[bool] = True
 
     def exempts(self, shape: torch.Size) -> bool:
@@ -74,29 +73,18 @@ class MajoritySign(OneShot):
         signs = ("signs", -(-numel // 8), torch.uint8)
         expect_parts(payload, numel, signs, ("abstentions", -(-numel // (8 * GROUP)), torch.uint8))
 
-    def decode_(self, payload: Payload, out: Tensor) -> None:
-        """One payload: 1, -1, or 0 where the rank abstains."""
-        self._count([payload], 1.0, out, fresh=True)
-
-    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        self._count([payload], weight, out, fresh=False)
-
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
         """Add up the votes, and keep the sign of the sum."""
-        self._count(payloads, 1.0, out, fresh=True)
+        self.add_(payloads, 1.0, out, fresh=True)
         out.sign_()
 
-    def _count(self, payloads: Sequence[Payload], weight: float, out: Tensor, fresh: bool) -> None:
+    def add_(self, payloads: Sequence[Payload], weight: float, out: Tensor, fresh: bool) -> None:
         for payload in payloads:
             self.check(payload, out)
         add_signs_([_vote(payload) for payload in payloads], weight, out, fresh)
         for _, abstains in payloads:
             if not out.is_meta:
                 _withdraw(abstains, weight, out)
-
-    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        """This rank's votes."""
-        return Decoded(self, payload)
 
 
 def _vote(payload: Payload) -> SignPayload:

@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
+from tacit.contracts import AddingCodec, Context, Payload
 from tacit.kernels.exponents import add_exponents_, check_exponents, encode_exponents
 
 
 @dataclass(frozen=True)
-class Natural(OneShot):
+class Natural(AddingCodec):
     """Round each entry to one of the two powers of two next to it, at random; right in the mean.
 
     Sign and exponent of fp32 travel, 9 bits as in the paper: n + ceil(n / 8) bytes, to P - 1 peers. The mean
@@ -24,7 +24,6 @@ class Natural(OneShot):
     """
 
     sliceable: ClassVar[bool] = True
-    additive: ClassVar[bool] = False
     scales: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
@@ -48,14 +47,5 @@ class Natural(OneShot):
         exponents = payload[0]
         return bool(exponents.numel()) and int(exponents.max()) >= 127 + 100
 
-    def decode_(self, payload: Payload, out: Tensor) -> None:
-        add_exponents_([payload], 1.0, out, fresh=True)
-
-    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        add_exponents_([payload], weight, out, fresh=False)
-
-    def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
-        add_exponents_(payloads, 1 / len(payloads), out, fresh=True)
-
-    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        return Decoded(self, payload)
+    def add_(self, payloads: Sequence[Payload], weight: float, out: Tensor, fresh: bool) -> None:
+        add_exponents_(payloads, weight, out, fresh)

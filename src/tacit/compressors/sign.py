@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
+from tacit.contracts import AddingCodec, Context, Payload
 from tacit.errors import ConfigError
 from tacit.kernels.layout import BLOCK, block_count
 from tacit.kernels.payloads import SignPayload, expect_parts
@@ -23,11 +23,10 @@ from tacit.kernels.signs import (
 )
 
 
-class Signed(OneShot):
+class Signed(AddingCodec):
     """Send the sign of each entry, and the values that signs stand for: (signs, highs[, lows])."""
 
     sliceable: ClassVar[bool] = True
-    additive: ClassVar[bool] = False
     shows_nonfinite: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
 
@@ -42,23 +41,11 @@ class Signed(OneShot):
     def check(self, payload: Payload, out: Tensor) -> None:
         expect_parts(payload, out.numel(), *self.parts(out.numel()))
 
-    def decode_(self, payload: Payload, out: Tensor) -> None:
+    def add_(self, payloads: Sequence[Payload], weight: float, out: Tensor, fresh: bool) -> None:
         """Each entry becomes one of the two values of its block."""
-        self.check(payload, out)
-        add_signs_([_values(payload)], 1.0, out, fresh=True)
-
-    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        self.check(payload, out)
-        add_signs_([_values(payload)], weight, out, fresh=False)
-
-    def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
         for payload in payloads:
             self.check(payload, out)
-        add_signs_([_values(payload) for payload in payloads], 1 / len(payloads), out, fresh=True)
-
-    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        """The payload, decoded on demand."""
-        return Decoded(self, payload)
+        add_signs_([_values(payload) for payload in payloads], weight, out, fresh)
 
 
 def _values(payload: Payload) -> SignPayload:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from tacit.compressors.levels import check_bucket
-from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
+from tacit.contracts import AddingCodec, Context, Payload
 from tacit.kernels.layout import bucket_count, code_bytes
 from tacit.kernels.two_magnitudes import BITS, add_magnitudes_, check_magnitudes, encode_magnitudes
 
 
 @dataclass(frozen=True)
-class TwoMagnitudes(OneShot):
+class TwoMagnitudes(AddingCodec):
     """Send the sign of each entry, and whether its magnitude is above its bucket's mean, to P - 1 peers.
 
     An entry arrives as the mean of the bucket's magnitudes on its side of the mean; both are sent in bf16.
@@ -33,7 +33,6 @@ class TwoMagnitudes(OneShot):
     bucket: int = 512
 
     sliceable: ClassVar[bool] = True
-    additive: ClassVar[bool] = False
     shows_nonfinite: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
 
@@ -54,14 +53,5 @@ class TwoMagnitudes(OneShot):
     def check(self, payload: Payload, out: Tensor) -> None:
         check_magnitudes(payload, self.bucket, out.numel())
 
-    def decode_(self, payload: Payload, out: Tensor) -> None:
-        add_magnitudes_([payload], self.bucket, 1.0, out, fresh=True)
-
-    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        add_magnitudes_([payload], self.bucket, weight, out, fresh=False)
-
-    def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
-        add_magnitudes_(payloads, self.bucket, 1 / len(payloads), out, fresh=True)
-
-    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        return Decoded(self, payload)
+    def add_(self, payloads: Sequence[Payload], weight: float, out: Tensor, fresh: bool) -> None:
+        add_magnitudes_(payloads, self.bucket, weight, out, fresh)

@@ -45,6 +45,7 @@ from tacit.contracts.merge import Application, Merge, add_mean_
 from tacit.contracts.overlap import Overlap
 from tacit.contracts.rounds import AdaptiveRounds, Rounds, Sync
 from tacit.contracts.special import (
+    AddingCodec,
     Decoded,
     MixingCompressor,
     SparseEntries,
@@ -69,6 +70,7 @@ __all__ = [
     "SERVER",
     "WORLD",
     "AdaptiveRounds",
+    "AddingCodec",
     "AllGather",
     "AllGatherInto",
     "AllReduce",

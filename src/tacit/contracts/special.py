@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,6 +39,29 @@ class SparseEntries(OneShot):
     @abstractmethod
     def most(self, numel: int) -> int:
         """How many entries of a tensor of `numel` may be sent, for which there is room."""
+
+
+class AddingCodec(OneShot):
+    """A codec whose kernel decodes payloads and adds them up in one pass over memory."""
+
+    additive: ClassVar[bool] = False
+
+    @abstractmethod
+    def add_(self, payloads: Sequence[Payload], weight: float, out: Tensor, fresh: bool) -> None:
+        """Add `weight` times each payload, checked and decoded, to `out`, in order; `fresh`: to zeros."""
+
+    def decode_(self, payload: Payload, out: Tensor) -> None:
+        self.add_([payload], 1.0, out, fresh=True)
+
+    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
+        self.add_([payload], weight, out, fresh=False)
+
+    def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
+        self.add_(payloads, 1 / len(payloads), out, fresh=True)
+
+    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
+        """The payload, decoded on demand."""
+        return Decoded(self, payload)
 
 
 @dataclass(frozen=True, slots=True)
