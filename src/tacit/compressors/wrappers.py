@@ -358,17 +358,13 @@ class Partition(Compressor):
 
     def _take(self, i: int, part: Part, x: Tensor, ctx: Context) -> Tensor:
         piece = ctx.scratch(f"piece{i}", x, (part.numel,), x.dtype)
-        at = 0
-        for start, stop in part.spans:
-            piece[at : at + stop - start] = x[start:stop]
-            at += stop - start
-        return piece
+        return torch.cat([x[start:stop] for start, stop in part.spans], out=piece)
 
     def clear_parts_(self, x: Tensor) -> None:
         """Zero `x` (flat) in the parts' spans."""
         for part in self.parts:
             for start, stop in part.spans:
-                x[start:stop] = 0
+                x[start:stop].zero_()
 
 
 def _taken(factors: Factors, spans: Spans) -> Factors:
