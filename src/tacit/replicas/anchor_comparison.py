@@ -68,11 +68,10 @@ class AnchorComparison:
             if written:
                 raise lost_at_servers(session.strategy.name)
             return False, True
-        sums = [sum_ for i, _ in enumerate(session.buckets) for sum_ in _weighed(replica.params(i))]
-        bits = zlib.crc32(repr(torch.stack(sums).tolist() if sums else []).encode())
-        mine = torch.tensor([int(written), bits])
+        bits = Checksums((str(i), replica.params(i)) for i, _ in enumerate(session.buckets)).whole()
+        mine = torch.cat((torch.tensor([int(written)]), bits))
         every = torch.stack(session.ask(partial(gather, mine, session.strategy.topology.scope), "replicas"))
-        return bool(every[:, 0].any()), bool((every[:, 1] == bits).all())
+        return bool(every[:, 0].any()), bool((every[:, 1:] == bits).all())
 
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
         for bucket, anchor in zip(self._session.buckets, self._anchors, strict=True):

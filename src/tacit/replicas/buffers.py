@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit.contracts import NET, NODE, AllGatherInto, AllReduce, ReduceScatter, Request
+from tacit.described import checksum
 from tacit.errors import AttachError, NonFinite
 from tacit.exchange.combinators import average_, gather
 from tacit.model.not_copied import ForwardSync
@@ -269,7 +270,7 @@ class ReplicaBuffers:
         if not names:
             return []
         tensors = [self._named[name].detach() for name in names]
-        sums = [zlib.crc32(_bytes(each).numpy().tobytes()) for each in tensors]
+        sums = [*map(checksum, tensors)]
         kinds = [zlib.crc32(f"{each.dtype} {each.shape}".encode()) for each in tensors]
         mine = torch.tensor([sums, kinds])
         every = torch.stack(self._ask(gather(mine, self._scope)))

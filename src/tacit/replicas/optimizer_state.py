@@ -19,6 +19,7 @@ from tacit.model.trained_model import local
 from tacit.optimizer_hooks.frozen_adam import least_variance
 from tacit.optimizer_hooks.kept_variance import KeptVariance
 from tacit.optimizer_hooks.scaled_variance import ScaledVariance
+from tacit.replicas.anchor_comparison import alike
 from tacit.rounds import MomentPeriods
 from tacit.session import Session
 
@@ -182,8 +183,7 @@ class OptimizerState:
         """Whether all ranks have the same fields to average; a rank that has not stepped yet has none."""
         mine = torch.tensor([zlib.crc32("|".join(sorted(told)).encode())])
         scope = self._session.strategy.topology.scope
-        answers = self._session.ask(lambda: gather(mine, scope), "moments")
-        return all(torch.equal(answer, answers[0]) for answer in answers)
+        return alike(self._session.ask(lambda: gather(mine, scope), "moments"))
 
     def _mean(self, tensors: Sequence[Tensor], what: str) -> None:
         """Overwrite them with the peers' mean, in one message for each type."""
