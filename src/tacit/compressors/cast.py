@@ -102,10 +102,6 @@ class FP8(AddingCodec):
     def __post_init__(self) -> None:
         checks.one_of("format", self.format, tuple(_FORMATS))
 
-    def exempts(self, shape: torch.Size) -> bool:
-        """Biases and norms stay dense, as their scale differs from that of weights."""
-        return len(shape) < 2
-
     def encode(self, x: Tensor, ctx: Context) -> Payload:
         """(n bytes, scale of one element)."""
         dtype = _FORMATS[self.format]

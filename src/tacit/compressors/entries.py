@@ -57,10 +57,6 @@ class Entries(SparseEntries):
     def read(self, written: Payload, out: Tensor, weight: float) -> Tensor:
         """Overwrite `out` with `weight` times the decoded values, as many as it has; return it."""
 
-    def exempts(self, shape: torch.Size) -> bool:
-        """Biases and norms stay dense: they are few and matter much."""
-        return len(shape) < 2
-
     def encode(self, x: Tensor, ctx: Context) -> Payload:
         """(the tensors of `write`, ..., positions)."""
         return self._encode(x, None, None, ctx)

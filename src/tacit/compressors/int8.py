@@ -29,10 +29,6 @@ class Int8(AddingCodec):
     shows_nonfinite: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
 
-    def exempts(self, shape: torch.Size) -> bool:
-        """Biases and norms stay dense, as their scale differs from that of weights."""
-        return len(shape) < 2
-
     def encode(self, x: Tensor, ctx: Context) -> Payload:
         """(levels as bytes, one unit for each block)."""
         codes, units = self._buffers(x, ctx)

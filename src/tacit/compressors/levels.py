@@ -44,10 +44,6 @@ class StochasticLevels(AddingCodec):
     def top(self) -> float:
         """What the largest level stands for: `clip` of `kernels.levels.quantize`."""
 
-    def exempts(self, shape: torch.Size) -> bool:
-        """Biases and norms stay dense, as their scale differs from that of weights."""
-        return len(shape) < 2
-
     def encode(self, x: Tensor, ctx: Context) -> Payload:
         """(packed levels, one unit for each bucket)."""
         codes = ctx.scratch("codes", x, (code_bytes(x.numel(), self.width),), torch.uint8)

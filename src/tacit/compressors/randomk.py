@@ -39,10 +39,6 @@ class RandomK(Compressor):
         ratio.check(self.ratio)
         checks.flag("unbiased", self.unbiased)
 
-    def exempts(self, shape: torch.Size) -> bool:
-        """Biases and norms stay dense: they are few and matter much."""
-        return len(shape) < 2
-
     def init(self, like: Tensor) -> State:
         """No state; wrap it in `ErrorFeedback` to have a residual."""
         return {}

@@ -30,10 +30,6 @@ class Signed(AddingCodec):
     shows_nonfinite: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
 
-    def exempts(self, shape: torch.Size) -> bool:
-        """Biases and norms stay dense, as their scale differs from that of weights."""
-        return len(shape) < 2
-
     @abstractmethod
     def parts(self, numel: int) -> tuple[tuple[str, int, torch.dtype], ...]:
         """(name, number of elements, type) of each tensor of a payload for `numel` entries."""

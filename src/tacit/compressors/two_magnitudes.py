@@ -39,10 +39,6 @@ class TwoMagnitudes(AddingCodec):
     def __post_init__(self) -> None:
         check_bucket(self.bucket)
 
-    def exempts(self, shape: torch.Size) -> bool:
-        """Biases and norms stay dense, as their scale differs from that of weights."""
-        return len(shape) < 2
-
     def encode(self, x: Tensor, ctx: Context) -> Payload:
         """(packed signs and sides, two magnitudes for each bucket)."""
         codes = ctx.scratch("codes", x, (code_bytes(x.numel(), BITS),), torch.uint8)

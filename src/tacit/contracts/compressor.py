@@ -193,9 +193,12 @@ class Compressor(ABC):
         """Whether it works only with a parameter server that averages."""
         return False
 
-    @abstractmethod
     def exempts(self, shape: torch.Size) -> bool:
-        """Whether parameters of this shape stay dense by default."""
+        """Whether parameters of this shape stay dense by default: biases and norms, which are few.
+
+        They matter much, and their scale differs from that of weights.
+        """
+        return len(shape) < 2
 
     def exempted(self) -> Compressor | None:
         """The compressor of the parameters that it exempts; None: they are sent densely."""
