@@ -36,10 +36,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
 from tacit import algorithms
-from tacit.attaching.requirements import checked
+from tacit.attaching.requirements import unused
 from tacit.errors import RoundError
 from tacit.exchange.driver import drive
 from tacit.kernels.layout import position_bytes
+from tacit.levels.spec import AttachSpec
 from tacit.timelines import Timeline, aligned
 from tacit.topologies import Uneven
 from tacit.transports.torch import TorchTransport
@@ -1317,10 +1318,10 @@ def servers_that_owe_are_refused_where_ddp_may_throw_an_answer_away() -> None:
             lambda algorithm=algorithm: tacit.attach(looking, sgd(looking), algorithm),
             f"the server of {algorithm!r} sends with an answer what the answers before did not say",
         )
-        assert checked(plain, [sgd(plain)], algorithms.parse(algorithm))
+        assert not [*unused(AttachSpec(model=plain, optimizers=[], strategy=algorithms.parse(algorithm)))]
     # Of an answer that owes nothing nothing is lost, nor where the server keeps the parameters.
     for algorithm in ("ps", "ps:pull=bf16", "ps-topk", "ps-async:pull=topk", "ps:pull=topk,optimizer=server"):
-        assert checked(looking, [sgd(looking)], algorithms.parse(algorithm))
+        assert not [*unused(AttachSpec(model=looking, optimizers=[], strategy=algorithms.parse(algorithm)))]
 
 
 @check

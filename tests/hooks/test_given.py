@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ import tacit
 from tacit.attaching.arguments import ddp_of, optimizers_of
 from tacit.attaching.discarding import no_wish
 from tacit.attaching.learning_rates import Rates
-from tacit.attaching.requirements import check_optimizers
+from tacit.attaching.requirements import optimizers
+from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks.momentum import planned
 
 
@@ -84,10 +86,10 @@ def test_what_does_not_fit_the_strategy_is_refused_by_name() -> None:
     def refused(optimizer: Optimizer, *algorithms: str) -> set[str]:
         said = {}
         for algorithm in algorithms:
-            try:
-                check_optimizers(tacit.parse(algorithm), named, [optimizer])
-            except tacit.AttachError as error:
-                said[algorithm] = str(error)
+            ddp: Any = SimpleNamespace(module=model, parameters_to_ignore=())
+            spec = AttachSpec(model=ddp, optimizers=[optimizer], strategy=tacit.parse(algorithm))
+            for why in optimizers(spec):
+                said[algorithm] = why
         assert all(repr(each) in why and type(optimizer).__name__ in why for each, why in said.items())
         return {*said}
 

@@ -2,8 +2,10 @@
 
 import logging
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from tacit.contracts import PairTopology, PayloadSpec, PushPull
 from tacit.errors import AttachError, ConfigError, NonFinite, PeerLost, RoundError, UnevenData
 from tacit.failure import barrier
 from tacit.fsdp.model import far_level
+from tacit.levels.spec import AttachSpec
 from tacit.merges import Average, ServerParams
 from tacit.overlap import Delayed
 from tacit.planning.prediction import refuse
@@ -530,9 +533,10 @@ def test_models_for_which_ranks_wait_in_each_pass_are_refused() -> None:
         process_group = None
 
     strategy = parse("adpsgd")
-    with pytest.raises(AttachError, match=r"1 is a SyncBatchNorm.*attach 'gossip'"):
-        requirements._check_pairs(Model(), strategy)  # type: ignore[arg-type]
-    requirements._check_pairs(Model(), parse("gossip"))  # type: ignore[arg-type]
+    model: Any = Model()
+    (why,) = requirements.pairs(AttachSpec(model=model, optimizers=[], strategy=strategy))
+    assert re.search(r"1 is a SyncBatchNorm.*attach 'gossip'", why)
+    assert not [*requirements.pairs(AttachSpec(model=model, optimizers=[], strategy=parse("gossip")))]
     for text in ("adpsgd:graph=ring", "adpsgd:graph=exponential", "wagma:wait=false"):
         (level,) = parse(text).levels
         assert isinstance(level.topology, PairTopology)

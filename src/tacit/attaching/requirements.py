@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS
 
 from tacit import checks
 from tacit.attaching import epochs
-from tacit.contracts import (
-    WORLD,
-)
+from tacit.contracts import WORLD
 from tacit.environment import SERVERS
 from tacit.errors import AttachError
 from tacit.gradients.backwards import refuse_join
 from tacit.levels.device_placement import check_backend, device_of
-from tacit.levels.spec import AttachSpec, is_periodic
-from tacit.model.frozen_check import refuse_sparse, trainable
-from tacit.model.trained_model import TrainedModel
+from tacit.levels.spec import AttachSpec
+from tacit.model.frozen_check import refuse_sparse
 from tacit.rounds import During
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.torch_compat import reduces_in_python
@@ -41,46 +38,317 @@ def fitted(spec: AttachSpec) -> AttachSpec:
         from tacit.fsdp.model import far_level
 
         spec = replace(spec, strategy=far_level(spec.strategy, spec.group.size()), mesh=None)
-        refuse_on_shards(spec.strategy, spec.scaler, spec.weight)
-    checked(spec.model, spec.optimizers, spec.strategy)
-    scaler = scaler_at_work(spec.scaler, spec.strategy)
-    epochs.check_given(spec)
-    check_weight(spec.strategy, spec.weight)
-    check_reduction(spec)
-    check_seed(spec.seed)
-    return replace(spec, strategy=_with_servers(spec), scaler=scaler)
+    for rule in RULES:
+        for why in rule(spec) or ():
+            raise AttachError(why)
+    scales = spec.scaler is not None and spec.scaler.is_enabled()
+    return replace(spec, strategy=_with_servers(spec), scaler=spec.scaler if scales else None)
 
 
-def scaler_at_work(scaler: object, strategy: AnyStrategy) -> GradScaler | None:
-    """The scaler, if it is one and scales.
+# ---- the rules: each yields what is wrong, with what to write, or raises it ----------------------------
 
-    Raises:
-        AttachError: it is no GradScaler, or the strategy does not work with one.
-    """
+
+def shards(spec: AttachSpec) -> Iterator[str]:
+    """A sharded model has no scaler, no weight, and no rounds that go by the replicas' variance."""
+    if spec.sharded is None:
+        return
+    if isinstance(spec.scaler, GradScaler) and spec.scaler.is_enabled():
+        yield (
+            "scaler= is not supported on sharded models (FSDP2), where each rank sees its shards of a "
+            "gradient alone: train in bfloat16, which needs no scaler, by "
+            "fully_shard(..., mp_policy=MixedPrecisionPolicy(torch.bfloat16))"
+        )
+    if spec.weight is not None:
+        yield (
+            f"weight={spec.weight!r} is not supported on sharded models (FSDP2), whose ranks share replicas: "
+            "leave it out, and give all replicas as many samples"
+        )
+    for level in spec.strategy.levels:
+        if "drift" in level.rounds.observed_metrics:
+            yield (
+                f"rounds={level.rounds} go by the replicas' variance, of which a sharded model's ranks see "
+                "shards alone: write rounds=Every(16)"
+            )
+
+
+def equal_again(spec: AttachSpec) -> Iterator[str]:
+    """Replicas are equal again some time, and there is the optimizer whose steps are followed."""
+    strategy = spec.strategy
+    subjects = {level.subject for level in strategy.levels}
+    last = strategy.levels[-1]
+    if last.topology.scope != WORLD and subjects != {"nothing"}:
+        yield (
+            f"topology={last.topology} does not reach all replicas, so they would never be equal again: "
+            "write Flat() or Hierarchical(), or join it by Levels with one that does"
+        )
+    if last.subject == "gradient" and not last.rounds.every_step:
+        yield (
+            f"rounds={last.rounds} end while training goes on, so replicas would never be equal again: "
+            "join it by Levels with one that exchanges their deltas"
+        )
+    yield from renewals(spec)
+    if not spec.optimizers and ("delta" in subjects or last.independent):
+        yield (f"{strategy.name!r} exchanges after optimizer.step: give attach the optimizer")
+
+
+def renewals(spec: AttachSpec) -> Iterator[str]:
+    """A variance moves in steps alone in which gradients are averaged."""
+    strategy = spec.strategy
+    for i, far in enumerate(strategy.levels):
+        nearer = [level.rounds for level in strategy.levels[:i]]
+        if far.renewals is not None and During(far.renewals) not in nearer:
+            yield (
+                f"variance={far.variance} of {strategy.name!r} moves where a nearer level averages "
+                "gradients, and there is none that does so in these steps: join it by Levels with "
+                f"Strategy(rounds=During({far.variance})), as zeroone-adam does"
+            )
+
+
+def model(spec: AttachSpec) -> Iterator[str]:
+    """What the model has can be exchanged; without a hook of ours it may have what it likes."""
+    subjects = {level.subject for level in spec.strategy.levels}
+    if subjects == {"nothing"}:
+        return
+    model, named, gradients = spec.model, spec.named, "gradient" in subjects
+    refuse_join(model)
+    check_backend(spec.group, device_of(named))
+    if gradients and reduces_in_python(model):
+        yield (
+            "DDP uses torch's Python reducer, which gives a communication hook single gradients and no "
+            'buckets: write torch._dynamo.config.optimize_ddp = "ddp_optimizer" before you wrap the model'
+        )
+    for name, p in named.items():
+        if p.dtype not in _TYPES:
+            yield (
+                f"{name} is {p.dtype}: only parameters of float32, float64, float16 and bfloat16 are "
+                f"supported. {_instead(p)}, or use 'ddp', which leaves DDP as it is"
+            )
+    if gradients:
+        refuse_sparse(model, spec.strategy.name)
+
+
+def _instead(p: Tensor) -> str:
+    if p.is_complex():
+        return "Keep it as a real parameter, torch.view_as_real(p), and view it as complex in forward"
+    return "Keep it as float32, and convert it in forward"
+
+
+def layerwise(spec: AttachSpec) -> Iterator[str]:
+    """Gradients can leave layer by layer, and steps be taken so."""
+    strategy, overlap = spec.strategy, spec.strategy.levels[0].overlap
+    if not overlap.layerwise:
+        return
+    if any(p.is_cuda for p in spec.named.values()):
+        yield (
+            f"{strategy.name!r} sends gradients when the host has launched a backward, and has never been "
+            "run on a GPU, which is not so far then: attach 'dense', which goes by DDP's buckets"
+        )
+    if overlap.into_forward:
+        from tacit.gradients.layerwise.forward_steps import refuse_forward_steps
+
+        refuse_forward_steps(spec.model.module, spec.optimizers, strategy.name)
+
+
+def unused(spec: AttachSpec) -> Iterator[str]:
+    """With `find_unused_parameters` DDP throws nothing away that no later round sends again."""
+    strategy, near = spec.strategy, spec.strategy.levels[0]
+    if not spec.model.find_unused_parameters:
+        return
+    if near.overlap.steps > 0 and near.subject == "gradient":
+        why = (
+            f"{strategy.name!r} gives a step the mean of the step before, and with "
+            "find_unused_parameters=True DDP throws it away for a parameter that no rank uses in this one"
+        )
+    elif near.overlap.layerwise:
+        why = (
+            f"{strategy.name!r} gives each parameter its mean when it is there, and with "
+            "find_unused_parameters=True DDP alone knows for which no rank has a gradient"
+        )
+    elif near.server is not None and near.server.has_feedback:
+        why = (
+            f"the server of {strategy.name!r} sends with an answer what the answers before did not say, and "
+            "with find_unused_parameters=True DDP throws it away for a parameter that no rank uses in a step"
+        )
+    else:
+        return
+    yield (
+        f"{why}: make the model with find_unused_parameters=False, or attach another algorithm, such as "
+        "'dense'"
+    )
+
+
+def pairs(spec: AttachSpec) -> Iterator[str]:
+    """Where ranks do not wait for each other, nothing else has them do so in each step."""
+    strategy, model = spec.strategy, spec.model
+    if not strategy.levels[-1].topology.in_pairs:
+        return
+    if model.find_unused_parameters:
+        yield (
+            f"with {strategy.name!r} nobody waits for anybody, and with find_unused_parameters=True all "
+            "ranks compare in each backward which parameters they used: make the model with "
+            "find_unused_parameters=False, or attach 'gossip'"
+        )
+    for name, module in model.module.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            yield (
+                f"with {strategy.name!r} nobody waits for anybody, and {name} is a SyncBatchNorm, for which "
+                "all ranks wait in each forward: use BatchNorm, whose statistics are averaged with the "
+                "parameters, or GroupNorm, or attach 'gossip'"
+            )
+
+
+def ranks(spec: AttachSpec) -> None:
+    """There are as many as the topology can do with."""
+    spec.strategy.levels[-1].topology.check_ranks(spec.group.size())
+
+
+def optimizers(spec: AttachSpec) -> Iterator[str]:
+    """Each holds parameters of the model, and fits the strategy."""
+    strategy = spec.strategy
+    for optimizer in spec.optimizers:
+        kind = type(optimizer).__name__
+        # By this torch's ZeroRedundancyOptimizer and fairscale's OSS gather the state that each rank keeps.
+        if spec.periodic and hasattr(optimizer, "consolidate_state_dict"):
+            yield (
+                f"{kind} steps each parameter on one rank only, by that rank's gradient, and "
+                f"{strategy.name!r} averages replicas that step by gradients of their own: give attach an "
+                "optimizer that steps all parameters, such as torch.optim.AdamW; or attach 'dense' or "
+                "'int8', which average gradients"
+            )
+        exact = all(level.compressor.linear or level.subject == "nothing" for level in strategy.levels)
+        if isinstance(optimizer, LBFGS) and not exact:
+            yield (
+                f"LBFGS goes by differences of gradients, and what {strategy.name!r} sends is not exact, by "
+                "which it may diverge: attach 'dense' or 'bf16', or use another optimizer, such as "
+                "torch.optim.AdamW"
+            )
+        if any(group.get("lr") is None for group in optimizer.param_groups):
+            for level in strategy.levels:
+                yield from _needs_no_rate(strategy, level, kind)
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not any(id(p) in held for p in spec.named.values()):
+            yield (
+                "the optimizer holds no parameter of this model: give attach the optimizer that was made "
+                "with model.parameters(), behind fully_shard where that is called"
+            )
+
+
+def _needs_no_rate(strategy: AnyStrategy, level: Strategy, optimizer: str) -> Iterator[str]:
+    """Nothing goes by the learning rate, as the optimizer tells none."""
+    rounds = level.rounds
+    by_rate = rounds.observed_metrics and not rounds.phased and rounds.observed_metrics != {"transfer"}
+    if by_rate or level.merge.by_learning_rate:
+        yield (
+            f"{strategy.name!r} goes by the learning rate, and a group of {optimizer} has none: give it one, "
+            "such as Adafactor(..., lr=1e-3, relative_step=False), or attach 'localsgd' or 'diloco'"
+        )
+
+
+def kept_variance(spec: AttachSpec) -> None:
+    """Where Adam's variance moves in some steps alone, the optimizers are those that have one."""
+    for level in spec.strategy.levels:
+        if level.renewals is not None:
+            from tacit.optimizer_hooks.kept_variance import refuse_optimizers
+
+            refuse_optimizers(level.renewals, spec.optimizers, spec.named)
+
+
+def scaler(spec: AttachSpec) -> Iterator[str]:
+    """It is one, and the strategy works with it if it scales."""
+    strategy, scaler = spec.strategy, spec.scaler
     if scaler is not None and not isinstance(scaler, GradScaler):
-        raise AttachError(
+        yield (
             f"scaler={scaler!r} is no torch.amp.GradScaler: give attach the one that scales the loss, or none"
         )
     if scaler is None or not scaler.is_enabled():
-        return None
+        return
     near = strategy.levels[0]
     if near.independent:
-        raise AttachError(
+        yield (
             f"with {strategy.name!r} nobody waits for anybody, and a scaler passes over steps that all have "
             "to know of: train in bfloat16 without a scaler, or attach 'ps'"
         )
     if near.subject == "gradient" and near.overlap.steps > 0:
-        raise AttachError(
+        yield (
             f"{strategy.name!r} gives a step the mean of the step before, which may be scaled by another "
             "factor, and whose overflow would be known too late to pass over it: train in bfloat16 without "
             "a scaler, or write overlap=Bucketwise()"
         )
     if near.overlap.layerwise:
-        raise AttachError(
+        yield (
             f"{strategy.name!r} sends a gradient before all of them are known to be finite, and a scaler "
             "passes over a step where one is not: train in bfloat16 without a scaler, or attach 'dense'"
         )
-    return scaler
+
+
+def numbers(spec: AttachSpec) -> None:
+    """Epochs have lengths, and the strategy is given those that it needs."""
+    epochs.check_given(spec)
+
+
+def weight(spec: AttachSpec) -> Iterator[str]:
+    """It is a number above 0, and the strategy weighs replicas."""
+    strategy, weight = spec.strategy, spec.weight
+    if weight is None:
+        return
+    if not spec.periodic:
+        yield (f"weight={weight!r} is for strategies that average replicas, and {strategy.name!r} does not")
+    if any(level.topology.in_pairs for level in strategy.levels):
+        yield (
+            f"weight={weight!r} with {strategy.name!r} is not possible, as two replicas meet halfway: leave "
+            "it out, or attach localsgd, say"
+        )
+    if any(level.merge.mixes for level in strategy.levels):
+        yield (
+            f"weight={weight!r} with {strategy.name!r} is not possible, as each replica mixes with a few "
+            "others, whose weights add up to something else for each: leave it out, or attach localsgd, say"
+        )
+    if any(level.merge.keeps_unsent for level in strategy.levels):
+        yield (
+            f"weight={weight!r} with {strategy.name!r} is not possible, as what a replica keeps of its own "
+            "is not weighed: leave it out, or attach localsgd, say"
+        )
+    if not (checks.is_real(weight) and weight > 0):
+        yield (f"weight={weight!r} is not possible: write a number above 0, such as the rank's samples")
+
+
+def reduction(spec: AttachSpec) -> Iterator[str]:
+    """It is one, and a sum is asked for of the gradients of shards alone."""
+    checks.one_of("reduction", spec.reduction, ("mean", "sum"))
+    if spec.reduction == "sum" and (spec.sharded is None or spec.periodic):
+        yield (
+            "reduction='sum' is for the gradients of sharded models (FSDP2), and "
+            f"{spec.strategy.name!r} averages "
+            f"{'parameters' if spec.periodic else 'those of DDP, which divides them'}: leave it out, "
+            "and divide the loss by the samples of this replica"
+        )
+
+
+def seed(spec: AttachSpec) -> None:
+    """It is one."""
+    checks.whole("seed", spec.seed, 0, MOST_SEED, "it is the same on every rank")
+
+
+RULES: tuple[Callable[[AttachSpec], Iterator[str] | None], ...] = (
+    shards,
+    equal_again,
+    model,
+    layerwise,
+    unused,
+    pairs,
+    ranks,
+    optimizers,
+    kept_variance,
+    scaler,
+    numbers,
+    weight,
+    reduction,
+    seed,
+)
+"""In this order: of several things that are wrong, the first is told."""
+
+
+# ---- parameter servers ---------------------------------------------------------------------------------
 
 
 def needs_servers(strategy: AnyStrategy) -> bool:
@@ -121,260 +389,3 @@ def _with_servers(spec: AttachSpec) -> AnyStrategy:
     if isinstance(strategy, Strategy) and where and not needs:
         return replace(strategy, topology=Star())
     return strategy
-
-
-def check_seed(seed: int) -> None:
-    """Raise a `ConfigError` if it is no seed."""
-    checks.whole("seed", seed, 0, MOST_SEED, "it is the same on every rank")
-
-
-def check_weight(strategy: AnyStrategy, weight: float | None) -> None:
-    """Raise an `AttachError` if it is no weight, or if the strategy does not weigh replicas."""
-    if weight is None:
-        return
-    if not is_periodic(strategy):
-        raise AttachError(
-            f"weight={weight!r} is for strategies that average replicas, and {strategy.name!r} does not"
-        )
-    if any(level.topology.in_pairs for level in strategy.levels):
-        raise AttachError(
-            f"weight={weight!r} with {strategy.name!r} is not possible, as two replicas meet halfway: leave "
-            "it out, or attach localsgd, say"
-        )
-    if any(level.merge.mixes for level in strategy.levels):
-        raise AttachError(
-            f"weight={weight!r} with {strategy.name!r} is not possible, as each replica mixes with a few "
-            "others, whose weights add up to something else for each: leave it out, or attach localsgd, say"
-        )
-    if any(level.merge.keeps_unsent for level in strategy.levels):
-        raise AttachError(
-            f"weight={weight!r} with {strategy.name!r} is not possible, as what a replica keeps of its own "
-            "is not weighed: leave it out, or attach localsgd, say"
-        )
-    if not (checks.is_real(weight) and weight > 0):
-        raise AttachError(
-            f"weight={weight!r} is not possible: write a number above 0, such as the rank's samples"
-        )
-
-
-def check_reduction(spec: AttachSpec) -> None:
-    """Raise an error if it is no reduction, or if gradients of shards are not what is exchanged."""
-    checks.one_of("reduction", spec.reduction, ("mean", "sum"))
-    if spec.reduction == "sum" and (spec.sharded is None or spec.periodic):
-        raise AttachError(
-            "reduction='sum' is for the gradients of sharded models (FSDP2), and "
-            f"{spec.strategy.name!r} averages "
-            f"{'parameters' if spec.periodic else 'those of DDP, which divides them'}: leave it out, "
-            "and divide the loss by the samples of this replica"
-        )
-
-
-def refuse_on_shards(strategy: AnyStrategy, scaler: object, weight: float | None) -> None:
-    """Raise an `AttachError` for what sharded models do not know as yet."""
-    if isinstance(scaler, GradScaler) and scaler.is_enabled():
-        raise AttachError(
-            "scaler= is not supported on sharded models (FSDP2), where each rank sees its shards of a "
-            "gradient alone: train in bfloat16, which needs no scaler, by "
-            "fully_shard(..., mp_policy=MixedPrecisionPolicy(torch.bfloat16))"
-        )
-    if weight is not None:
-        raise AttachError(
-            f"weight={weight!r} is not supported on sharded models (FSDP2), whose ranks share replicas: "
-            "leave it out, and give all replicas as many samples"
-        )
-    for level in strategy.levels:
-        if "drift" in level.rounds.observed_metrics:
-            raise AttachError(
-                f"rounds={level.rounds} go by the replicas' variance, of which a sharded model's ranks see "
-                "shards alone: write rounds=Every(16)"
-            )
-
-
-def checked(model: TrainedModel, optimizers: Sequence[Optimizer], strategy: AnyStrategy) -> dict[str, Tensor]:
-    """The trainable parameters by name, if the strategy can work on them.
-
-    Raises:
-        AttachError: it cannot.
-    """
-    _check_strategy(strategy, optimizers)
-    named = trainable(model)
-    subjects = {level.subject for level in strategy.levels}
-    if subjects != {"nothing"}:
-        _check_model(model, named, strategy, "gradient" in subjects)
-    _check_layerwise(model, named, optimizers, strategy)
-    _check_unused(model, strategy)
-    _check_pairs(model, strategy)
-    strategy.levels[-1].topology.check_ranks(model.process_group.size())
-    check_optimizers(strategy, named, optimizers)
-    for level in strategy.levels:
-        if level.renewals is not None:
-            from tacit.optimizer_hooks.kept_variance import refuse_optimizers
-
-            refuse_optimizers(level.renewals, optimizers, named)
-    return named
-
-
-def _check_strategy(strategy: AnyStrategy, optimizers: Sequence[Optimizer]) -> None:
-    """Refuse what would never make replicas equal again, and what lacks the optimizer that it needs."""
-    subjects = {level.subject for level in strategy.levels}
-    last = strategy.levels[-1]
-    if last.topology.scope != WORLD and subjects != {"nothing"}:
-        raise AttachError(
-            f"topology={last.topology} does not reach all replicas, so they would never be equal again: "
-            "write Flat() or Hierarchical(), or join it by Levels with one that does"
-        )
-    if last.subject == "gradient" and not last.rounds.every_step:
-        raise AttachError(
-            f"rounds={last.rounds} end while training goes on, so replicas would never be equal again: "
-            "join it by Levels with one that exchanges their deltas"
-        )
-    check_renewals(strategy)
-    if not optimizers and ("delta" in subjects or last.independent):
-        raise AttachError(f"{strategy.name!r} exchanges after optimizer.step: give attach the optimizer")
-
-
-def check_renewals(strategy: AnyStrategy) -> None:
-    """Refuse a variance that moves in other steps than those in which gradients are averaged."""
-    for i, far in enumerate(strategy.levels):
-        nearer = [level.rounds for level in strategy.levels[:i]]
-        if far.renewals is not None and During(far.renewals) not in nearer:
-            raise AttachError(
-                f"variance={far.variance} of {strategy.name!r} moves where a nearer level averages "
-                "gradients, and there is none that does so in these steps: join it by Levels with "
-                f"Strategy(rounds=During({far.variance})), as zeroone-adam does"
-            )
-
-
-def _check_model(
-    model: TrainedModel, named: dict[str, Tensor], strategy: AnyStrategy, gradients: bool
-) -> None:
-    """Refuse what cannot be exchanged; `gradients`: whether DDP's hook is what exchanges."""
-    refuse_join(model)
-    check_backend(model.process_group, device_of(named))
-    if gradients and reduces_in_python(model):
-        raise AttachError(
-            "DDP uses torch's Python reducer, which gives a communication hook single gradients and no "
-            'buckets: write torch._dynamo.config.optimize_ddp = "ddp_optimizer" before you wrap the model'
-        )
-    for name, p in named.items():
-        if p.dtype not in _TYPES:
-            raise AttachError(
-                f"{name} is {p.dtype}: only parameters of float32, float64, float16 and bfloat16 are "
-                f"supported. {_instead(p)}, or use 'ddp', which leaves DDP as it is"
-            )
-    if gradients:
-        refuse_sparse(model, strategy.name)
-
-
-def _check_layerwise(
-    model: TrainedModel, named: dict[str, Tensor], optimizers: Sequence[Optimizer], strategy: AnyStrategy
-) -> None:
-    """Refuse what gradients cannot leave layer by layer for, or steps be taken so."""
-    overlap = strategy.levels[0].overlap
-    if not overlap.layerwise:
-        return
-    if any(p.is_cuda for p in named.values()):
-        raise AttachError(
-            f"{strategy.name!r} sends gradients when the host has launched a backward, and has never been "
-            "run on a GPU, which is not so far then: attach 'dense', which goes by DDP's buckets"
-        )
-    if overlap.into_forward:
-        from tacit.gradients.layerwise.forward_steps import refuse_forward_steps
-
-        refuse_forward_steps(model.module, optimizers, strategy.name)
-
-
-def _instead(p: Tensor) -> str:
-    if p.is_complex():
-        return "Keep it as a real parameter, torch.view_as_real(p), and view it as complex in forward"
-    return "Keep it as float32, and convert it in forward"
-
-
-def _check_unused(model: TrainedModel, strategy: AnyStrategy) -> None:
-    """Refuse `find_unused_parameters` where DDP would throw away what no later round sends again."""
-    near = strategy.levels[0]
-    if not model.find_unused_parameters:
-        return
-    if near.overlap.steps > 0 and near.subject == "gradient":
-        why = (
-            f"{strategy.name!r} gives a step the mean of the step before, and with "
-            "find_unused_parameters=True DDP throws it away for a parameter that no rank uses in this one"
-        )
-    elif near.overlap.layerwise:
-        why = (
-            f"{strategy.name!r} gives each parameter its mean when it is there, and with "
-            "find_unused_parameters=True DDP alone knows for which no rank has a gradient"
-        )
-    elif near.server is not None and near.server.has_feedback:
-        why = (
-            f"the server of {strategy.name!r} sends with an answer what the answers before did not say, and "
-            "with find_unused_parameters=True DDP throws it away for a parameter that no rank uses in a step"
-        )
-    else:
-        return
-    raise AttachError(
-        f"{why}: make the model with find_unused_parameters=False, or attach another algorithm, such as "
-        "'dense'"
-    )
-
-
-def _check_pairs(model: TrainedModel, strategy: AnyStrategy) -> None:
-    """Refuse what has ranks wait for each other in each step, where they are not to."""
-    if not strategy.levels[-1].topology.in_pairs:
-        return
-    if model.find_unused_parameters:
-        raise AttachError(
-            f"with {strategy.name!r} nobody waits for anybody, and with find_unused_parameters=True all "
-            "ranks compare in each backward which parameters they used: make the model with "
-            "find_unused_parameters=False, or attach 'gossip'"
-        )
-    for name, module in model.module.named_modules():
-        if isinstance(module, nn.SyncBatchNorm):
-            raise AttachError(
-                f"with {strategy.name!r} nobody waits for anybody, and {name} is a SyncBatchNorm, for which "
-                "all ranks wait in each forward: use BatchNorm, whose statistics are averaged with the "
-                "parameters, or GroupNorm, or attach 'gossip'"
-            )
-
-
-def check_optimizers(
-    strategy: AnyStrategy, named: dict[str, Tensor], optimizers: Sequence[Optimizer]
-) -> None:
-    """Raise an `AttachError` for one that holds nothing of the model, or does not fit the strategy."""
-    for optimizer in optimizers:
-        kind = type(optimizer).__name__
-        # By this torch's ZeroRedundancyOptimizer and fairscale's OSS gather the state that each rank keeps.
-        if is_periodic(strategy) and hasattr(optimizer, "consolidate_state_dict"):
-            raise AttachError(
-                f"{kind} steps each parameter on one rank only, by that rank's gradient, and "
-                f"{strategy.name!r} averages replicas that step by gradients of their own: give attach an "
-                "optimizer that steps all parameters, such as torch.optim.AdamW; or attach 'dense' or "
-                "'int8', which average gradients"
-            )
-        exact = all(level.compressor.linear or level.subject == "nothing" for level in strategy.levels)
-        if isinstance(optimizer, LBFGS) and not exact:
-            raise AttachError(
-                f"LBFGS goes by differences of gradients, and what {strategy.name!r} sends is not exact, by "
-                "which it may diverge: attach 'dense' or 'bf16', or use another optimizer, such as "
-                "torch.optim.AdamW"
-            )
-        if any(group.get("lr") is None for group in optimizer.param_groups):
-            for level in strategy.levels:
-                _check_needs_no_rate(strategy, level, kind)
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not any(id(p) in held for p in named.values()):
-            raise AttachError(
-                "the optimizer holds no parameter of this model: give attach the optimizer that was made "
-                "with model.parameters(), behind fully_shard where that is called"
-            )
-
-
-def _check_needs_no_rate(strategy: AnyStrategy, level: Strategy, optimizer: str) -> None:
-    """Refuse what goes by the learning rate, where the optimizer tells none."""
-    rounds = level.rounds
-    by_rate = rounds.observed_metrics and not rounds.phased and rounds.observed_metrics != {"transfer"}
-    if by_rate or level.merge.by_learning_rate:
-        raise AttachError(
-            f"{strategy.name!r} goes by the learning rate, and a group of {optimizer} has none: give it one, "
-            "such as Adafactor(..., lr=1e-3, relative_step=False), or attach 'localsgd' or 'diloco'"
-        )
