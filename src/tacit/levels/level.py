@@ -115,8 +115,7 @@ class Level(ABC):
 
         Else what the hook answers is applied whatever they do: by DDP, and by FSDP2 always.
         """
-        ddp = self._spec.ddp
-        if ddp is None or not ddp.find_unused_parameters:
+        if self._spec.sharded is not None or not self._spec.model.find_unused_parameters:
             return None
         from tacit.gradients.unused_parameters import UsedParameters
 
