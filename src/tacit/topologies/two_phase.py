@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from tacit.contracts import (
+    AllGather,
+    AllToAll,
     AxisRank,
     Compressor,
     Context,
@@ -136,7 +139,10 @@ def _in_two_phases(
 ) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
     codec, out, spans = request.codec, request.ctx.out, _stretches(request.x.numel(), ctx.peers)
     payloads = tuple(encoded(request, *span, part=f"to{i}") for i, span in enumerate(spans))
-    theirs = yield from all_to_all(codec, payloads, [stop - start for start, stop in spans], ctx.rank)
+    if codec.varies:
+        theirs = yield from all_to_all(codec, payloads, [stop - start for start, stop in spans], ctx.rank)
+    else:
+        theirs = yield AllToAll(payloads)
     start, stop = spans[ctx.rank]
     mean = request.ctx.scratch("mean", request.x, (spans[0][1],), request.x.dtype)
     codec.decode_mean_(theirs, mean[: stop - start])
@@ -150,7 +156,10 @@ def _in_two_phases(
         _clear(new_residual[SECOND], not_ours)
     else:
         payload = codec.encode(mean, request.ctx.inside("again"))
-    answers = yield from all_gathered(codec, payload, mean.numel())
+    if codec.varies:
+        answers = yield from all_gathered(codec, payload, mean.numel())
+    else:
+        answers = yield AllGather(payload)
     for (start, stop), each in zip(spans, answers, strict=True):
         if start + mean.numel() <= out.numel():
             # What is behind the end of a shorter one is overwritten by the next.
@@ -185,7 +194,7 @@ def _within(spans: Spans, start: int, stop: int) -> Iterator[tuple[int, int]]:
 def _clear(x: Tensor, spans: list[tuple[int, int]]) -> None:
     """Set the spans to zero, as a sign cannot encode zero and others own these entries."""
     for start, stop in spans:
-        x[start:stop] = 0
+        x[start:stop].zero_()
 
 
 @dataclass(frozen=True)
@@ -213,6 +222,7 @@ class _SentInStretches(Transmitted):
         return whole
 
 
+@lru_cache(1 << 10)
 def _stretches(numel: int, peers: int) -> Spans:
     """Spans of as many blocks each, or one less; the first is the longest, the last the shortest."""
     blocks, more = divmod(-(-numel // GRAIN), peers)
@@ -220,6 +230,7 @@ def _stretches(numel: int, peers: int) -> Spans:
     return tuple(pairwise(cuts))
 
 
+@lru_cache(1 << 10)
 def _shares(numel: int, peers: int) -> bool:
     """Whether every rank gets a slice."""
     return peers > 1 and all(start < stop for start, stop in _stretches(numel, peers))

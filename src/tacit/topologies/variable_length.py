@@ -20,9 +20,6 @@ Lengths = list[list[int]]
 
 def all_gathered(codec: OneShot, payload: Payload, numel: int) -> Generator[Request, Any, Sequence[Payload]]:
     """Every peer's payload of `numel` entries, in rank order; as long as they are."""
-    if not codec.varies:
-        found: Sequence[Payload] = yield AllGather(payload)
-        return found
     message = _message(codec, payload, numel)
     lengths = yield from _lengths([message])
     longest = max(length for (length,) in lengths)
@@ -42,9 +39,6 @@ def all_to_all(
         payloads: one for each peer; `numels`: how many entries each of them encodes.
         rank: this one among the peers.
     """
-    if not codec.varies:
-        found: Sequence[Payload] = yield AllToAll(payloads)
-        return found
     messages = [_message(codec, *each) for each in zip(payloads, numels, strict=True)]
     lengths = yield from _lengths(messages)
     longest = [max(column) for column in zip(*lengths, strict=True)]
