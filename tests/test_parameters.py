@@ -32,7 +32,7 @@ from tacit.compressors import (
 from tacit.compressors.wrappers import Part
 from tacit.contracts import Compressor, Matrix
 from tacit.errors import ConfigError
-from tacit.prediction import FittedCoding, Nowcast, PredictiveCoding
+from tacit.prediction import Nowcast, PredictiveCoding
 from tacit.strategy import Strategy
 
 NEEDY = {
@@ -47,7 +47,6 @@ NEEDY = {
     "Squeezed": Squeezed(Dense()),
     "Scheduled": Scheduled(((3, Dense()),), Dense()),
     "PredictiveCoding": PredictiveCoding(Dense()),
-    "FittedCoding": FittedCoding(Dense()),
     "Partition": Partition(Dense(), (Part(Dense(), ((0, 5),)),)),
     "Cascade": Cascade(Dense(), Dense()),
     "Threshold": Threshold(tau=0.1),

@@ -19,7 +19,7 @@ from tacit.contracts import Overlap
 from tacit.errors import ConfigError
 from tacit.merges import Average, CommonPoint, LocalResidual
 from tacit.overlap import Bucketwise, Delayed
-from tacit.prediction import FittedCoding
+from tacit.prediction import LeastSquares, PredictiveCoding
 from tacit.rounds import Every
 from tacit.strategy import Strategy
 from tacit.topologies import Auto, Flat, TwoPhase
@@ -185,7 +185,7 @@ def test_sync_puts_what_is_unsent_aside_and_training_takes_it_up(late: bool) -> 
 def test_a_prediction_decides_what_is_rounded_and_nothing_else() -> None:
     """Where all is sent as it is, replicas go where they would; in few bits, not quite."""
     plain = replace(strategy(), compressor=Dense())
-    guessing = replace(plain, compressor=FittedCoding(Dense(), 3))
+    guessing = replace(plain, compressor=PredictiveCoding(Dense(), LeastSquares(3)))
     for one, other, near in (
         (plain, guessing, True),
         (strategy(), strategy(predictor="last"), False),

@@ -36,7 +36,7 @@ from tacit.compressors import (
 )
 from tacit.compressors.wrappers import Part
 from tacit.contracts import Compressor, Matrix, Topology
-from tacit.prediction import FittedCoding, Nowcast, Predicted, PredictiveCoding
+from tacit.prediction import LeastSquares, Nowcast, Predicted, PredictiveCoding
 from tacit.prediction.extrapolation import Linear
 from tacit.prediction.networks.mp2 import MP2
 from tacit.topologies import Flat, GlobalTopK
@@ -380,10 +380,13 @@ TABLE = {
         PredictiveCoding(Dense(), MP2(), MATRICES), ring(4 * NUMEL), 1e-5
     ),
     "fitted coding of blockwise + ef": Row(
-        FittedCoding(ErrorFeedback(Blockwise())), gather(3 * 125 + 2 * 2), 1 / 5.9, conserves=True
+        PredictiveCoding(ErrorFeedback(Blockwise()), LeastSquares()),
+        gather(3 * 125 + 2 * 2),
+        1 / 5.9,
+        conserves=True,
     ),
     "fitted coding of bf16, two answers": Row(
-        FittedCoding(BF16(), 2, MATRICES), ring(2 * NUMEL), 2e-2, rounding=2**-7
+        PredictiveCoding(BF16(), LeastSquares(2), MATRICES), ring(2 * NUMEL), 2e-2, rounding=2**-7
     ),
     "predictive coding of bf16": Row(
         PredictiveCoding(BF16(), Linear()), ring(2 * NUMEL), 2e-2, rounding=2**-7

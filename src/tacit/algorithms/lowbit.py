@@ -16,7 +16,7 @@ replicas, whose batches are smaller, would move too little; `variance=local` lea
 With `predictor=last`, or `least-squares` (of the last three changes of x), q is of what is not predicted:
 
     p   <- the last change of x, times a gain for each layer and the change of the learning rate
-    s_r <- q(d_r - p); y and a as above; x <- x + p + a                                    FittedCoding
+    s_r <- q(d_r - p); y and a as above; x <- x + p + a                     PredictiveCoding, LeastSquares
 
 and a prediction cancels in a replica. Matrices and convolutions alone are predicted.
 
@@ -49,7 +49,8 @@ from tacit.compressors.mean_feedback import MeanFeedback
 from tacit.errors import ConfigError
 from tacit.merges import CommonPoint
 from tacit.overlap import Bucketwise, Delayed
-from tacit.prediction.fitted_coding import FittedCoding
+from tacit.prediction.least_squares import LeastSquares
+from tacit.prediction.predictive_coding import PredictiveCoding
 from tacit.rounds import Every
 from tacit.strategy import Strategy, Variance
 from tacit.topologies import Auto, StaleSynchronous, Star
@@ -117,7 +118,7 @@ def lowbit(
     return Strategy(
         subject="delta",
         rounds=rounds,
-        compressor=FittedCoding(coded, FITTED[predictor]) if predictor else coded,
+        compressor=PredictiveCoding(coded, LeastSquares(FITTED[predictor])) if predictor else coded,
         topology=Auto(at_servers=True),
         overlap=overlap,
         merge=CommonPoint(),

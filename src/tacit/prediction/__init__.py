@@ -6,7 +6,7 @@ from tacit.exports import on_first_use
 
 if TYPE_CHECKING:
     from tacit.prediction.extrapolation import Exponential, Linear, Persistent, Stale
-    from tacit.prediction.fitted_coding import FittedCoding
+    from tacit.prediction.least_squares import LeastSquares
     from tacit.prediction.networks.loading import trained
     from tacit.prediction.networks.mp2 import MP2
     from tacit.prediction.networks.wnn import WNN
@@ -23,7 +23,7 @@ __all__ = [
     "MP2",
     "WNN",
     "Exponential",
-    "FittedCoding",
+    "LeastSquares",
     "Linear",
     "Nowcast",
     "Persistent",

@@ -12,7 +12,7 @@ from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
 from tacit.contracts import Compressor, Context, Exchange, Matrix, State, state_dtype
 from tacit.errors import ConfigError
 from tacit.prediction.extrapolation import Stale
-from tacit.prediction.history import Shifted, fields, predict_
+from tacit.prediction.predictive_coding import Shifted, fields
 from tacit.prediction.predictor import Predictor
 
 VALUES = 5
@@ -97,6 +97,6 @@ class Nowcast(Wrapper):
             return done._replace(state=after)
         leap.zero_()
         past = [after[name].to(x.dtype) for name in fields(DEPTH, number + 1)]
-        predict_(leap, self.predictor, past, self.matrices, VALUES)
+        self.predictor.predict_(leap, past, self.matrices, VALUES)
         torch.add(done.mean, leap, out=ctx.out)
         return done._replace(mean=ctx.out, finite=False, sent=Shifted(leap, done.sent), state=after)

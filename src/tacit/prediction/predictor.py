@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from tacit.kernels.dispatch import pieces
+from tacit.contracts import Context, Matrix
+from tacit.kernels.dispatch import on_host, pieces
+
+Past: TypeAlias = Sequence[Tensor]
+Layers: TypeAlias = Sequence[Matrix]
 
 ROUNDS = 16
 """How many rounds back the size of a layer's changes is known."""
@@ -83,7 +87,44 @@ def seen_of(
     return Seen(torch.stack((before, last)).mul_(known), ages.float(), swings)
 
 
-class Predictor(ABC):
+class AnswerPredictor(ABC):
+    """Predicts the answer of a round from the last ones, equal on all ranks. A frozen dataclass: a value."""
+
+    @property
+    @abstractmethod
+    def depth(self) -> int:
+        """The number of past answers that it uses."""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it predicts on a GPU, the same bits on all of them, without a value on the host."""
+        return False
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers in fp64 are kept for each parameter, equal on all ranks, for it to learn from."""
+        return 0
+
+    def prepare(self, device: torch.device) -> None:
+        """Called before the first prediction there, once or often: to copy weights, say."""
+        return
+
+    @abstractmethod
+    def answer_(self, guess: Tensor, past: Past, fit: Tensor | None, layers: Layers, ctx: Context) -> None:
+        """Overwrite `guess` (flat) with the prediction of this round's answer, the same bits on all ranks.
+
+        Args:
+            past: the last `depth` answers, oldest first; zeros for those that there were not.
+            fit: its `numbers` of all parameters; None where it has none.
+            layers: the parameters; none: all of `guess` is one vector.
+        """
+
+    def learn_(self, fit: Tensor, answer: Tensor, past: Past, layers: Layers, ctx: Context) -> None:
+        """Change `fit` by this round's answer; `past` is without it."""
+        return
+
+
+class Predictor(AnswerPredictor):
     """Predicts the next change of each element. A frozen dataclass: a value, without state."""
 
     depth: ClassVar[int] = 2
@@ -92,15 +133,6 @@ class Predictor(ABC):
     def kinds(self) -> tuple[str, ...]:
         """The kinds of layers that it predicts; others are predicted not to change."""
         return KINDS
-
-    @property
-    def on_device(self) -> bool:
-        """Whether it predicts on a GPU, the same bits on all of them, without a value on the host."""
-        return False
-
-    def prepare(self, device: torch.device) -> None:
-        """Called before the first prediction there, once or often: to copy weights, say."""
-        return
 
     @property
     def operations(self) -> int | None:
@@ -131,3 +163,34 @@ class Predictor(ABC):
     def write_received(self, received: Received, kind: str, out: Tensor, scale: float = 1.0) -> None:
         """`write`, of elements that are received now and then."""
         self.write(received.seen, kind, out, scale)
+
+    def answer_(self, guess: Tensor, past: Past, fit: Tensor | None, layers: Layers, ctx: Context) -> None:
+        guess.zero_()
+        if not guess.is_meta and ctx.round >= self.depth:
+            self.predict_(guess, past, layers)
+
+    def predict_(self, out: Tensor, past: Past, layers: Layers, scale: float = 1.0) -> None:
+        """Overwrite these parameters in `out` (flat) with `scale` times the predicted changes.
+
+        `past`: all changes of the last rounds, oldest first. Where no parameters are given, all of it is one
+        vector.
+        """
+        for mine, kind in _spans(layers or (Matrix(0, 1, out.numel()),), joined=not on_host(out)):
+            parts = [each[mine] for each in past]
+
+            def seen(piece: slice, parts: Sequence[Tensor] = parts) -> Seen:
+                return in_a_row(torch.stack([part[piece] for part in parts]))
+
+            self.write(seen, kind, out[mine], scale)
+
+
+def _spans(layers: Layers, joined: bool) -> list[tuple[slice, str]]:
+    """Where each matrix lies, and its kind; `joined`: neighbours of one kind are one span."""
+    found: list[tuple[slice, str]] = []
+    for m in layers:
+        stop, kind = m.start + m.rows * m.columns, kind_of(m.dims)
+        if joined and found and found[-1][0].stop == m.start and found[-1][1] == kind:
+            found[-1] = slice(found[-1][0].start, stop), kind
+        else:
+            found.append((slice(m.start, stop), kind))
+    return found

@@ -14,7 +14,7 @@ from cases import for_each
 from tacit.compressors import BF16, Blockwise, Dense, MeanFeedback
 from tacit.contracts import Context, Matrix
 from tacit.errors import ConfigError
-from tacit.prediction import FittedCoding, PredictiveCoding
+from tacit.prediction import LeastSquares, PredictiveCoding
 from tacit.prediction.least_squares import LANES, products, weights
 from tacit.strategy import Strategy
 from tacit.topologies import Auto, Star
@@ -39,7 +39,7 @@ class Rated(Peers):
 def guesses(peers: Peers, x: Tensor) -> Tensor:
     """What all ranks predict before they are given `x`."""
     compressor = peers.compressor
-    assert isinstance(compressor, FittedCoding)
+    assert isinstance(compressor, PredictiveCoding)
     found = [torch.full_like(x, torch.nan) for _ in peers.states]
     for rank, (guess, state) in enumerate(zip(found, peers.states, strict=True)):
         compressor.predict_(guess, state, peers._context(rank, torch.empty_like(x)))
@@ -88,7 +88,7 @@ def test_no_past_and_equal_past_changes_have_finite_weights() -> None:
 @for_each("answers", [1, 3])
 def test_each_layer_is_followed_as_far_as_it_repeats_itself(answers: int) -> None:
     """The first repeats 0.8 of each change; the second is new every time."""
-    peers = Rated(FittedCoding(Dense(), answers, LAYERS), 2, N)
+    peers = Rated(PredictiveCoding(Dense(), LeastSquares(answers), LAYERS), 2, N)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(N, generator=generator)
     for _ in range(30):
@@ -101,7 +101,7 @@ def test_each_layer_is_followed_as_far_as_it_repeats_itself(answers: int) -> Non
 
 
 def test_predictions_follow_the_learning_rate_down_and_at_most_twofold_up() -> None:
-    peers, x = Rated(FittedCoding(Dense(), 1, LAYERS), 2, N), torch.ones(N)
+    peers, x = Rated(PredictiveCoding(Dense(), LeastSquares(), LAYERS), 2, N), torch.ones(N)
     for _ in range(5):
         peers.exchange([x.clone(), x.clone()])
     for rate, expected in ((0.1, 1.0), (0.05, 0.5), (0.2, 2.0), (1e3, 2.0), (0.0, 0.0)):
@@ -110,7 +110,7 @@ def test_predictions_follow_the_learning_rate_down_and_at_most_twofold_up() -> N
 
 
 def test_what_was_learnt_holds_at_another_rate_and_a_step_of_none_changes_nothing() -> None:
-    peers, x = Rated(FittedCoding(Dense(), 1, LAYERS), 2, N), torch.ones(N)
+    peers, x = Rated(PredictiveCoding(Dense(), LeastSquares(), LAYERS), 2, N), torch.ones(N)
     for _ in range(5):
         peers.exchange([x.clone(), x.clone()])
     for peers.lr in (1e-6, 1e-6, 0.0, 1e-6, 1e-6):
@@ -120,7 +120,7 @@ def test_what_was_learnt_holds_at_another_rate_and_a_step_of_none_changes_nothin
 
 def test_changes_that_turn_round_are_not_predicted_by_one_answer_and_are_by_three() -> None:
     for answers, share in ((1, 0.0), (3, 1.0)):
-        peers, x = Rated(FittedCoding(Dense(), answers, LAYERS), 2, N), torch.ones(N)
+        peers, x = Rated(PredictiveCoding(Dense(), LeastSquares(answers), LAYERS), 2, N), torch.ones(N)
         for _ in range(8):
             x = -x
             peers.exchange([x.clone(), x.clone()])
@@ -128,12 +128,12 @@ def test_changes_that_turn_round_are_not_predicted_by_one_answer_and_are_by_thre
 
 
 def test_in_two_phases_the_mean_of_errors_is_compressed_and_what_it_leaves_out_is_kept() -> None:
-    coding = FittedCoding(MeanFeedback(Blockwise()))
+    coding = PredictiveCoding(MeanFeedback(Blockwise()), LeastSquares())
     assert TwoPhase().fields(coding) == (SECOND,)
     assert TwoPhase() in Auto().options([coding]).topologies
 
 
-@for_each("coding", [FittedCoding(BF16()), PredictiveCoding(BF16())])
+@for_each("coding", [PredictiveCoding(BF16(), LeastSquares()), PredictiveCoding(BF16())])
 def test_a_server_that_keeps_parameters_takes_no_errors_of_predictions(coding: PredictiveCoding) -> None:
     with pytest.raises(ConfigError, match="sends errors of a prediction"):
         Star(Asynchronous()).check(coding)
@@ -146,6 +146,6 @@ def test_a_server_that_keeps_parameters_takes_no_errors_of_predictions(coding: P
 
 def test_what_would_be_lost_is_refused() -> None:
     with pytest.raises(ConfigError, match=re.escape("write ErrorFeedback for MeanFeedback")):
-        Strategy(compressor=FittedCoding(MeanFeedback(Blockwise())))
+        Strategy(compressor=PredictiveCoding(MeanFeedback(Blockwise()), LeastSquares()))
     with pytest.raises(ConfigError, match="answers=0 is not a whole number, from 1 to 8"):
-        FittedCoding(Dense(), answers=0)
+        LeastSquares(answers=0)
