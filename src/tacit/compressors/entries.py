@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Decoded, Payload, SparseEntries, Transmitted
+from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
 from tacit.kernels.dispatch import on_host
 from tacit.kernels.layout import position_bytes
 from tacit.kernels.payloads import expect_parts
@@ -30,13 +30,17 @@ AT_ONCE = 8
 
 
 @dataclass(frozen=True)
-class Entries(SparseEntries):
+class Entries(OneShot):
     """Send some entries: what `write` makes of their values, and last in the payload their positions.
 
     Positions take 4, or about 2.1, 1.1 or n / 8k bytes each, as `kernels.layout` says; n and k decide.
     """
 
     sliceable: ClassVar[bool] = True
+
+    @abstractmethod
+    def most(self, numel: int) -> int:
+        """How many entries of a tensor of `numel` may be sent, for which there is room."""
 
     @abstractmethod
     def choose(
@@ -88,8 +92,11 @@ class Entries(SparseEntries):
 
     @property
     def exact(self) -> bool:
-        """Whether the chosen entries are sent without rounding."""
+        """Whether the chosen entries are sent without rounding: a payload then is (values, positions)."""
         return False
+
+    def exact_entries(self, numel: int) -> int | None:
+        return self.most(numel) if self.exact else None
 
     def check(self, payload: Payload, out: Tensor) -> None:
         """Expects positions in as many bytes as they take; of exact entries, also their number."""

@@ -48,7 +48,6 @@ from tacit.contracts.special import (
     AddingCodec,
     Decoded,
     MixingCompressor,
-    SparseEntries,
 )
 from tacit.contracts.topology import (
     ByLinks,
@@ -115,7 +114,6 @@ __all__ = [
     "ServerTopology",
     "Spans",
     "Sparse",
-    "SparseEntries",
     "State",
     "Sync",
     "Topology",

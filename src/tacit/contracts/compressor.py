@@ -344,6 +344,13 @@ class OneShot(Compressor):
         for payload in payloads:
             self.decode_add_(payload, out, 1 / len(payloads))
 
+    def exact_entries(self, numel: int) -> int | None:
+        """How many of `numel` entries a payload has as they are: it is (values, positions); None: it is not.
+
+        Positions are packed as `kernels.positions` says.
+        """
+        return None
+
     def may_overflow(self, payload: Payload) -> bool | None:
         """Whether the payload shows that an entry may be infinite; None: its floating-point parts show it."""
         return None

@@ -28,19 +28,6 @@ class MixingCompressor(Compressor):
     """Whether it adds up what neighbours send, so that all rounds must be in the same graph."""
 
 
-class SparseEntries(OneShot):
-    """A codec of some entries, whose positions are the last tensor of a payload (see `kernels.positions`)."""
-
-    @property
-    @abstractmethod
-    def exact(self) -> bool:
-        """Whether the entries arrive as they are: a payload then is (values, positions)."""
-
-    @abstractmethod
-    def most(self, numel: int) -> int:
-        """How many entries of a tensor of `numel` may be sent, for which there is room."""
-
-
 class AddingCodec(OneShot):
     """A codec whose kernel decodes payloads and adds them up in one pass over memory."""
 

@@ -217,11 +217,11 @@ class ServerTopology(Topology):
 
     takes_variable_length: ClassVar[bool] = True
 
-    consistency: object
-    pull: Compressor | None
-    optimizer: Literal["worker", "server"]
-    compensation: float
-    by_staleness: bool
+    consistency: object = None
+    pull: Compressor | None = None
+    optimizer: Literal["worker", "server"] = "worker"
+    compensation: float = 0.0
+    by_staleness: bool = False
 
     @property
     @abstractmethod

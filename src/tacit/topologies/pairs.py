@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -74,13 +74,6 @@ class Pairs(PairTopology):
     allow_lost: bool = False
     group_size: int | None = 2
     global_every: int = 0
-
-    # What a parameter server may do besides: nothing of it here.
-    consistency: None = field(default=None, init=False, repr=False)
-    pull: None = field(default=None, init=False, repr=False)
-    optimizer: Literal["worker"] = field(default="worker", init=False, repr=False)
-    compensation: float = field(default=0.0, init=False, repr=False)
-    by_staleness: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         checks.one_of("graph", self.graph, get_args(PairGraph))

@@ -20,7 +20,6 @@ from tacit.contracts import (
     ReduceEncoded,
     Request,
     Sparse,
-    SparseEntries,
     State,
     Topology,
     Transmitted,
@@ -88,8 +87,8 @@ def _entries(codec: OneShot, numel: int) -> int | None:
     """How many entries the codec sends; None where its payloads add up."""
     if codec.additive:
         return None
-    if isinstance(codec, SparseEntries) and codec.exact:
-        return codec.most(numel)
+    if (count := codec.exact_entries(numel)) is not None:
+        return count
     raise ConfigError(
         f"{codec} does not send entries as they are, so that GlobalTopK cannot add up and choose among "
         "them: write TopK(ratio=...) with values=Dense(), or topology=Flat()"
