@@ -21,10 +21,16 @@ from tacit import _moved
 @cache
 def homes(package: str) -> dict[str, str]:
     """The names of a package, in the order of its lines, each with the module that has it."""
-    tree = ast.parse(inspect.getsource(sys.modules[package]))
+    tree = ast.parse(inspect.getsource(import_module(package)))
     blocks = [each for each in tree.body if isinstance(each, ast.If)]
     lines = [line for each in blocks for line in each.body if isinstance(line, ast.ImportFrom)]
     return {alias.asname or alias.name: str(line.module) for line in lines for alias in line.names}
+
+
+def load_all(package: str) -> None:
+    """Load what a package has names of: for what looks at all of its classes, say."""
+    for module in homes(package).values():
+        import_module(module)
 
 
 class _Package(ModuleType):
@@ -34,6 +40,9 @@ class _Package(ModuleType):
         if isinstance(value, ModuleType) and name in homes(self.__name__):
             value = getattr(value, name)
         super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *homes(self.__name__)})
 
 
 def on_first_use(package: str) -> Callable[[str], Any]:

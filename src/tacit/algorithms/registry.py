@@ -19,7 +19,7 @@ from tacit.algorithms.text import alternatives, parameters, split_text, typed
 from tacit.compressors.dense import Dense
 from tacit.contracts import Compressor
 from tacit.errors import ConfigError, unknown
-from tacit.exports import homes
+from tacit.exports import homes, load_all
 from tacit.strategy import AnyStrategy, Strategy
 
 Family: TypeAlias = Literal[
@@ -94,8 +94,7 @@ def _rows() -> dict[str, str]:
 
 @cache
 def _load_all() -> None:
-    for module in _rows().values():
-        import_module(module)
+    load_all(__name__.rpartition(".")[0])
     for table in (_builds, _entries):
         for name in sorted(table, key=known().index):
             table[name] = table.pop(name)  # type: ignore[assignment]

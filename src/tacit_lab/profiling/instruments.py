@@ -12,8 +12,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from tacit import algorithms, compressors, merges, topologies
 from tacit.contracts import Compressor, Merge, OneShot, Topology
+from tacit.exports import load_all
 from tacit.session.bucket_exchange import BucketExchanges
 from tacit_lab.profiling.stages import StageClock
 
@@ -74,12 +74,14 @@ GENERATORS: Mapping[type, Mapping[str, str]] = {
     BucketExchanges: {"open": "exchange of a bucket,"},
 }
 """The same of methods that make generators; the name of the class follows."""
-# All such classes of tacit are there once these are imported.
-_HOMES = (algorithms, compressors, merges, topologies)
+_HOMES = ("tacit.algorithms", "tacit.compressors", "tacit.merges", "tacit.topologies")
+"""Where such classes are."""
 
 
 def replace(clock: StageClock) -> None:
     """Time all of these, from now on; to be called once, in a process that is profiled to its end."""
+    for package in _HOMES:
+        load_all(package)
     for path, stage in FUNCTIONS.items():
         home, _, name = path.rpartition(".")
         module = import_module(f"tacit.{home}")

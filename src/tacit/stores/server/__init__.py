@@ -11,7 +11,7 @@ A server is a process of its own, started by `python -m tacit.stores.server`:
 
 A worker reaches it by:
 
-* `placement`: which server holds which parameters; `transport`: the transport of a strategy with servers;
+* `placement`: which server holds which parameters; `joining`: how workers join; `transport`: how they ask;
 * `client`: the connection to one server; `connecting`: how it is made; `chunking`: long pushes in parts.
 
 Both ends speak `protocol` (frames) and `messages` (what stands in them, read by `encoding`).
