@@ -60,3 +60,44 @@ def test_adam_never_has_less_than_the_least_variance(betas: tuple[float, float])
     for g in worst:
         m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
     assert v == pytest.approx(least_variance(*betas) * m * m, rel=1e-3)
+
+
+def frozen(fused: bool = False) -> tuple[nn.Parameter, AdamW, FrozenAdam]:
+    """After five steps by a gradient of ones, the last two of them with the variance kept."""
+    row, losses = nn.Parameter(torch.zeros(4)), list[Tensor]()
+    optimizer = AdamW([row], lr=LR, betas=(0.9, 0.95), fused=fused)
+    taken = FrozenAdam(Momentum(0.9, freeze_step=3), [optimizer], {"row": row})
+    taken.take(lambda: len(losses))
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = row.sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss)
+    return row, optimizer, taken
+
+
+def test_a_step_that_a_scaler_leaves_out_is_none_of_adams() -> None:
+    (row, optimizer, _), (other, plain, _) = frozen(fused=True), frozen(fused=True)
+    optimizer.found_inf = torch.tensor(1.0)  # type: ignore[attr-defined]
+    optimizer.step()
+    optimizer.found_inf = torch.tensor(0.0)  # type: ignore[attr-defined]
+    for each in (optimizer, plain):
+        each.step()
+    assert torch.equal(row, other)
+    assert torch.equal(optimizer.state[row]["exp_avg_sq"], plain.state[other]["exp_avg_sq"])
+
+
+def test_a_step_that_raises_leaves_the_variance_as_it_was() -> None:
+    (row, optimizer, taken), (other, plain, theirs) = frozen(), frozen()
+
+    def interrupted(*_: object) -> None:
+        raise RuntimeError("a hook of the user's")
+
+    optimizer.register_step_pre_hook(interrupted)
+    with pytest.raises(RuntimeError, match="of the user's"):
+        optimizer.step()
+    taken.restore()
+    theirs.restore()
+    assert optimizer.param_groups[0]["betas"] == plain.param_groups[0]["betas"] == (0.9, 0.95)
+    assert torch.equal(optimizer.state[row]["exp_avg_sq"], plain.state[other]["exp_avg_sq"])

@@ -83,6 +83,7 @@ class FrozenAdam(KeepingVariance, Taken):
             self._release(optimizer)
             return None
         scale = getattr(optimizer, "grad_scale", None)
+        squared = 1.0 if scale is None else float(scale) ** 2
         found, momenta, floors, shares = list[Kept](), [], [], []
         for group, p, name in self._parameters(optimizer):
             if p.grad is None and variance_of(p, optimizer) is None:
@@ -91,11 +92,10 @@ class FrozenAdam(KeepingVariance, Taken):
             if p.grad is None:
                 continue
             beta = group["betas"][1]
-            least = least_variance(self.momentum.factor, beta)
             share = 1 - beta**kept.steps  # Adam corrects it; where nothing is left to correct, it is kept
             found.append(kept)
             momenta.append(p.grad)
-            floors.append(least if scale is None else least / float(scale) ** 2)
+            floors.append(least_variance(self.momentum.factor, beta) / squared)
             shares.append(share if share < 1 - 2**-25 else 1.0)
         self._set_beta(optimizer, 0.0)
         return self._raise(found, momenta, floors, shares)

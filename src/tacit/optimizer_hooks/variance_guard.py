@@ -138,7 +138,8 @@ class KeepingVariance(VarianceGuard):
             return None
         there, copies = [kept.there for kept in found], [kept.copy for kept in found]
         raise_to_squares_(copies, there, gradients, floors)
-        multiply_each_(there, shares)
+        if any(share != 1.0 for share in shares):
+            multiply_each_(there, shares)
 
         def undo(stepped: bool) -> None:
             copy_each_(there, copies)
