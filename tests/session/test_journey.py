@@ -15,9 +15,9 @@ from tacit.stores.server.process import ServerProcess
 SECRET = "a secret of the tests alone"
 SCRIPT = Path(__file__).with_name("journey.py")
 JOURNEYS = {
-    "a bucket": ("topk", "backward", (46, 330, 110)),
-    "a round": ("lowbit", "step", (61, 490, 140)),
-    "a push": ("ps-topk", "backward", (53, 360, 112)),
+    "a bucket": ("topk", "backward", (45, 320, 108)),
+    "a round": ("lowbit", "step", (62, 485, 144)),
+    "a push": ("ps-topk", "backward", (52, 352, 111)),
 }
 """What is counted, in which part of a step, and the most files, calls and crossings between packages.
 
