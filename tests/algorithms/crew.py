@@ -28,7 +28,7 @@ LR = 0.1
 
 @dataclass
 class Replica:
-    """One rank; also what `hooks.checkpoint` keeps of a level."""
+    """One rank; also what `tacit.checkpoint` keeps of a level."""
 
     named: dict[str, Tensor]
     session: Session

@@ -75,7 +75,7 @@ class AtServer:
 
 @dataclass
 class Member:
-    """One rank; also what `hooks.checkpoint` keeps of a level."""
+    """One rank; also what `tacit.checkpoint` keeps of a level."""
 
     module: nn.Module
     session: Session
