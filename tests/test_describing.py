@@ -8,7 +8,8 @@ import torch
 import tacit
 from cases import for_each
 from tacit.algorithms import ALGORITHMS, parse
-from tacit.session import Session, one_line
+from tacit.session import Session
+from tacit.session.description import one_line
 from tacit.strategy import Strategy
 from tacit.topologies import Flat, TwoPhase
 from tacit.transports.loopback import Loopback, LoopbackTransport

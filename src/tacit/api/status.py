@@ -8,7 +8,7 @@ from tacit.kernels.dispatch import find_backend
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks.taken_momentum import Taken
-from tacit.session import one_line
+from tacit.session.description import one_line
 from tacit.transports.process_groups import backend_of
 
 

@@ -1,8 +1,7 @@
 """A strategy at work: its buckets and their states, its rounds, its lane, its numbers."""
 
-from tacit.session.description import one_line
 from tacit.session.rounds import PendingRound
 from tacit.session.session import Session
 from tacit.session.stats import RoundRecord, in_turn, joined
 
-__all__ = ["PendingRound", "RoundRecord", "Session", "in_turn", "joined", "one_line"]
+__all__ = ["PendingRound", "RoundRecord", "Session", "in_turn", "joined"]

@@ -13,11 +13,9 @@ from torch import Tensor
 
 from tacit.contracts import WORLD, Outcome, Request, ScheduleState, Transport
 from tacit.exchange.driver import drive
-from tacit.exchange.halves import Halves
 from tacit.exchange.lane import Job
 from tacit.session.bucket_exchange import BucketExchanges, DeviceExchanges
 from tacit.session.buckets import Bucket, Policy, StateSlice, fitting
-from tacit.session.description import detail, sentence
 from tacit.session.health.device_notes import BucketHealth
 from tacit.session.health.failure import SessionFailure
 from tacit.session.health.nonfinite import NonfiniteChecks
@@ -32,6 +30,7 @@ from tacit.session.topology_choice import choose
 from tacit.strategy import Strategy
 
 if TYPE_CHECKING:
+    from tacit.exchange.halves import Halves
     from tacit.session.device_rounds import DeviceRounds
 
 T = TypeVar("T")
@@ -368,11 +367,15 @@ class Session:
     @property
     def summary(self) -> str:
         """What is really at work, in a few words."""
+        from tacit.session.description import sentence
+
         has_feedback = any(self.store.residuals(name) for bucket in self.buckets for name in bucket.names)
         return sentence(self.strategy, self.buckets, has_feedback)
 
     def describe(self) -> list[str]:
         """What is really at work, in lines: the strategy, why this topology, and each bucket."""
+        from tacit.session.description import detail
+
         sent = [cost.sent.total() for cost in self.store.costs]
         return list(detail(self.strategy, self.choice, self.buckets, sent))
 
