@@ -217,10 +217,16 @@ def spiked(algorithm: str, way: str) -> tuple[torch.Tensor, dict[str, Any]]:
 
 @check
 def a_discarded_step_leaves_no_trace() -> None:
-    for algorithm, way in (
-        *((each, "discarded") for each in DISCARDED),
-        *((each, "cleared") for each in CLEARED),
-    ):
+    leave_no_trace(DISCARDED, "discarded")
+
+
+@check
+def gradients_that_are_cleared_leave_no_trace() -> None:
+    leave_no_trace(CLEARED, "cleared")
+
+
+def leave_no_trace(algorithms: tuple[str, ...], way: str) -> None:
+    for algorithm in algorithms:
         with patch("tacit.gradients.backwards._log.warning") as warning:
             (wanted, kept), (found, has) = (spiked(algorithm, each) for each in ("", way))
         assert not any("without optimizer.step" in call.args[0] for call in warning.call_args_list), algorithm
