@@ -328,7 +328,7 @@ main()
     ("argv", "out", "encoding", "code", "says"),
     [
         ([*TACIT, "list"], "/dev/full", "utf-8", 1, "tacit: what it prints cannot be written: No space left"),
-        ([sys.executable, "-m", "tacit", "list"], "/dev/null", "ascii", 0, ""),
+        ([sys.executable, "-m", "tacit_lab", "list"], "/dev/null", "ascii", 0, ""),
         ([sys.executable, "-c", INTERRUPTED], "/dev/null", "utf-8", 130, "tacit: stopped by SIGINT\n"),
     ],
 )

@@ -139,7 +139,7 @@ def test_a_rank_that_is_alone_in_a_call_is_an_error_that_names_it(
             "comparing the arguments of tacit.attach, which all ranks",
         ),
         ("adpsgd", "tacit.stores.pairs.joining._Door.missing", "while ranks attached: "),
-        ("ddp", "tacit.api.attached.measured_links", ""),
+        ("ddp", "tacit.levels.node_layout.measured_links", ""),
     ],
 )
 def test_it_is_named_also_where_ranks_attach(
