@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -40,6 +40,8 @@ class AccumulationCheck:
         named: the parameters.
         scaled: whether a GradScaler may pass over a step.
         unseen: whether the optimizer's steps cannot be observed.
+        take_back: has all be as if what was exchanged and then cleared had not been; None where that is not
+            possible, which a warning says once.
     """
 
     def __init__(
@@ -49,9 +51,10 @@ class AccumulationCheck:
         named: Mapping[str, Tensor],
         scaled: bool,
         unseen: bool = False,
+        take_back: Callable[[], None] | None = None,
     ) -> None:
         self._session, self._named = session, named
-        self._told, self._unseen = scaled or unseen, unseen
+        self._told, self._unseen, self._take_back = scaled or unseen, unseen, take_back
         self._exchanged = self._looking = self._discarded = False
         self._watching: list[RemovableHandle] = []
         self._handle = model.register_forward_pre_hook(OnlyHere(self._before_forward))
@@ -114,13 +117,16 @@ class AccumulationCheck:
                 f"the last{self._or_else}"
             )
         self._exchanged = False
-        if not self._told and not discarded:
+        if discarded:
+            return
+        if self._take_back is not None:
+            self._take_back()
+        elif not self._told:
             self._told = True
             _log.warning(
                 "the gradients of step %d were exchanged and cleared without optimizer.step: the residuals "
                 "of %r hold a part of them, which will be sent all the same. Where a step takes two passes, "
-                "as SAM's does, compute the first inside `with model.no_sync():`. To leave a batch out, call "
-                "session.discard() on every rank before you clear them",
+                "as SAM's does, compute the first inside `with model.no_sync():`",
                 *(step, self._session.strategy.name),
             )
 

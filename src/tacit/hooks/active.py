@@ -144,9 +144,7 @@ class ActiveStrategy:
         wrong = mistimed(self.options, self.levels, backwards, half) or no_wish(wish)
         if not agreed(self.failures, self.levels[-1].session.step, wrong is None and bool(wish), wrong):
             return False
-        for level in self.levels:
-            level.discard()
-        self._hooks.discarded()
+        self._hooks.discard()
         return True
 
     def check_called(self) -> None:

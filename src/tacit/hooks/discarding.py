@@ -23,12 +23,13 @@ def refuse_discard(options: AttachOptions, levels: Sequence[Level]) -> None:
     Raises:
         AttachError: says what to write.
     """
-    why = _why_not(options, levels)
+    why = why_not(options, levels)
     if why is not None:
         raise AttachError(f"{options.strategy.name!r} cannot discard a step here: {why}")
 
 
-def _why_not(options: AttachOptions, levels: Sequence[Level]) -> str | None:
+def why_not(options: AttachOptions, levels: Sequence[Level]) -> str | None:
+    """Why a step cannot be taken back; None: it can. The same on all ranks."""
     near, server = levels[0].strategy, levels[0].strategy.server
     if not options.optimizers and not options.leaves_ddp_alone:
         return "without an optimizer the end of a backward counts as the step: give attach the optimizer"

@@ -20,6 +20,7 @@ from tacit.hooks.ddp import (
     no_exchange,
     plain_mean,
 )
+from tacit.hooks.discarding import why_not
 from tacit.hooks.epochs import BackwardPasses
 from tacit.hooks.forward_steps import ForwardSteps
 from tacit.hooks.frozen_check import FrozenCheck
@@ -177,7 +178,11 @@ class StepHooks:
         answer: Answer = near.gradient or no_exchange
         if near.gradient is not None and options.ddp is not None and self._refuses_sums():
             scaled, unseen = self._scaled is not None, not options.optimizers
-            self._accumulating = AccumulationCheck(options.ddp, near.session, options.named, scaled, unseen)
+            possible = not near.session.config.in_stream and why_not(options, self._levels) is None
+            self._accumulating = AccumulationCheck(
+                *(options.ddp, near.session, options.named, scaled, unseen),
+                self._take_back if possible else None,
+            )
             self._undo.append(self._accumulating.close)
             stepped = self._accumulating.stepped
             for each in options.optimizers:  # one of several may step more seldom
@@ -231,11 +236,16 @@ class StepHooks:
         """The error for which this rank did not take its last step."""
         return None if self._seen is None else self._seen.refused
 
-    def discarded(self) -> None:
-        """To be called in place of a step that is discarded."""
-        self.backwards.stepped()
+    def discard(self) -> None:
+        """Take back the step that is under way; its gradients are to be cleared."""
+        self._take_back()
         if self._accumulating is not None:
             self._accumulating.discarded()
+
+    def _take_back(self) -> None:
+        for level in self._levels:
+            level.discard()
+        self.backwards.stepped()
         if self._passes is not None:
             self._passes.discarded()
 
