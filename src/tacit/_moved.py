@@ -18,7 +18,7 @@ MOVED = {
     "tacit.cli": "tacit_lab.cli",
     "tacit.compressors.LowBitPowerSGD": "tacit.compressors.QuantizedPowerSGD",
     "tacit.foresight": "tacit.planning",
-    "tacit.hooks": "tacit, or tacit.api with its neighbours",
+    "tacit.hooks": "tacit",
     "tacit.lab": "tacit_lab",
     "tacit.pairs": "tacit.stores.pairs",
     "tacit.parameter_server": "tacit.stores.server",

@@ -23,6 +23,7 @@ from tacit.algorithms import old_texts
         ("mp2:form=paper", "mp2"),
         ("mp2:form=paper,budget=0.2,predictor=own", "mp2:budget=0.2,predictor=own"),
         ("mp2:form=paper,bits=3", "lowbit:bits=3"),
+        ("mp2:budget=0.2,bits=3", "lowbit:bits=3"),
     ],
 )
 def test_what_had_another_meaning_is_refused_with_what_to_write(text: str, now: str) -> None:

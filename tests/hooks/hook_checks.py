@@ -74,7 +74,12 @@ def resumed(algorithm: str, before: int, after: int, file: Path) -> tuple[Tensor
     for name, each in {"model": again.module, "optimizer": other, "tacit": state}.items():
         each.load_state_dict(saved[name])
     steps(again, other, after, seed=2)
-    assert state.metrics()["steps"] == before + after
+    numbers = state.metrics()
+    assert numbers["steps"] == before + after
+    whole = (
+        2 * (dist.get_world_size() - 1) / dist.get_world_size() * sum(p.nbytes for p in again.parameters())
+    )
+    assert numbers["ddp_bytes_out"] == whole * after, "of the steps of this session"
     state.close()
     return flat(model), flat(again)
 

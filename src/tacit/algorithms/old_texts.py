@@ -23,7 +23,8 @@ def check_mp2(pairs: Mapping[str, str]) -> None:
     ours = OURS & pairs.keys() or pairs.get("predictor") in ("last", "least-squares")
     if ours or "form" in pairs:
         name = "mp2" if pairs.get("form") == "paper" and not ours else "lowbit"
-        rest = ",".join(f"{key}={value}" for key, value in pairs.items() if key != "form")
+        known = OURS | {"sync_every", "predictor"} if name == "lowbit" else pairs.keys() - {"form"}
+        rest = ",".join(f"{key}={value}" for key, value in pairs.items() if key in known)
         raise ConfigError(
             "mp2 is the paper's method alone now, and what it was by default before is lowbit: "
             f"write {':'.join(filter(None, (name, rest)))}"

@@ -218,11 +218,12 @@ class Attached:
     def metrics(self) -> dict[str, float]:
         """This rank's numbers since the session began.
 
-        * `steps`, and `rounds`; `void_rounds`: of these, how many came to nothing, as a scaled gradient
-          overflowed or the step was discarded;
+        * `steps`, also those before a checkpoint that was loaded; `rounds`; `void_rounds`: of these, how many
+          came to nothing, as a scaled gradient overflowed or the step was discarded;
         * `bytes_out`: sent by this rank in training, by the formulas of the collectives; `ddp_bytes_out`:
-          what DDP's own all-reduce would have sent of a rank in as many steps; `compression`: how many times
-          as much that is. `closing_bytes_out`: sent by closing the session, where replicas are averaged;
+          what DDP's own all-reduce would have sent of a rank in the session's own steps; `compression`: how
+          many times as much that is. `closing_bytes_out`: sent by closing the session, where replicas are
+          averaged;
         * `exchange_seconds`: how long a round was under way; `exposed_seconds`: of these, how long training
           waited; `compute_share`: the share of the time between rounds that was not spent waiting;
         * `lag`: how many steps after the start of its round an answer was applied, on average.

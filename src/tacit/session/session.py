@@ -205,6 +205,7 @@ class Session:
 
     def resume(self, step: int, round: int, schedule_state: ScheduleState) -> None:
         """Count on from there."""
+        self.stats.resumed(step - self.step)
         self.step = step
         self.pending.resume(round)
         self.schedule.set_state(schedule_state, step)

@@ -123,6 +123,7 @@ class CommStats:
         self.steps: deque[tuple[int, float]] = deque([(0, time.perf_counter())], maxlen=KEPT + 1)
         self.totals = Totals()
         self.closing = False
+        self._before = 0
         self._last_end: float | None = None
 
     def begin_closing(self) -> None:
@@ -178,6 +179,10 @@ class CommStats:
         """This rank has sent so many bytes."""
         self.totals.send(bytes_out, self.closing)
 
+    def resumed(self, steps: int) -> None:
+        """So many steps were taken by the training that is gone on with: their bytes are not counted here."""
+        self._before += steps
+
     def applied(self, lag: int) -> None:
         """An answer was applied, so many steps after its round had left."""
         self.totals.apply(lag)
@@ -189,7 +194,7 @@ class CommStats:
         """
         totals = self.totals
         share = totals.exposed_when_apart / totals.apart_seconds if totals.apart_seconds else 0.0
-        dense = dense_bytes * steps
+        dense = dense_bytes * (steps - self._before)
         return {
             "steps": steps,
             "rounds": totals.rounds,
