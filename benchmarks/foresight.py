@@ -84,7 +84,7 @@ def rank_main(model: str, arms: Sequence[str], quick: bool) -> None:
     from arms import Blocks, Trainer, ranks, timed
     from tacit.algorithms import parse
     from tacit.levels.node_layout import read_nodes
-    from tacit.planning.step_profile import SKIPPED, STEPS, take
+    from tacit.planning.step_profiler import SKIPPED, STEPS, take
     from tacit.planning.step_timer import StepTimer
     from tacit.planning.strategy_costs import measured_cost
     from tacit.transports.probing import measure
@@ -148,7 +148,7 @@ def measure_setting(model: str, cluster: str, quick: bool) -> list[dict[str, Any
     """One model on one cluster: a row an arm."""
     from tacit.algorithms import parse
     from tacit.links import Links
-    from tacit.planning.prediction import predict
+    from tacit.planning.cluster_prediction import predict
     from tacit.planning.profile import Profile
     from tacit.planning.simulation import networks
 

@@ -32,7 +32,7 @@ def rank_main(nodes: str, quick: bool) -> None:
     from arms import Blocks, Trainer, ranks, timed
     from scaling import small_work
     from tacit.algorithms import parse
-    from tacit.planning.step_profile import SKIPPED, STEPS, take
+    from tacit.planning.step_profiler import SKIPPED, STEPS, take
     from tacit.planning.step_timer import StepTimer
     from tacit.planning.strategy_costs import measured_cost
 
@@ -76,7 +76,7 @@ def rows(quick: bool, script: str) -> list[dict[str, Any]]:
 
 def _by_clock(profile: Any, nodes: int, arm: str) -> dict[str, Any]:
     from tacit.algorithms import parse
-    from tacit.planning.prediction import predict
+    from tacit.planning.cluster_prediction import predict
     from tacit.planning.profile import Profile
     from tacit.planning.simulation import networks
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tacit.algorithms import parse
 from tacit.compressors import BF16, Dense, ErrorFeedback, Part, Partition, TopK
 from tacit.contracts import AxisRank, Compressor, Topology
-from tacit.session import Session, plan
+from tacit.session import Session, exchange_plan
 from tacit.session.dry_runs import RememberedRuns, unchanging
 from tacit.strategy import Strategy
 from tacit.topologies import Flat, Hierarchical, TwoPhase
@@ -28,14 +28,14 @@ TOPK = ErrorFeedback(TopK(ratio=0.1))
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The buckets that were run dry, of an empty memory."""
     found: list[int] = []
-    inner = plan.Plan._run_dry
+    inner = exchange_plan.Plan._run_dry
 
-    def run(self: plan.Plan, i: int, *rest: object) -> Cost:
+    def run(self: exchange_plan.Plan, i: int, *rest: object) -> Cost:
         found.append(i)
         return inner(self, i, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(plan, "_RUNS", RememberedRuns())
-    monkeypatch.setattr(plan.Plan, "_run_dry", run)
+    monkeypatch.setattr(exchange_plan, "_RUNS", RememberedRuns())
+    monkeypatch.setattr(exchange_plan.Plan, "_run_dry", run)
     return found
 
 
@@ -101,7 +101,7 @@ def test_what_is_remembered_is_what_is_found(
     first, count = found(), len(runs)
     remembered = found()
     assert len(runs) == count
-    monkeypatch.setattr(plan, "_RUNS", RememberedRuns())
+    monkeypatch.setattr(exchange_plan, "_RUNS", RememberedRuns())
     for one, other, anew in zip(first, remembered, found(), strict=True):
         assert one[0] == other[0] == anew[0]
         shapes = [

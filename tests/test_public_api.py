@@ -83,7 +83,7 @@ submodules = {f"tacit.{name}" for name in tacit.SUBMODULES}
 assert not submodules & {*sys.modules}
 assert {getattr(tacit, name).__name__ for name in tacit.SUBMODULES} == submodules
 assert "tacit.api" not in sys.modules
-import tacit.api.attach, tacit.attaching.active
+import tacit.api.attach, tacit.attaching.active_strategy
 assert callable(tacit.attach)"""
     done = run(code)
     assert done.returncode == 0, done.stderr

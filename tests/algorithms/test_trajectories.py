@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cases import for_each
 from tacit.algorithms import parse
-from tacit.attaching import epochs
+from tacit.attaching import epoch_length
 from tacit.compressors import Dense, ErrorFeedback, TopK
 from tacit.contracts import Merge
 from tacit.errors import AttachError, CheckpointError, ConfigError
@@ -584,16 +584,16 @@ def test_what_cannot_be_is_refused_with_what_to_write(make: Callable[[], object]
 
 
 def test_a_period_that_no_epoch_reaches_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    epochs.warn_of_long_periods(parse("localsgd:sync_every=22"), {"steps_per_epoch": 22.0})
-    epochs.warn_of_long_periods(parse("diloco:sync_every=500"), {})
+    epoch_length.warn_of_long_periods(parse("localsgd:sync_every=22"), {"steps_per_epoch": 22.0})
+    epoch_length.warn_of_long_periods(parse("diloco:sync_every=500"), {})
     assert caplog.text == ""
-    epochs.warn_of_long_periods(parse("diloco:sync_every=500"), {"steps_per_epoch": 22.0})
+    epoch_length.warn_of_long_periods(parse("diloco:sync_every=500"), {"steps_per_epoch": 22.0})
     assert "sync_every=500 is longer than an epoch of 22 steps" in caplog.text
     plateau = Strategy(subject="delta", rounds=OnPlateau(23), merge=Average())
     with pytest.raises(
         AttachError, match=r"sync_every=23 is longer than an epoch of 22 steps.*write 22 at most"
     ):
-        epochs.check(plateau, {"steps_per_epoch": 22.0})
+        epoch_length.check(plateau, {"steps_per_epoch": 22.0})
 
 
 def test_more_fragments_than_parameters_are_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 import made_training as made
 from commands import called
 from tacit.planning.profile import Profile
-from tacit.planning.step_profile import processor
+from tacit.planning.step_profiler import processor
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "01_ddp_topk.py")
 

@@ -13,7 +13,7 @@ from tacit import algorithms
 from tacit.compressors import BF16, QSGD, Clip, Dense, ErrorFeedback, Scheduled
 from tacit.contracts import AllReduce, Compressor, Context, Exchange, Matrix, Outcome, Request
 from tacit.errors import ConfigError, RoundError
-from tacit.exchange.combinators import leaves
+from tacit.exchange.joined_requests import leaves
 from tacit.prediction import Predicted
 from tacit.prediction.budget import Subset
 from tacit.prediction.extrapolation import Linear, Stale

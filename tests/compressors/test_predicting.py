@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tacit import algorithms
 from tacit.contracts import AxisRank, Context, Matrix
-from tacit.prediction import Predicted, predicted
+from tacit.prediction import Predicted, partly_sent
 from tacit.prediction.entry_history import ROUNDS
 from tacit.prediction.extrapolation import Exponential, Linear, Persistent, Stale
 from tacit.prediction.gain import KEPT, gains, judged
@@ -20,7 +20,7 @@ from tacit.prediction.networks import weight_files
 from tacit.prediction.networks.mp2 import MP2, MP2Network
 from tacit.prediction.networks.wnn import WNN
 from tacit.prediction.predictor import KINDS, Predictor, Seen, kind_of
-from tacit.prediction.subsets import beside
+from tacit.prediction.sent_subsets import beside
 from tacit.topologies import Flat
 from tacit.transports.meter import DryRun, run_dry
 
@@ -128,7 +128,7 @@ def test_it_predicts_from_the_rounds_in_which_an_entry_was_heard_of(
     network: MP2, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Followed by hand, entry by entry: what it was, when; and how the layer swung then and swings now."""
-    monkeypatch.setattr(predicted, "gains", lambda sums: [1.0] * len(sums))
+    monkeypatch.setattr(partly_sent, "gains", lambda sums: [1.0] * len(sums))
     peers = Default(network, shrink=0.5)
     assert isinstance(peers.mp2, Predicted)
     heard: list[list[tuple[int, float]]] = [[] for _ in range(N)]

@@ -7,7 +7,7 @@ import pytest
 from made_training import network
 from tacit.contracts import NET, NODE, WORLD
 from tacit.planning.simulation.clock import Activity, Clock, Transfer
-from tacit.transports.wire import AT_ONCE, IN_ROUNDS
+from tacit.transports.message_layout import AT_ONCE, IN_ROUNDS
 
 FREE = {"delay": 0.0, "cpu": 0.0}
 

@@ -7,7 +7,7 @@ import pytest
 import made_training as made
 from tacit.algorithms import parse
 from tacit.errors import ConfigError
-from tacit.planning.prediction import Prediction, predict
+from tacit.planning.cluster_prediction import Prediction, predict
 from tacit.planning.ranking import plan
 from tacit.planning.simulation import networks
 from tacit.planning.simulation.timeline import ENCODING, MAIN, WAITING

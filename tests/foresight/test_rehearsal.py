@@ -7,7 +7,7 @@ import torch.distributed as dist
 import made_training as made
 from tacit.algorithms import parse
 from tacit.errors import ConfigError
-from tacit.planning.prediction import refuse
+from tacit.planning.cluster_prediction import refuse
 from tacit.planning.profile import Profile
 from tacit.planning.ranking import every_algorithm, layouts
 from tacit.planning.simulation.costs import cost_on

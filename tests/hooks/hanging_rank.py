@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tacit.contracts import AllReduce
-from tacit.transports.posted import Later
+from tacit.transports.started_collectives import Later
 from tacit.transports.torch import TorchTransport
 
 KEPT: list[dist.ProcessGroup] = []

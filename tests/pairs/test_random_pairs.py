@@ -24,7 +24,7 @@ from tacit.fsdp.model import far_level
 from tacit.levels.spec import AttachSpec
 from tacit.merges import Average, ServerParams
 from tacit.overlap import Delayed
-from tacit.planning.prediction import refuse
+from tacit.planning.cluster_prediction import refuse
 from tacit.rounds import AdaComm, Cycling
 from tacit.stores.pairs import PairTransport, links, members
 from tacit.strategy import Levels, Strategy

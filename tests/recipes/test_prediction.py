@@ -16,7 +16,7 @@ from tacit.prediction.networks import weight_files
 from tacit.prediction.networks.mp2 import MP2
 from tacit.prediction.networks.wnn import WNN
 from tacit.prediction.predictor import Predictor, Seen, in_a_row
-from tacit.prediction.subsets import in_turn
+from tacit.prediction.sent_subsets import in_turn
 from tacit_lab.predictor_training import gain_search, mp2, wnn
 from tacit_lab.predictor_training.dataset import load, save
 from tacit_lab.predictor_training.evaluation import judge

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from tacit.contracts import AllGather, AllReduce, Permute, Request
-from tacit.exchange.combinators import fuse, on
+from tacit.exchange.joined_requests import fuse, on
 from tacit.transports.loopback import Loopback
-from tacit.transports.wire import nbytes, pack_, unpack
+from tacit.transports.message_layout import nbytes, pack_, unpack
 
 
 def talk(*requests: Request):

@@ -7,8 +7,8 @@ No error feedback: the rounding error is relative to each entry, 2^-9 at most.
 
 from __future__ import annotations
 
+from tacit.algorithms.named_options import AdditiveWay, way
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import AdditiveWay, way
 from tacit.compressors.cast import BF16
 from tacit.strategy import Strategy
 

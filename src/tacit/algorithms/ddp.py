@@ -9,8 +9,8 @@ is a power of two.
 
 from __future__ import annotations
 
+from tacit.algorithms.named_options import AdditiveWay, way
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import AdditiveWay, way
 from tacit.strategy import Strategy
 
 

@@ -29,8 +29,8 @@ from __future__ import annotations
 
 from tacit import checks
 from tacit.algorithms.codecs import of_bits
+from tacit.algorithms.named_options import AdditiveWay, staggered, way
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import AdditiveWay, staggered, way
 from tacit.merges import OuterStep
 from tacit.rounds import Every
 from tacit.strategy import Strategy

@@ -25,8 +25,8 @@ from typing import Literal
 
 from tacit import checks
 from tacit.algorithms.codecs import of_bits
+from tacit.algorithms.named_options import staggered
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import staggered
 from tacit.contracts import NODE, Overlap, Rounds
 from tacit.merges import Average
 from tacit.overlap import Bucketwise

@@ -17,8 +17,8 @@ some sends half of its entries in a round; momentum is the optimizer's. `sign` h
 
 from __future__ import annotations
 
+from tacit.algorithms.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, way
 from tacit.compressors.sign import Sign
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy

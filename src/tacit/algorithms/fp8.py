@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from tacit.algorithms.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, way
 from tacit.compressors.cast import FP8
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy

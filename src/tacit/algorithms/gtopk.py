@@ -20,7 +20,7 @@ DGC's.
 from __future__ import annotations
 
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.warming import warmed_up
+from tacit.algorithms.warmups import warmed_up
 from tacit.compressors.topk import TopK
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.contracts import Compressor

@@ -41,7 +41,7 @@ from tacit.prediction.budget import Subset
 from tacit.prediction.extrapolation import Exponential, Linear, Stale
 from tacit.prediction.networks.mp2 import MP2
 from tacit.prediction.networks.wnn import WNN
-from tacit.prediction.predicted import Predicted
+from tacit.prediction.partly_sent import Predicted
 from tacit.prediction.predictor import Predictor
 from tacit.prediction.server_prediction import Pulled
 from tacit.rounds import Every

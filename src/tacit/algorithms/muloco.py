@@ -36,8 +36,8 @@ from dataclasses import replace
 
 from tacit.algorithms.codecs import few_bits, of_bits
 from tacit.algorithms.diloco import diloco
+from tacit.algorithms.named_options import AdditiveWay
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import AdditiveWay
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.errors import ConfigError
 from tacit.strategy import Levels, Strategy

@@ -16,8 +16,8 @@ Differences from the paper: 2^127 is the largest power.
 
 from __future__ import annotations
 
+from tacit.algorithms.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, way
 from tacit.compressors.natural import Natural
 from tacit.strategy import Strategy
 

@@ -18,8 +18,8 @@ and norms are sent densely. The paper starts with unquantized steps where the fi
 
 from __future__ import annotations
 
+from tacit.algorithms.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, way
 from tacit.compressors.onebit import OneBit
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy

@@ -30,8 +30,8 @@ then not end with m. Biases and norms are sent densely, with the same momentum.
 from __future__ import annotations
 
 from tacit import checks
+from tacit.algorithms.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, way
 from tacit.compressors.adam_momentum import AdamMomentum
 from tacit.compressors.blockwise import Blockwise
 from tacit.compressors.sign import Sign

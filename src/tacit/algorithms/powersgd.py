@@ -12,8 +12,8 @@ Differences from the paper: momentum is the optimizer's own. Vectors are sent de
 
 from __future__ import annotations
 
+from tacit.algorithms.named_options import AdditiveWay, way
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import AdditiveWay, way
 from tacit.compressors.powersgd import PowerSGD
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy

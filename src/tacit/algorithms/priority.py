@@ -18,8 +18,8 @@ from __future__ import annotations
 from typing import Literal
 
 from tacit import checks
+from tacit.algorithms.named_options import FEW_BITS, AdditiveWay, way
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import FEW_BITS, AdditiveWay, way
 from tacit.overlap import Prioritized
 from tacit.strategy import Strategy
 

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from tacit.algorithms.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, way
 from tacit.compressors.qsgd import QSGD
 from tacit.strategy import Strategy
 

@@ -16,8 +16,8 @@ closes.
 from __future__ import annotations
 
 from tacit.algorithms.codecs import of_bits
+from tacit.algorithms.named_options import AdditiveWay, way
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import AdditiveWay, way
 from tacit.merges import Average
 from tacit.rounds import ByLearningRate
 from tacit.strategy import Beside, Strategy, Variance

@@ -30,8 +30,8 @@ from __future__ import annotations
 
 from tacit import checks
 from tacit.algorithms.codecs import few_bits
+from tacit.algorithms.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, way
 from tacit.compressors.dense import Dense
 from tacit.compressors.topk import TopK
 from tacit.compressors.wrappers import ErrorFeedback

@@ -18,8 +18,8 @@ in low and high parts, not Golomb-coded; biases and norms are sent densely in th
 
 from __future__ import annotations
 
+from tacit.algorithms.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, way
 from tacit.compressors.sign import Sign
 from tacit.compressors.topk import TopK
 from tacit.compressors.wrappers import ErrorFeedback

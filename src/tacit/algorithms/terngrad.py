@@ -17,8 +17,8 @@ of scalers, as the mean is taken of decoded numbers; biases and norms are sent d
 
 from __future__ import annotations
 
+from tacit.algorithms.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, way
 from tacit.compressors.terngrad import TernGrad
 from tacit.strategy import Strategy
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 from typing import Literal
 
 from tacit import checks
+from tacit.algorithms.named_options import ADDED_UP
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import ADDED_UP
 from tacit.errors import ConfigError
 from tacit.strategy import Strategy
 from tacit.topologies.uneven import Uneven

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tacit.api import observers
-from tacit.attaching.active import ActiveStrategy
+from tacit.attaching.active_strategy import ActiveStrategy
 from tacit.attaching.step_hooks import differ_since
 from tacit.errors import AttachError, PeerLost, first_line
 from tacit.failure import exit

@@ -17,14 +17,14 @@ from torch.optim import Optimizer
 
 from tacit import checks, described
 from tacit.api.attached import Attached
-from tacit.attaching.active import ActiveStrategy
+from tacit.attaching.active_strategy import ActiveStrategy
 from tacit.attaching.requirements import fitted
 from tacit.checkpoint import saved_values
 from tacit.checkpoint.saved_values import CHOICE, refusing, state_of
 from tacit.contracts import WORLD
 from tacit.described import JSON, Duration, Whole
 from tacit.errors import AttachError, CheckpointError, ConfigError, DecisionError
-from tacit.exchange.combinators import gather
+from tacit.exchange.joined_requests import gather
 from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks.every_step import StepsHandle, behind_steps
 from tacit.planning.candidates import CandidateCheck, Candidates

@@ -10,7 +10,7 @@ from typing import Any
 from tacit.environment import DIAGNOSE, FOOTPRINT, STEP_PROFILE, TENSORBOARD
 
 _REPORTS = {FOOTPRINT: "tacit.reporting.run_report", TENSORBOARD: "tacit.reporting.tensorboard"}
-_STUDIES = {STEP_PROFILE: "tacit.planning.step_profile", DIAGNOSE: "tacit.planning.live_diagnosis"}
+_STUDIES = {STEP_PROFILE: "tacit.planning.step_profiler", DIAGNOSE: "tacit.planning.live_diagnosis"}
 """By their variables; each has `began(session)`, and reports `ended(session)`. None is loaded for nothing."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tacit.attaching.failures import Failures
 from tacit.errors import AttachError
-from tacit.gradients.backwards import linear
+from tacit.gradients.backward_checks import linear
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.torch_compat import in_join

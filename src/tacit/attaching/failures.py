@@ -12,7 +12,7 @@ from tacit.attaching.learning_rates import RateHistory
 from tacit.errors import NonFinite, PeerLost, RoundError, TacitError, first_line
 from tacit.failure.barrier import StepsReached
 from tacit.failure.detector import FailureDetector, Member, PostedCount, RankProgress
-from tacit.gradients.backwards import SyncedBackwards, untouched
+from tacit.gradients.backward_checks import SyncedBackwards, untouched
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.strategy import Strategy

@@ -16,7 +16,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from tacit.contracts import WORLD
-from tacit.exchange.combinators import average_, gather
+from tacit.exchange.joined_requests import average_, gather
 from tacit.gradients.ddp_hook import Answer, BucketFuture, after_backward
 from tacit.levels.level import Level
 from tacit.session import Session

@@ -11,11 +11,11 @@ from torch.amp import GradScaler
 from torch.optim import LBFGS
 
 from tacit import checks
-from tacit.attaching import epochs
+from tacit.attaching import epoch_length
 from tacit.contracts import WORLD
 from tacit.environment import SERVERS
 from tacit.errors import AttachError
-from tacit.gradients.backwards import refuse_join
+from tacit.gradients.backward_checks import refuse_join
 from tacit.levels.device_placement import check_backend, device_of
 from tacit.levels.spec import AttachSpec
 from tacit.model.frozen_check import refuse_sparse
@@ -283,7 +283,7 @@ def scaler(spec: AttachSpec) -> Iterator[str]:
 
 def numbers(spec: AttachSpec) -> None:
     """Epochs have lengths, and the strategy is given those that it needs."""
-    epochs.check_given(spec)
+    epoch_length.check_given(spec)
 
 
 def weight(spec: AttachSpec) -> Iterator[str]:

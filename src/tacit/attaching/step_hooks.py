@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from tacit.attaching.discarding import why_not
-from tacit.attaching.epochs import BackwardPasses
+from tacit.attaching.epoch_length import BackwardPasses
 from tacit.attaching.learning_rates import RateHistory
 from tacit.errors import AttachError
-from tacit.gradients.backwards import AccumulationCheck, SyncedBackwards, linear
+from tacit.gradients.backward_checks import AccumulationCheck, SyncedBackwards, linear
 from tacit.gradients.ddp_hook import (
     Answer,
     BucketFuture,

@@ -24,7 +24,7 @@ from tacit import described
 from tacit.checkpoint.saved_values import CHOICE, OWN_OF, SavedValues, own_text
 from tacit.errors import CheckpointError
 from tacit.session import Session
-from tacit.session.state import is_topologys
+from tacit.session.bucket_states import is_topologys
 
 KEY = re.compile(r"(?P<owner>[^/]+)/(?P<level>[0-9]{1,9})/(?P<name>.*)/(?P<field>[^/]+)")
 

@@ -28,8 +28,8 @@ from tacit.replicas.rounds_after_step import OptimizerHook
 from tacit.replicas.rounds_under_way import RANKS_OWN, UnappliedRound
 from tacit.rounds import EveryStep
 from tacit.session import Session
+from tacit.session.bucket_states import is_topologys
 from tacit.session.buckets import StateSlice, parameter_of
-from tacit.session.state import is_topologys
 from tacit.strategy import AnyStrategy, Strategy
 
 DELAYED = "delayed_mean"

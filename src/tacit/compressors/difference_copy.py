@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit.compressors.mixing import CompressedMixing
+from tacit.compressors.compressed_gossip import CompressedMixing
 from tacit.contracts import Context, Exchange, OneShot, Outcome, State
 from tacit.errors import ConfigError
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit import checks
-from tacit.compressors.mixing import CompressedMixing
+from tacit.compressors.compressed_gossip import CompressedMixing
 from tacit.contracts import Context, Exchange, Outcome, State
 
 

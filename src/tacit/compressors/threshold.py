@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.compressors import ratio
-from tacit.compressors.entries import Entries
+from tacit.compressors.sparse_entries import Entries
 from tacit.contracts import Context, Payload
 from tacit.exchange.health import refuse_overflow
 from tacit.kernels.layout import block_count

@@ -12,7 +12,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.compressors import ratio
 from tacit.compressors.dense import Dense
-from tacit.compressors.entries import Entries
+from tacit.compressors.sparse_entries import Entries
 from tacit.contracts import Context, OneShot, Payload
 from tacit.errors import ConfigError
 from tacit.kernels.layout import position_bytes

@@ -32,8 +32,8 @@ from tacit.contracts import (
     state_dtype,
 )
 from tacit.errors import ConfigError
-from tacit.exchange.combinators import fuse
 from tacit.exchange.health import finite, refuse_overflow
+from tacit.exchange.joined_requests import fuse
 
 
 def inner_state(state: State, part: str) -> dict[str, Tensor]:

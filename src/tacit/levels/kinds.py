@@ -17,7 +17,7 @@ def kind_of(strategy: Strategy) -> type[Level]:
 
         return PairLevel
     if strategy.server is not None and strategy.server.optimizer == "server":
-        from tacit.levels.stepped import SteppedLevel
+        from tacit.levels.server_steps import SteppedLevel
 
         return SteppedLevel
     if strategy.independent:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Adam, Optimizer
 
-from tacit.exchange.combinators import average_
+from tacit.exchange.joined_requests import average_
 from tacit.model.trained_model import local
 from tacit.optimizer_hooks.taken_momentum import in_memory_order
 from tacit.optimizer_hooks.variance_guard import Undo, VarianceGuard, gradient_of, variance_of, with_decay

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit.errors import AttachError, TacitError
-from tacit.gradients.backwards import SyncedBackwards, has_gradient
+from tacit.gradients.backward_checks import SyncedBackwards, has_gradient
 from tacit.model.not_copied import OnlyHere
 from tacit.optimizer_hooks.closures import closure_of
 from tacit.optimizer_hooks.every_step import before_steps

@@ -29,7 +29,7 @@ from tacit.links import Links
 from tacit.optimizer_hooks.every_step import behind_steps
 from tacit.planning.culprits import diagnosed
 from tacit.planning.diagnosis import Diagnosis, Facts, RankSteps
-from tacit.planning.step_profile import cores, machine
+from tacit.planning.step_profiler import cores, machine
 from tacit.planning.step_timer import StepTimer, StepTimes
 from tacit.planning.what_if import considered
 from tacit.timelines import Span

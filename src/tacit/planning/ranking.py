@@ -9,7 +9,7 @@ from tacit.algorithms import known, parse
 from tacit.algorithms.auto import shaped
 from tacit.algorithms.registry import ENTRIES
 from tacit.errors import ConfigError, TacitError
-from tacit.planning.prediction import Prediction, predict
+from tacit.planning.cluster_prediction import Prediction, predict
 from tacit.planning.profile import Profile
 from tacit.planning.simulation.clock import Network
 from tacit.planning.simulation.costs import without_cost

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from tacit.errors import ConfigError, TacitError
-from tacit.planning.prediction import Prediction, predict, refuse
+from tacit.planning.cluster_prediction import Prediction, predict, refuse
 from tacit.planning.profile import Profile
 from tacit.planning.ranking import BASE
 from tacit.planning.simulation.clock import Network

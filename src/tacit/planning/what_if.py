@@ -16,14 +16,14 @@ from tacit.levels.spec import AttachSpec
 from tacit.links import Links
 from tacit.model.trained_model import locals_of
 from tacit.planning.candidates import CandidateCheck
+from tacit.planning.cluster_prediction import Prediction
 from tacit.planning.diagnosis import Facts
-from tacit.planning.prediction import Prediction
 from tacit.planning.profile import Profile
 from tacit.planning.simulation import networks
 from tacit.planning.simulation.clock import Network
 from tacit.planning.simulation.rehearsal import rehearse
 from tacit.planning.step_prediction import Foreteller
-from tacit.planning.step_profile import take
+from tacit.planning.step_profiler import take
 from tacit.planning.step_timer import StepTimer
 from tacit.strategy import Accept, AnyStrategy, Strategy
 from tacit.topologies import Hierarchical

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tacit.prediction.networks.mp2 import MP2
     from tacit.prediction.networks.wnn import WNN
     from tacit.prediction.nowcaster import Nowcast
-    from tacit.prediction.predicted import Predicted
+    from tacit.prediction.partly_sent import Predicted
     from tacit.prediction.predictive_coding import PredictiveCoding
     from tacit.prediction.predictor import KINDS, Predictor, Seen, in_a_row, kind_of
     from tacit.prediction.server_prediction import Pulled

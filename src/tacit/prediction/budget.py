@@ -32,7 +32,7 @@ from tacit.errors import ConfigError
 from tacit.exchange.health import refuse_overflow
 from tacit.kernels.layout import position_bytes
 from tacit.prediction.agreement_check import MARKS
-from tacit.prediction.subsets import at_random, beside, by_layers, in_turn, placed, places, size
+from tacit.prediction.sent_subsets import at_random, beside, by_layers, in_turn, placed, places, size
 
 _log = logging.getLogger("tacit")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.contracts import Context, Matrix
 from tacit.prediction.predictor import AnswerPredictor, Layers, Past
-from tacit.prediction.subsets import size
+from tacit.prediction.sent_subsets import size
 
 KEPT = 0.9
 """The factor on earlier sums in each round."""

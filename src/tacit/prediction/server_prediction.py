@@ -13,10 +13,10 @@ from torch import Tensor
 from tacit.compressors.dense import Dense
 from tacit.contracts import Context, Exchange, OneShot, Outcome, Payload, ReduceEncoded, State
 from tacit.errors import ConfigError, PayloadError, RoundError
-from tacit.exchange.combinators import as_asked, leaves
 from tacit.exchange.health import refuse_overflow
+from tacit.exchange.joined_requests import as_asked, leaves
 from tacit.prediction.agreement_check import Mirrored
-from tacit.prediction.predicted import Predicted
+from tacit.prediction.partly_sent import Predicted
 
 NOTES = 3
 """Numbers that workers add to a push: rounds so far, the learning rate, whether everything is sent."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tacit.contracts import Request
 from tacit.errors import RoundError, of_ranks
-from tacit.exchange.combinators import gather
+from tacit.exchange.joined_requests import gather
 from tacit.replicas.outside_writes import lost_at_servers
 from tacit.replicas.replica import Replica
 from tacit.session import Session

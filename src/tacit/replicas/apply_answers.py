@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import NODE, Application, State
-from tacit.exchange.combinators import average_
+from tacit.exchange.joined_requests import average_
 from tacit.kernels import deltas
 from tacit.replicas.local_deltas import LocalDeltas
 from tacit.replicas.replica import Place, Replica, beside, largest_of_types, wide_like

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tacit.contracts import NET, NODE, AllGatherInto, AllReduce, ReduceScatter, Request
 from tacit.described import checksum
 from tacit.errors import AttachError, NonFinite
-from tacit.exchange.combinators import average_, gather
+from tacit.exchange.joined_requests import average_, gather
 from tacit.model.not_copied import ForwardSync
 from tacit.model.trained_model import TrainedModel
 from tacit.session import PendingRound, Session

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import WORLD
-from tacit.exchange.combinators import average_, gather
+from tacit.exchange.joined_requests import average_, gather
 from tacit.replicas.replica import Replica
 from tacit.session import Session
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tacit.contracts import WORLD
-from tacit.exchange.combinators import average_, gather
+from tacit.exchange.joined_requests import average_, gather
 from tacit.model.trained_model import locals_of
 from tacit.replicas.anchor_comparison import Checksums, alike
 from tacit.session import Session

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tacit.contracts import Sync
 from tacit.errors import ConfigError, of_ranks
-from tacit.exchange.combinators import gather
+from tacit.exchange.joined_requests import gather
 from tacit.session import PendingRound, Session
 from tacit.transports.process_groups import gathered
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import ASGD, LBFGS, Adafactor, NAdam, Optimizer, Rprop
 
 from tacit.errors import AttachError
-from tacit.exchange.combinators import average_, gather
+from tacit.exchange.joined_requests import average_, gather
 from tacit.model.trained_model import local
 from tacit.optimizer_hooks.frozen_adam import least_variance
 from tacit.optimizer_hooks.kept_variance import KeptVariance

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit import ranges
 from tacit.contracts import Application, Sync
-from tacit.exchange.combinators import average_
+from tacit.exchange.joined_requests import average_
 from tacit.optimizer_hooks.kept_variance import KeptVariance
 from tacit.optimizer_hooks.scaled_variance import ScaledVariance
 from tacit.replicas.anchor_comparison import AnchorComparison

@@ -1,6 +1,6 @@
 """A strategy at work: its buckets and their states, its rounds, its lane, its numbers."""
 
-from tacit.session.rounds import PendingRound
+from tacit.session.pending_rounds import PendingRound
 from tacit.session.session import Session
 from tacit.session.stats import RoundRecord, in_turn, joined
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Factors, MixingTopology, Outcome, Request
-from tacit.exchange.combinators import average_
 from tacit.exchange.health import finite
+from tacit.exchange.joined_requests import average_
+from tacit.session.bucket_states import StateStore
 from tacit.session.buckets import Bucket
+from tacit.session.exchange_plan import SessionConfig
 from tacit.session.health.device_notes import MEANS, BucketHealth
 from tacit.session.health.nonfinite import NonfiniteChecks, first_infinite
-from tacit.session.plan import SessionConfig
+from tacit.session.pending_rounds import PendingRound
 from tacit.session.rescaling import Rescaling
-from tacit.session.rounds import PendingRound
-from tacit.session.state import StateStore
 from tacit.transports.meter import counted
 
 

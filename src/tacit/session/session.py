@@ -15,16 +15,16 @@ from tacit.contracts import WORLD, Outcome, Request, ScheduleState, Transport
 from tacit.exchange.driver import drive
 from tacit.exchange.lane import Job
 from tacit.session.bucket_exchange import BucketExchanges, DeviceExchanges
+from tacit.session.bucket_states import StateStore
 from tacit.session.buckets import Bucket, Policy, StateSlice, fitting
+from tacit.session.exchange_plan import SessionConfig, SessionContext
 from tacit.session.health.device_notes import BucketHealth
 from tacit.session.health.failure import SessionFailure
 from tacit.session.health.nonfinite import NonfiniteChecks
 from tacit.session.lanes import Lanes, Open
-from tacit.session.plan import SessionConfig, SessionContext
+from tacit.session.pending_rounds import PendingRound, PendingRounds
 from tacit.session.rescaling import Rescaling
-from tacit.session.rounds import PendingRound, PendingRounds
 from tacit.session.schedule import Schedule
-from tacit.session.state import StateStore
 from tacit.session.stats import CommStats
 from tacit.session.topology_choice import choose
 from tacit.strategy import Strategy

@@ -13,8 +13,8 @@ from torch import Tensor
 from tacit.contracts import Payload, PayloadSpec, ServerTopology
 from tacit.errors import PayloadError
 from tacit.stores.protocol import FrameKind, Header
+from tacit.transports.message_layout import nbytes, pack_, unpack
 from tacit.transports.meter import like
-from tacit.transports.wire import nbytes, pack_, unpack
 
 # ---- texts --------------------------------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ from tacit.contracts import (
     Transmitted,
 )
 from tacit.errors import ConfigError
-from tacit.exchange.combinators import on, reduced, watched
 from tacit.exchange.error_feedback import encoded, transmitted
+from tacit.exchange.joined_requests import on, reduced, watched
 from tacit.topologies.on_axis import OnAxis
 
 

@@ -25,8 +25,8 @@ from tacit.contracts import (
     Transmitted,
 )
 from tacit.errors import ConfigError
-from tacit.exchange.combinators import on, reduced, watched
 from tacit.exchange.error_feedback import encoded, transmitted
+from tacit.exchange.joined_requests import on, reduced, watched
 from tacit.topologies.flat import reduce_flat
 from tacit.topologies.mixing import (
     bits_of,

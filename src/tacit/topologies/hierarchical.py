@@ -34,7 +34,7 @@ from tacit.contracts import (
     cut_factors,
 )
 from tacit.errors import ConfigError
-from tacit.exchange.combinators import average_
+from tacit.exchange.joined_requests import average_
 from tacit.topologies.auto import Auto
 from tacit.topologies.on_axis import OnAxis
 

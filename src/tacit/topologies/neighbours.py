@@ -21,8 +21,8 @@ from tacit.contracts import (
     State,
     Transmitted,
 )
-from tacit.exchange.combinators import on, reduced, watched
 from tacit.exchange.error_feedback import encoded, transmitted
+from tacit.exchange.joined_requests import on, reduced, watched
 from tacit.topologies.mixing import Mixing
 
 

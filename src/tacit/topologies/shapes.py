@@ -26,8 +26,8 @@ from tacit.contracts import (
     State,
 )
 from tacit.errors import ConfigError
-from tacit.exchange.combinators import answered, on, reduced, watched
 from tacit.exchange.health import divide_
+from tacit.exchange.joined_requests import answered, on, reduced, watched
 from tacit.topologies import schedules
 from tacit.topologies.flat import codecs_in, reduce_flat
 from tacit.topologies.link_graphs import balanced_tree

@@ -35,8 +35,8 @@ from tacit.contracts import (
     State,
 )
 from tacit.errors import ConfigError
-from tacit.exchange.combinators import as_asked, leaves, watched
 from tacit.exchange.error_feedback import encoded, transmitted
+from tacit.exchange.joined_requests import as_asked, leaves, watched
 
 # ---- consistency: when the server answers -------------------------------------------------------------
 

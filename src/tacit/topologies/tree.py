@@ -25,8 +25,8 @@ from tacit.contracts import (
     Transmitted,
 )
 from tacit.errors import ConfigError
-from tacit.exchange.combinators import on, reduced, watched
 from tacit.exchange.error_feedback import encoded
+from tacit.exchange.joined_requests import on, reduced, watched
 from tacit.kernels.layout import position_bytes
 from tacit.kernels.merge import common_positions, keep_arrived, merge_largest
 from tacit.kernels.positions import pack_positions, scatter_add_, unpack_positions

@@ -26,8 +26,8 @@ from tacit.contracts import (
     cut_factors,
 )
 from tacit.errors import ConfigError
-from tacit.exchange.combinators import on, reduced, watched
 from tacit.exchange.error_feedback import encoded
+from tacit.exchange.joined_requests import on, reduced, watched
 from tacit.topologies.flat import gathered_use, reduce_flat, two_sided
 from tacit.topologies.on_axis import OnAxis
 from tacit.topologies.variable_length import all_gathered, all_to_all

@@ -28,7 +28,7 @@ from tacit.contracts import (
     Spans,
     stage_of,
 )
-from tacit.transports.wire import ring_bytes
+from tacit.transports.message_layout import ring_bytes
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from tacit.contracts import (
     Request,
     payload_like,
 )
-from tacit.transports.wire import given_bytes, ring_bytes
+from tacit.transports.message_layout import given_bytes, ring_bytes
 
 T = TypeVar("T")
 

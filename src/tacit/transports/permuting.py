@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tacit.contracts import AxisRank, Payload, Permute
-from tacit.transports.wire import pack_, unpack
+from tacit.transports.message_layout import pack_, unpack
 
 __all__ = ["Waiters", "in_stream", "posted"]
 

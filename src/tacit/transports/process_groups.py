@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tacit import torch_compat
 from tacit.torch_compat import ShutdownNotice
-from tacit.transports.posted import Later
+from tacit.transports.started_collectives import Later
 from tacit.transports.thread_shutdown import settle
 
 Use = tuple[int, str]

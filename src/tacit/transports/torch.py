@@ -32,10 +32,18 @@ from tacit.contracts import (
 from tacit.exchange.health import divide_, measure_
 from tacit.kernels.dispatch import on_host
 from tacit.transports import pairwise, permuting, process_groups
+from tacit.transports.message_layout import (
+    AT_ONCE,
+    IN_ROUNDS,
+    empty_message,
+    nbytes,
+    pack_,
+    ring_bytes,
+    unpack,
+)
 from tacit.transports.pairwise import Pairwise, Sizes
 from tacit.transports.permuting import Waiters
-from tacit.transports.posted import Later, Now
-from tacit.transports.wire import AT_ONCE, IN_ROUNDS, empty_message, nbytes, pack_, ring_bytes, unpack
+from tacit.transports.started_collectives import Later, Now
 
 # torch 2.13 renamed it, and warns about the old name.
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

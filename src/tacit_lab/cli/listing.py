@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tacit.algorithms.measured import MeasuredGap
+    from tacit.algorithms.measured_accuracy import MeasuredGap
     from tacit.algorithms.registry import Parameter
 
 __all__ = ["command"]
@@ -38,7 +38,7 @@ def command(
 def _objects() -> list[dict[str, Any]]:
     from tacit import algorithms
     from tacit.algorithms import registry
-    from tacit.algorithms.measured import gaps_of
+    from tacit.algorithms.measured_accuracy import gaps_of
 
     return [
         {
@@ -58,7 +58,7 @@ def _table() -> Table:
 
     from tacit import algorithms
     from tacit.algorithms import registry
-    from tacit.algorithms.measured import gaps_of
+    from tacit.algorithms.measured_accuracy import gaps_of
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 1, 0), show_edge=False)
     for heading in ("algorithm", "family: what it changes, and the paper"):

@@ -116,7 +116,7 @@ def command(
     """
     from tacit.planning import ranking
     from tacit.planning.ranking import LARGEST
-    from tacit.planning.step_profile import processor
+    from tacit.planning.step_profiler import processor
     from tacit_lab.reports import plan as drawing
 
     shape = parsing.cluster(cluster, 0, planned=True)
@@ -178,7 +178,7 @@ def _profiled(
 def _predictable(texts: Sequence[str]) -> list[str]:
     """Those whose own work can be measured."""
     from tacit.algorithms import parse
-    from tacit.planning.prediction import refuse
+    from tacit.planning.cluster_prediction import refuse
 
     found = []
     for text in texts:
@@ -196,7 +196,7 @@ def _with_costs(profile: Profile, texts: Sequence[str], layouts: Sequence[tuple[
 
     from tacit.algorithms import parse
     from tacit.planning.simulation.costs import cost_on
-    from tacit.planning.step_profile import processor
+    from tacit.planning.step_profiler import processor
     from tacit.planning.strategy_costs import measured_cost
 
     torch.set_num_threads(profile.threads)

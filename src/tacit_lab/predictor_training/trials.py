@@ -25,7 +25,7 @@ from tacit import checks
 from tacit.algorithms.localsgd import localsgd
 from tacit.algorithms.mp2 import mp2
 from tacit.errors import ConfigError, NonFinite
-from tacit.prediction.predicted import Predicted, with_predictor
+from tacit.prediction.partly_sent import Predicted, with_predictor
 from tacit.prediction.predictor import PIECE, Predictor, in_a_row
 from tacit.strategy import Strategy
 from tacit_lab.predictor_training.layers import Layer, Recorder

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from tacit.contracts import NET, NODE
-from tacit.planning.prediction import Prediction
+from tacit.planning.cluster_prediction import Prediction
 from tacit.planning.ranking import ClusterPlan
 from tacit.planning.simulation.networks import FRAMES
 from tacit.planning.simulation.timeline import ENCODING, MAIN, WAITING

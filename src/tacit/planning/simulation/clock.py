@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 
 from tacit.contracts import NET, NODE
-from tacit.transports.wire import AT_ONCE, IN_ROUNDS
+from tacit.transports.message_layout import AT_ONCE, IN_ROUNDS
 
 __all__ = ["Activity", "Clock", "Network", "Transfer"]
 

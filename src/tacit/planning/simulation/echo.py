@@ -31,7 +31,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.health import divide_
-from tacit.transports.wire import empty_message, pack_, unpack
+from tacit.transports.message_layout import empty_message, pack_, unpack
 
 __all__ = ["EchoTransport", "Layout"]
 

@@ -12,7 +12,7 @@ from tacit.planning.profile import Profile
 from tacit.planning.simulation.echo import Layout
 from tacit.replicas.fragments import fragments
 from tacit.session.buckets import divided, fitting, group_names, most_bytes
-from tacit.session.plan import Coordinate, Plan, SessionContext
+from tacit.session.exchange_plan import Coordinate, Plan, SessionContext
 from tacit.session.topology_choice import choose
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.meter import DryRun, SentMessage

@@ -26,7 +26,8 @@ class BucketHealth:
 
     Attributes:
         overflow: one number, the largest magnitude of what may overflow on this rank.
-        finite_probe: the largest magnitudes of what this rank gives to its means; see `combinators.watched`.
+        finite_probe: the largest magnitudes of what this rank gives to its means (`watched`, in
+            exchange/joined_requests.py).
     """
 
     def __init__(self, bucket: Bucket, nonfinite_flags: Tensor, ranks: int, me: int) -> None:

@@ -10,9 +10,9 @@ from torch import Tensor
 from tacit.errors import NonFinite
 from tacit.exchange.health import divide_, finite
 from tacit.session.buckets import Bucket
+from tacit.session.exchange_plan import SessionConfig
 from tacit.session.health.device_notes import MEANS
 from tacit.session.health.nonfinite_origin import Origin, beginnings, decode, encode
-from tacit.session.plan import SessionConfig
 
 SCALER_HINT = ". With a GradScaler, write attach(..., scaler=scaler): such a step is then passed over"
 

@@ -20,10 +20,10 @@ from tacit.stores.client.transport import ServerGroup, StarTransport
 from tacit.stores.messages import OptimizerSpec, ParameterSpec, RunSpec
 from tacit.stores.secret import Secret
 from tacit.strategy import Strategy
+from tacit.transports.message_layout import nbytes
 from tacit.transports.meter import like
 from tacit.transports.process_groups import gathered
 from tacit.transports.torch import TorchTransport
-from tacit.transports.wire import nbytes
 
 Addresses = Sequence[tuple[str, int]]
 

@@ -24,7 +24,7 @@ from tacit.contracts import (
     state_dtype,
 )
 from tacit.session.buckets import Bucket, StateSlice, group_names, named_state, topology_state
-from tacit.session.plan import Coordinate, Plan, SessionContext
+from tacit.session.exchange_plan import Coordinate, Plan, SessionContext
 from tacit.transports.meter import DryRun
 
 Fields = dict[tuple[str, str], StateSlice]

@@ -22,7 +22,7 @@ from tacit.prediction.entry_history import FIELDS, SWINGS, ReceivedHistory, firs
 from tacit.prediction.extrapolation import Stale
 from tacit.prediction.gain import SUMS, gains, judged
 from tacit.prediction.predictor import ROUNDS, Predictor, Seen, kind_of
-from tacit.prediction.subsets import size
+from tacit.prediction.sent_subsets import size
 
 _log = logging.getLogger("tacit")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tacit.attaching import epochs
+from tacit.attaching import epoch_length
 from tacit.attaching.agreement import agree
 from tacit.attaching.assembly import levels_of, links_for
 from tacit.attaching.failures import Failures
@@ -19,7 +19,7 @@ from tacit.contracts import LinkRates
 from tacit.errors import AttachError, CheckpointError, TacitError
 from tacit.failure import exit
 from tacit.failure.bounded_store import host_store, store_host
-from tacit.gradients.backwards import SyncedBackwards
+from tacit.gradients.backward_checks import SyncedBackwards
 from tacit.gradients.ddp_hook import HookDispatcher, no_exchange
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
@@ -93,7 +93,7 @@ class ActiveStrategy:
 
     def _begin(self, rates: Rates, dispatcher: HookDispatcher | None) -> None:
         spec = self.spec
-        epochs.warn_of_long_periods(spec.strategy, spec.schedule_state)
+        epoch_length.warn_of_long_periods(spec.strategy, spec.schedule_state)
         if spec.ddp is not None and not spec.leaves_ddp_alone:
             dispatcher = dispatcher or HookDispatcher.of(spec.ddp)
         elif spec.sharded is not None and not spec.periodic:
