@@ -102,16 +102,16 @@ def half_of_shares(at: Any) -> Any:
 
 @inline
 def encode_half(
-    x: Any, residual: Any, new_residual: Any, begin: Any, bits: Any, b: Any, highs: Any, lows: Any,
-    subtract: Any, size: Any,
+    x: Any, residual: Any, new_residual: Any, bits: Any, b: Any, highs: Any, lows: Any, subtract: Any,
+    size: Any,
 ) -> Any:  # fmt: skip
-    """Encode block `b` anew, by the half of it with more magnitude; False if all entries are 0, or none."""
+    """Encode the short block `b` anew, by the half with more magnitude; False if all entries are 0, or none."""
     lanes, low, there = (size + 7) >> 3, ZERO, np.zeros(2, np.int64)
     room = np.zeros((3, BLOCK), np.float32)
     for i in range(size):
-        a = float32_at(x, begin + i)
+        a = float32_at(x, i)
         if residual:
-            a += float32_at(residual, begin + i)
+            a += float32_at(residual, i)
         upper = np.int64(i >= 4 * lanes)
         room[upper, i] = a
         there[upper] += a != 0
@@ -137,30 +137,92 @@ def encode_half(
         kept[i] = a - (high if a >= 0 else low) if a != 0 else a
     if subtract:
         for i in range(size):
-            floats_at(new_residual, begin + i, 1)[0] = room[np.int64(i >= 4 * lanes), i] + ZERO
+            floats_at(new_residual, i, 1)[0] = room[np.int64(i >= 4 * lanes), i] + ZERO
+    return True
+
+
+@inline
+def sums_of_half(x: Any, residual: Any, at: Any, first: Any) -> Any:
+    """Of four planes from `first` on: shares of all magnitudes, of those above and those below, and counts.
+
+    The counts are of the entries that are not negative, and of those that are not 0.
+    """
+    total, above, below, zero = float_vector(ZERO), float_vector(ZERO), float_vector(ZERO), float_vector(ZERO)
+    ups, count = np.int64(0), np.int64(0)
+    for plane in range(first, first + PLANES // 2):
+        a = load_sum(x, residual, at + plane * VECTOR_BYTES)
+        up, part = a >= zero, magnitude(a) * float_vector(SHARE)
+        total, above, below = total + part, above + where(up, part, zero), below + where(up, zero, part)
+        ups += count_true(up)
+        count += count_true(a != zero)
+    return total, above, below, ups, count
+
+
+@inline
+def encode_half_block(
+    x: Any, residual: Any, new_residual: Any, at: Any, bits: Any, b: Any, highs: Any, lows: Any,
+    subtract: Any, past_caches: Any,
+) -> Any:  # fmt: skip
+    """`encode_half` of a whole block, whose halves are four planes each; False if all entries are 0."""
+    total, above, below, ups, count = sums_of_half(x, residual, at, 0)
+    total1, above1, below1, ups1, count1 = sums_of_half(x, residual, at, PLANES // 2)
+    if count + count1 == 0:
+        return False
+    share, share1 = sum_by_halves(total), sum_by_halves(total1)
+    half = np.int64(share1 > share)
+    if half:
+        share, above, below, ups, count = share1, above1, below1, ups1, count1
+    if lows:
+        ups -= BLOCK // 2 - count
+        high, low = mean(sum_by_halves(above), ups), -mean(sum_by_halves(below), count - ups)
+        floats_at(lows, b, 1)[0] = low
+    else:
+        high = mean(share, count)
+        low = ZERO
+    floats_at(highs, b, 1)[0] = high
+    ints_at(highs, b, 1)[0] = (ints_at(highs, b, 1)[0] & -2) | np.int32(half) | np.int32(-(2**31))
+    high = np.float32(abs(float32_at(highs, b)))
+    low = low if lows else -high
+    signs, none, zero = byte_vector(NONE), byte_vector(NONE), float_vector(ZERO)
+    for plane in range(PLANES):
+        a = load_sum(x, residual, at + plane * VECTOR_BYTES)
+        if half == plane >> 2:
+            there = a != zero
+            signs = signs | where(a >= zero, byte_vector(np.uint8(1 << plane)), none)
+            signs = signs | where(there, byte_vector(np.uint8(1 << (plane ^ 4))), none)
+            a = where(there, without_signs(a, high, low), a)
+        if subtract:
+            write(new_residual + at + plane * VECTOR_BYTES, a + zero, past_caches)
+    store(bits, signs)
     return True
 
 
 @inline
 def encode_block(
     x: Any, residual: Any, new_residual: Any, at: Any, bits: Any, b: Any, highs: Any, lows: Any,
-    subtract: Any, past_caches: Any, size: Any,
+    subtract: Any, past_caches: Any, size: Any, keep_zeros: Any,
 ) -> Any:  # fmt: skip
-    """Encode block `b`, whose entries begin `at` bytes after the addresses; True where some may be 0."""
+    """Encode block `b`, whose entries begin `at` bytes after the addresses; `keep_zeros`: of a whole block."""
     total_at = np.int64(0) if subtract else new_residual
     if lows:
         high, low, has_zeros = two_means(x, residual, total_at, at, bits, past_caches, size)
-        floats_at(lows, b, 1)[0] = low
     else:
         high, has_zeros = one_mean(x, residual, total_at, at, bits, past_caches, size)
         low = -high
+    if (
+        keep_zeros
+        and has_zeros
+        and encode_half_block(x, residual, new_residual, at, bits, b, highs, lows, subtract, past_caches)
+    ):
+        return
+    if lows:
+        floats_at(lows, b, 1)[0] = low
     floats_at(highs, b, 1)[0] = high
     if subtract:
         for plane in range(PLANES):
             here = at + plane * VECTOR_BYTES
             rest = without_signs(load_and_fetch(x, residual, here), high, low)
             write(new_residual + here, rest, past_caches)
-    return has_zeros
 
 
 @inline
@@ -184,12 +246,10 @@ def _encode(
     """
     whole, past_caches = numel // BLOCK, streams(new_residual, numel)
     for b in range(whole):
-        signs = bits + b * LANES
-        has_zeros = encode_block(
-            x, residual, new_residual, b * BLOCK * 4, signs, b, highs, lows, subtract, past_caches, BLOCK
+        at, signs = b * BLOCK * 4, bits + b * LANES
+        encode_block(
+            x, residual, new_residual, at, signs, b, highs, lows, subtract, past_caches, BLOCK, keep_zeros
         )
-        if keep_zeros and has_zeros:
-            encode_half(x, residual, new_residual, b * BLOCK, signs, b, highs, lows, subtract, BLOCK)
     settle()
     rest = numel - whole * BLOCK
     if rest:
@@ -201,8 +261,8 @@ def _encode(
         at = padded.ctypes.data
         before = at + 4 * BLOCK if residual else np.uint64(0)
         after, signs = at + 8 * BLOCK, short.ctypes.data
-        encode_block(at, before, after, 0, signs, whole, highs, lows, subtract, False, rest)
-        is_half = keep_zeros and encode_half(at, before, after, 0, signs, whole, highs, lows, subtract, rest)
+        encode_block(at, before, after, 0, signs, whole, highs, lows, subtract, False, rest, False)
+        is_half = keep_zeros and encode_half(at, before, after, signs, whole, highs, lows, subtract, rest)
         if residual:
             floats_at(new_residual, begin, rest)[:] = padded[2, :rest]
         packed = bytes_at(bits, whole * LANES, (rest + 7) >> 3)
