@@ -105,7 +105,7 @@ def encode_half(
     x: Any, residual: Any, new_residual: Any, bits: Any, b: Any, highs: Any, lows: Any, subtract: Any,
     size: Any,
 ) -> Any:  # fmt: skip
-    """Encode the short block `b` anew, by the half with more magnitude; False if all entries are 0, or none."""
+    """Encode the short block `b` by the half with more magnitude; False if all entries are 0, or none."""
     lanes, low, there = (size + 7) >> 3, ZERO, np.zeros(2, np.int64)
     room = np.zeros((3, BLOCK), np.float32)
     for i in range(size):
@@ -202,7 +202,7 @@ def encode_block(
     x: Any, residual: Any, new_residual: Any, at: Any, bits: Any, b: Any, highs: Any, lows: Any,
     subtract: Any, past_caches: Any, size: Any, keep_zeros: Any,
 ) -> Any:  # fmt: skip
-    """Encode block `b`, whose entries begin `at` bytes after the addresses; `keep_zeros`: of a whole block."""
+    """Encode block `b`, whose entries begin `at` bytes after the addresses; `keep_zeros`: if it is whole."""
     total_at = np.int64(0) if subtract else new_residual
     if lows:
         high, low, has_zeros = two_means(x, residual, total_at, at, bits, past_caches, size)
