@@ -1,4 +1,4 @@
-"""Where the processor time of a step goes: by thread, by stage of an exchange and by cause.
+"""Where the processor time of a step goes: by thread, and by stage of an exchange.
 
     python benchmarks/profiles.py            # all models and arms: about 40 minutes
     python benchmarks/profiles.py --quick    # VGG-11 with ddp and topk, about 2 minutes
@@ -58,6 +58,10 @@ QUICK = {"models": ("vgg11",), "arms": ("ddp", "topk")}
 SKIPPED, STEPS = 5, 10
 """Steps that are left out, and measured. These are whole numbers of rounds."""
 RATE = 0.01
+_OTHER_STAGES = (
+    *("forward", "backward", "optimizer", "zero_grad", "kernel ", "not attributed", "the profile itself"),
+)
+"""How the stages begin that are the script's, kernels, or in no stage."""
 
 
 # ---- in a rank ----------------------------------------------------------------------------------------
@@ -65,14 +69,13 @@ RATE = 0.01
 
 def rank_main(model: str, arm: str, steps: int) -> None:
     """Profile one arm; rank 0 tells the means of all ranks."""
-    from tacit_lab.profiling.recorder import ProfileRecorder
-
-    recorder = ProfileRecorder(SKIPPED, steps)  # before there are threads: those begun later are sampled
     import torch.distributed as dist
 
     from arms import ranks
     from tacit_lab.profiling.profile import Summary
+    from tacit_lab.profiling.recorder import ProfileRecorder
 
+    recorder = ProfileRecorder(SKIPPED, steps)
     recorder.instrument()
     with ranks() as rank:
         _train(recorder, model, ARMS[arm], 1 + SKIPPED + steps)
@@ -174,17 +177,18 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     summaries = []
     for row in rows:
-        numbers = {name: row[name] for name in Summary.__dataclass_fields__ if name not in ("rows", "notes")}
-        parts = tuple(ProfileRow(**each) for each in row["rows"])
-        summaries.append(Summary(rows=parts, notes=tuple(row["notes"]), **numbers))
+        numbers = {name: row[name] for name in Summary.__dataclass_fields__ if name != "rows"}
+        summaries.append(Summary(rows=tuple(ProfileRow(**each) for each in row["rows"]), **numbers))
         title = f"{row['model']} with {row['attached'] or row['arm']} on {row['cluster']}"
         lines += [f"== {title}", *summaries[-1].lines(), ""]
     lines.append(
         f"{'model':10}{'arm':14}{'step ms':>9}{'CPU ms':>9}{'main':>9}{'lane':>9}{'Gloo':>9}{'others':>9}"
+        f"{'Python':>9}"
     )
     for row, summary in zip(rows, summaries, strict=True):
         lines.append(
             f"{row['model']:10}{row['arm']:14}{summary.wall_ms:9.1f}{summary.cpu_ms:9.1f}{_by_kind(summary)}"
+            f"{_of_python(summary):9.1f}"
         )
     return "\n".join(lines)
 
@@ -194,6 +198,11 @@ def _by_kind(summary: Any) -> str:
     for thread, ms in summary.by_thread().items():
         kinds[next(kind for kind in kinds if thread.startswith(kind))] += ms
     return "".join(f"{round(ms, 1) + 0.0:9.1f}" for ms in kinds.values())
+
+
+def _of_python(summary: Any) -> float:
+    """ms in stages of tacit that are no kernels: Python, and what it calls of torch."""
+    return sum(row.ms for row in summary.rows if not row.stage.startswith(_OTHER_STAGES))
 
 
 def _chosen(only: str | None, quick: bool) -> tuple[Sequence[str], Sequence[str]]:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -318,7 +317,7 @@ def test_curves_that_nobody_draws_are_no_success(tmp_path: Path) -> None:
     assert "train.py attached nothing, so --tensorboard had no effect" in ran.err
 
 
-def test_a_profile_adds_up_and_is_drawn(tmp_path: Path) -> None:
+def test_a_profile_adds_up(tmp_path: Path) -> None:
     text = (
         TRAIN
         + "with tacit.attach(model, optimizer, tacit.from_env()): train(12)\ndist.destroy_process_group()"
@@ -332,9 +331,6 @@ def test_a_profile_adds_up_and_is_drawn(tmp_path: Path) -> None:
     assert {"forward", "backward", "optimizer", "DDP's hook"} <= stages
     assert "Processor time in ms a rank and step (mean of 2 ranks, steps 7 to 12)" in ran.err
     assert "thread                    stage" in ran.err
-    assert f"Flame graph: {tmp_path / 'out' / 'profile.svg'}" in ran.err
-    drawn = ElementTree.parse(tmp_path / "out" / "profile.svg").iter("{http://www.w3.org/2000/svg}title")
-    assert {"all", "main", "backward"} <= {str(each.text).partition(":")[0] for each in drawn}
 
 
 def test_a_profile_of_nothing_is_no_success(tmp_path: Path) -> None:
@@ -342,7 +338,6 @@ def test_a_profile_of_nothing_is_no_success(tmp_path: Path) -> None:
     assert ran.code == 2
     assert "train.py told no profile, so --profile had no effect: have an optimizer" in ran.err
     assert ran.kept["profile"] is None
-    assert not (tmp_path / "out" / "profile.svg").exists()
 
 
 def test_plain_ddp_needs_nothing_attached(tmp_path: Path) -> None:

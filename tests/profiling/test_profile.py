@@ -1,4 +1,4 @@
-"""A profile's arithmetic and its table: causes, stages and threads add up to the processor time."""
+"""A profile's arithmetic and its table: stages and threads add up to the processor time."""
 
 import json
 from dataclasses import asdict
@@ -9,7 +9,6 @@ import pytest
 from tacit.errors import ConfigError
 from tacit_lab.profiling.profile import (
     ENDED,
-    NOT_SAMPLED,
     ProfileRow,
     RankProfile,
     Summary,
@@ -24,7 +23,6 @@ MAIN = ThreadProfile(
     "main",
     ({"forward": 3 * MS, UNATTRIBUTED: MS}, {"forward": 5 * MS}),
     Counts(10, 1, 4, 2, 6 * MS),
-    {"forward": {"Python": 1, "copies": 3}},
 )
 LANE = ThreadProfile("tacit: lane", ({"encode": 2 * MS}, {"encode": MS, "decode": MS}))
 PROFILE = RankProfile(
@@ -33,23 +31,20 @@ PROFILE = RankProfile(
     wall_ns=(20 * MS, 30 * MS),
     process_ns=(7 * MS, 8 * MS),
     threads=(MAIN, LANE),
-    stacks={"main;forward;run;copy": 3, "main;forward;run": 1},
     timing_ns=4 * MS,
-    notes=("a note",),
 )
 
 
-def test_every_thread_is_the_sum_of_its_stages_and_causes() -> None:
+def test_every_thread_is_the_sum_of_its_stages() -> None:
     rows = PROFILE.rows()
     for thread in PROFILE.threads:
         own = sum(row.ms for row in rows if row.thread == thread.name)
         assert own == pytest.approx(thread.cpu_ns / PROFILE.steps / MS, rel=1e-12)
     assert sum(row.ms for row in rows) == pytest.approx(15 / 2, rel=1e-12)
-    assert ProfileRow("main", "forward", "copies", 3.0) in rows
-    assert ProfileRow("main", "forward", "Python", 1.0) in rows
-    assert ProfileRow("main", UNATTRIBUTED, NOT_SAMPLED, 0.5) in rows
-    assert ProfileRow("tacit: lane", "decode", NOT_SAMPLED, 0.5) in rows
-    assert rows[-1] == ProfileRow(ENDED, UNATTRIBUTED, NOT_SAMPLED, (15 - 13) / 2)
+    assert ProfileRow("main", "forward", 4.0) in rows
+    assert ProfileRow("main", UNATTRIBUTED, 0.5) in rows
+    assert ProfileRow("tacit: lane", "decode", 0.5) in rows
+    assert rows[-1] == ProfileRow(ENDED, UNATTRIBUTED, (15 - 13) / 2)
 
 
 def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -68,14 +63,12 @@ def test_a_summary_is_the_mean_of_the_ranks_and_adds_up() -> None:
         wall_ns=(40 * MS,),
         process_ns=(4 * MS,),
         threads=(ThreadProfile("main", ({"forward": 4 * MS},)),),
-        notes=("a note", "another"),
     )
     summary = Summary.of([PROFILE, other])
     assert (summary.ranks, summary.steps, summary.first) == (2, 1, 3)
     assert summary.cpu_ms == pytest.approx((7.5 + 4) / 2)
     assert summary.wall_ms == pytest.approx((25 + 40) / 2)
-    for parts in (summary.by_thread(), summary.by_cause()):
-        assert sum(parts.values()) == pytest.approx(summary.cpu_ms, rel=1e-12)
+    assert sum(summary.by_thread().values()) == pytest.approx(summary.cpu_ms, rel=1e-12)
     assert summary.by_thread()["main"] == pytest.approx((4.5 + 4) / 2)
     assert summary.threads["main"] == {
         "minor": 2.5,
@@ -84,7 +77,6 @@ def test_a_summary_is_the_mean_of_the_ranks_and_adds_up() -> None:
         "involuntary": 0.5,
         "ready_ms": 1.5,
     }
-    assert summary.notes == ("a note", "another")
     json.dumps(asdict(summary))
 
 
@@ -101,7 +93,7 @@ def numbers(lines: list[str], head: str, end: str = "") -> dict[tuple[str, str],
     return {
         (line[:26].strip(), line[26 : column - 9].strip()): float(line[column - 9 : column])
         for line in lines[start:stop]
-        if not line.startswith(("Note", "Timing"))
+        if not line.startswith("Timing")
     }
 
 
@@ -113,13 +105,7 @@ def test_the_tables_show_every_thread_and_stage_and_add_up() -> None:
     stages = numbers(lines, "thread                    stage")
     assert stages["main", "forward"] == 4
     assert sum(stages.values()) == pytest.approx(7.5)
-    assert sum(numbers(lines, "cause").values()) == pytest.approx(7.5)
-    (forward,) = [line for line in lines if " forward " in line]
-    assert forward.endswith("copies 3.00, Python 1.00")
-    assert lines[-2:] == [
-        "Timing the stages took about 2.00 of all; it counts as Python in them.",
-        "Note: a note",
-    ]
+    assert lines[-1] == "Timing the stages took about 2.00 of all; it counts in them."
 
 
 def test_small_stages_are_told_together_and_nothing_is_lost() -> None:

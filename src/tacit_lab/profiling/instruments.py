@@ -29,8 +29,8 @@ FUNCTIONS = {
     "exchange.health.refuse_overflow": "look for overflow",
     "exchange.health.finite": "look for NaN",
     "exchange.health.divide_": "divide and add up",
-    "transports.wire.pack_": "pack a message",
-    "transports.wire.unpack": "unpack a message",
+    "transports.message_layout.pack_": "pack a message",
+    "transports.message_layout.unpack": "unpack a message",
     "contracts.transmitted.add_rescaled": "add the residual",
 }
 """Functions, by module and name, and their stages."""
@@ -42,9 +42,9 @@ METHODS = {
     "exchange.lane.Lane.flush": "hand over",
     "exchange.stream_lane.StreamLane.submit": "lane",
     "transports.torch.TorchTransport.post": "start a collective",
-    "transports.posted.Later.answer": "take an answer",
+    "transports.started_collectives.Later.answer": "take an answer",
     "session.health.nonfinite.NonfiniteChecks.divide": "look for NaN",
-    "session.rounds.PendingRounds.complete": "complete a bucket",
+    "session.pending_rounds.PendingRounds.complete": "complete a bucket",
     "session.session.Session.begin": "begin a round",
     "session.session.Session.submit": "submit a bucket",
     "gradients.ddp_hook.GradientHook.__call__": "DDP's hook",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,15 +13,13 @@ from tacit.errors import ConfigError
 from tacit_lab.profiling.stages import UNATTRIBUTED
 from tacit_lab.profiling.threads import Counts
 
-__all__ = ["ENDED", "NOT_SAMPLED", "ProfileRow", "RankProfile", "Summary", "ThreadProfile", "read"]
+__all__ = ["ENDED", "ProfileRow", "RankProfile", "Summary", "ThreadProfile", "read"]
 
 ENDED = "threads that have ended"
 """The row of what the process has used and no thread that is still there."""
-NOT_SAMPLED = "not sampled"
-"""The cause where no sample was taken in a stage."""
 _FILES = "profile*.json"
-_LEAST, _NAMED = 0.001, 4
-"""Stages below this share of all are told together; so many causes of a stage are named."""
+_LEAST = 0.001
+"""Stages below this share of all are one row."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +31,11 @@ class ThreadProfile:
         stages: For each step the processor time of each stage without those inside it, in ns. Those of a step
             add up to the thread's processor time in it.
         counts: What the kernel counted over all these steps.
-        samples: How many samples of each cause were taken in each stage.
     """
 
     name: str
     stages: tuple[Mapping[str, int], ...]
     counts: Counts = Counts()
-    samples: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def cpu_ns(self) -> int:
@@ -61,7 +57,6 @@ class ProfileRow:
 
     thread: str
     stage: str
-    cause: str
     ms: float
 
 
@@ -73,10 +68,7 @@ class RankProfile:
         first: The first of these steps, counted from 1.
         wall_ns: How long each took by the clock.
         process_ns: The processor time of the process in each.
-        stacks: How many samples were taken in each chain `thread;stage;outermost;...;innermost`.
-        timing_ns: About how much of all that went into timing the stages, in all steps. It counts as Python
-            in the stages.
-        notes: What could not be measured, and why.
+        timing_ns: About how much of all that went into timing the stages, in all steps; it counts in them.
     """
 
     rank: int
@@ -84,9 +76,7 @@ class RankProfile:
     wall_ns: tuple[int, ...]
     process_ns: tuple[int, ...]
     threads: tuple[ThreadProfile, ...]
-    stacks: Mapping[str, int] = field(default_factory=dict)
     timing_ns: int = 0
-    notes: tuple[str, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -94,19 +84,14 @@ class RankProfile:
         return len(self.wall_ns)
 
     def rows(self) -> list[ProfileRow]:
-        """By thread, stage and cause: they add up to the processor time of the process."""
-        rows: list[ProfileRow] = []
-        named = 0
-        for thread in self.threads:
-            named += thread.cpu_ns
-            for stage, spent in thread.totals().items():
-                shared = _shared(spent, thread.samples.get(stage, {}))
-                rows += [
-                    ProfileRow(thread.name, stage, cause, part / self.steps / 1e6)
-                    for cause, part in shared.items()
-                ]
-        rest = sum(self.process_ns) - named
-        return [*rows, ProfileRow(ENDED, UNATTRIBUTED, NOT_SAMPLED, rest / self.steps / 1e6)]
+        """By thread and stage: they add up to the processor time of the process."""
+        rows = [
+            ProfileRow(thread.name, stage, spent / self.steps / 1e6)
+            for thread in self.threads
+            for stage, spent in thread.totals().items()
+        ]
+        rest = sum(self.process_ns) - sum(thread.cpu_ns for thread in self.threads)
+        return [*rows, ProfileRow(ENDED, UNATTRIBUTED, rest / self.steps / 1e6)]
 
     def to_json(self) -> str:
         """One JSON object on one line."""
@@ -122,23 +107,13 @@ class RankProfile:
         try:
             told = json.loads(text)
             threads = tuple(
-                ThreadProfile(each["name"], tuple(each["stages"]), Counts(**each["counts"]), each["samples"])
+                ThreadProfile(each["name"], tuple(each["stages"]), Counts(**each["counts"]))
                 for each in told.pop("threads")
             )
-            lists: dict[str, Any] = {
-                name: tuple(told.pop(name)) for name in ("wall_ns", "process_ns", "notes")
-            }
+            lists: dict[str, Any] = {name: tuple(told.pop(name)) for name in ("wall_ns", "process_ns")}
             return cls(threads=threads, **lists, **told)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{text!r:.60} is no profile of a rank: {error}") from error
-
-
-def _shared(spent: int, samples: Mapping[str, int]) -> dict[str, float]:
-    """The time of a stage by cause, as the samples in it are divided."""
-    count = sum(samples.values())
-    if not count:
-        return {NOT_SAMPLED: float(spent)}
-    return {cause: spent * each / count for cause, each in samples.items()}
 
 
 def read(folder: Path) -> list[RankProfile]:
@@ -164,7 +139,6 @@ class Summary:
         rows: Where that went; they add up to `cpu_ms`.
         threads: Of each thread its counts, by the names of `Counts`, times in ms.
         timing_ms: About how much of it was spent on timing the stages.
-        notes: What could not be measured, and why.
     """
 
     ranks: int
@@ -175,7 +149,6 @@ class Summary:
     rows: tuple[ProfileRow, ...]
     threads: Mapping[str, Mapping[str, float]]
     timing_ms: float = 0.0
-    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, profiles: Sequence[RankProfile]) -> Self:
@@ -187,11 +160,11 @@ class Summary:
         if not profiles:
             raise ConfigError("no rank has told its profile: profile two steps of an optimizer or more")
         count = len(profiles)
-        sums: dict[tuple[str, str, str], float] = defaultdict(float)
+        sums: dict[tuple[str, str], float] = defaultdict(float)
         threads: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for each in profiles:
             for row in each.rows():
-                sums[row.thread, row.stage, row.cause] += row.ms / count
+                sums[row.thread, row.stage] += row.ms / count
             for thread in each.threads:
                 for name, value in asdict(thread.counts).items():
                     scale = 1e-6 if name == "ready_ns" else 1.0
@@ -205,19 +178,14 @@ class Summary:
             rows=tuple(ProfileRow(*key, ms) for key, ms in sums.items()),
             threads={name: dict(values) for name, values in threads.items()},
             timing_ms=sum(each.timing_ns / each.steps for each in profiles) / count / 1e6,
-            notes=tuple(dict.fromkeys(note for each in profiles for note in each.notes)),
         )
 
     def by_thread(self) -> dict[str, float]:
         """ms of processor time of each thread, the largest first."""
         return _summed(self.rows, lambda row: row.thread)
 
-    def by_cause(self) -> dict[str, float]:
-        """The same of each cause."""
-        return _summed(self.rows, lambda row: row.cause)
-
     def lines(self) -> list[str]:
-        """The tables: threads, then the stages of each with their causes, then causes; each adds up."""
+        """The tables: threads, then the stages of each; each adds up."""
         steps = f"steps {self.first} to {self.first + self.steps - 1}"
         ranks = f"mean of {self.ranks} ranks" if self.ranks > 1 else "one rank"
         return [
@@ -228,13 +196,10 @@ class Summary:
             *(f"{name:26.26}{_ms(ms)}{self._counts(name)}" for name, ms in self.by_thread().items()),
             f"{'all':26}{_ms(sum(row.ms for row in self.rows))}",
             "",
-            f"{'thread':26}{'stage':34}{'CPU':>9}  of which",
+            f"{'thread':26}{'stage':34}{'CPU':>9}",
             *(line for name in self.by_thread() for line in self._stages(name)),
             "",
-            f"{'cause, in all threads':26}{'CPU':>9}",
-            *(f"{cause:26}{_ms(ms)}" for cause, ms in self.by_cause().items()),
-            f"Timing the stages took about {self.timing_ms:.2f} of all; it counts as Python in them.",
-            *(f"Note: {note}" for note in self.notes),
+            f"Timing the stages took about {self.timing_ms:.2f} of all; it counts in them.",
         ]
 
     def _counts(self, thread: str) -> str:
@@ -245,36 +210,18 @@ class Summary:
         return f"{counts['ready_ms']:9.2f}{counts['voluntary']:8.1f}{counts['involuntary']:8.1f}{faults:9.1f}"
 
     def _stages(self, thread: str) -> list[str]:
-        """The stages of one thread with their causes, and what the small ones are together."""
-        rows = [row for row in self.rows if row.thread == thread]
-        small: list[ProfileRow] = []
-        lines = []
-        for stage, ms in _summed(rows, lambda row: row.stage).items():
-            of_stage = [row for row in rows if row.stage == stage]
-            if abs(ms) < _LEAST * self.cpu_ms:
-                small += of_stage
-            else:
-                lines.append(f"{thread:26.26}{stage:34.34}{_ms(ms)}  {_in_words(of_stage)}")
-        if small:
-            count = len({row.stage for row in small})
-            name = f"{count} smaller stages" if lines or count > 1 else small[0].stage
-            rest = sum(row.ms for row in small)
-            lines.append(f"{thread:26.26}{name:34.34}{_ms(rest)}  {_in_words(small)}")
-        return lines
+        """The stages of one thread, and what the small ones are together."""
+        stages = _summed([row for row in self.rows if row.thread == thread], lambda row: row.stage)
+        small = {stage: ms for stage, ms in stages.items() if abs(ms) < _LEAST * self.cpu_ms}
+        if len(small) > 1 or 0 < len(small) < len(stages):
+            stages = {stage: ms for stage, ms in stages.items() if stage not in small}
+            stages[f"{len(small)} smaller stages"] = sum(small.values())
+        return [f"{thread:26.26}{stage:34.34}{_ms(ms)}" for stage, ms in stages.items()]
 
 
 def _ms(value: float) -> str:
     """Without the sign of what is rounded to nothing."""
     return f"{round(value, 2) + 0.0:9.2f}"
-
-
-def _in_words(rows: Sequence[ProfileRow]) -> str:
-    """The largest causes with their times, and how much the others are."""
-    causes = _summed(rows, lambda row: row.cause)
-    first = [*causes.items()][:_NAMED]
-    rest = sum(causes.values()) - sum(ms for _, ms in first)
-    others = [("others", rest)] if len(causes) > _NAMED else []
-    return ", ".join(f"{cause} {_ms(ms).strip()}" for cause, ms in (*first, *others))
 
 
 def _summed(rows: Iterable[ProfileRow], key: Callable[[ProfileRow], str]) -> dict[str, float]:

@@ -11,23 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["UNATTRIBUTED", "Moment", "StageClock", "ThreadStages", "cpu_ns"]
+__all__ = ["UNATTRIBUTED", "StageClock", "ThreadStages", "cpu_ns"]
 
 UNATTRIBUTED = "not attributed"
 """What a thread does outside of all stages."""
 _TRIES = 5
-
-
-@dataclass(frozen=True)
-class Moment:
-    """From this time on a thread is in this stage.
-
-    Attributes:
-        at: Nanoseconds of the monotonic clock.
-    """
-
-    at: int
-    stage: str
 
 
 @dataclass(eq=False)
@@ -38,13 +26,13 @@ class ThreadStages:
         nested: Where it is now, outermost first.
         last: The thread's processor time at the last change, in ns.
         totals: Up to then, by stage, in ns. Their sum is `last`.
-        moments: The changes.
+        changes: How many there were.
     """
 
     nested: list[str] = field(default_factory=list)
     last: int = 0
     totals: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    moments: list[Moment] = field(default_factory=list)
+    changes: int = 0
 
     @property
     def now(self) -> str:
@@ -55,6 +43,7 @@ class ThreadStages:
         """The thread's processor time is `cpu` now; what came since the last change was spent in `now`."""
         self.totals[self.now] += cpu - self.last
         self.last = cpu
+        self.changes += 1
 
     def at(self, cpu: int) -> dict[str, int]:
         """The totals as they would be if it changed now; their sum is `cpu`."""
@@ -67,13 +56,11 @@ class StageClock:
     """Takes the processor time of stages, in all threads that enter one.
 
     Args:
-        cpu: Reads the processor time of the calling thread, in ns; `wall`: the monotonic clock.
+        cpu: Reads the processor time of the calling thread, in ns.
     """
 
-    def __init__(
-        self, cpu: Callable[[], int] = time.thread_time_ns, wall: Callable[[], int] = time.monotonic_ns
-    ) -> None:
-        self._cpu, self._wall = cpu, wall
+    def __init__(self, cpu: Callable[[], int] = time.thread_time_ns) -> None:
+        self._cpu = cpu
         # By the system's number: a thread that C++ made has new thread-locals in each call into Python.
         self.threads: dict[int, ThreadStages] = {}
 
@@ -82,14 +69,12 @@ class StageClock:
         here = self.threads.setdefault(threading.get_native_id(), ThreadStages())
         here.until(self._cpu())
         here.nested.append(stage)
-        here.moments.append(Moment(self._wall(), stage))
 
     def leave(self) -> None:
         """This thread is back where it was before the last `enter`."""
         here = self.threads[threading.get_native_id()]
         here.until(self._cpu())
         here.nested.pop()
-        here.moments.append(Moment(self._wall(), here.now))
 
     @contextmanager
     def within(self, stage: str) -> Iterator[None]:

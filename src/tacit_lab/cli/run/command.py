@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,6 @@ from tacit_lab.cli.interrupts import interruptible
 if TYPE_CHECKING:
     from tacit_lab.cli.run.options import RunOptions
     from tacit_lab.cli.run.result import RunResult
-    from tacit_lab.profiling.profile import RankProfile
 
 __all__ = ["EPILOG", "command"]
 
@@ -120,8 +118,7 @@ def command(
         bool,
         typer.Option(
             "--profile",
-            help="Tell apart the ranks' processor time by thread, stage and cause, and draw a flame graph, "
-            "profile.svg beside run.json, e.g. tacit run --profile -- train.py",
+            help="Print the ranks' processor time by thread and stage, e.g. tacit run --profile -- train.py",
         ),
     ] = False,
     as_json: Annotated[
@@ -200,32 +197,16 @@ def _run(options: RunOptions) -> RunResult:
     profiled = profile.read(options.footprint) if options.profile else []
     result = results.summarize(options, ended, profiled)
     _write(options, result)
-    if profiled:
-        _draw(options, profiled)
     return result
 
 
-def _draw(options: RunOptions, profiled: Sequence[RankProfile]) -> None:
-    """Draw the flame graph of what the ranks have told."""
-    from tacit_lab.profiling import flame
-
-    chains = flame.merged(profiled)
-    title = (
-        f"{options.algorithm} on {options.cluster}: ms of processor time a rank and step, mean over the ranks"
-    )
-    with spared(f"{options.flame_graph} is not written"):
-        put(options.flame_graph, flame.draw(chains, title))
-
-
 def _where(options: RunOptions, result: RunResult) -> list[str]:
-    """Lines that say where the results are; of what could not be written, a note has said so."""
+    """The line that says where the record is; if it could not be written, a note has said so."""
     try:
         whole = options.record.read_text(encoding="utf-8") == result.to_json() + "\n"
     except OSError:
         whole = False
-    drawn = result.profile is not None and options.flame_graph.exists()
-    graph = [f"Flame graph: {options.flame_graph}"] if drawn else []
-    return [*graph, *([f"Record: {options.record}"] if whole else [])]
+    return [f"Record: {options.record}"] if whole else []
 
 
 def _write(options: RunOptions, result: RunResult) -> None:

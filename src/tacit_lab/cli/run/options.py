@@ -72,11 +72,6 @@ class RunOptions:
         return self.folder / "run.json"
 
     @property
-    def flame_graph(self) -> Path:
-        """The file for the picture of the profile."""
-        return self.folder / "profile.svg"
-
-    @property
     def footprint(self) -> Path:
         """The folder into which every rank writes its numbers."""
         return self.folder / "ranks"
