@@ -202,7 +202,8 @@ def _by_kind(summary: Any) -> str:
 
 def _of_python(summary: Any) -> float:
     """ms in stages of tacit that are no kernels: Python, and what it calls of torch."""
-    return sum(row.ms for row in summary.rows if not row.stage.startswith(_OTHER_STAGES))
+    ms = (row.ms for row in summary.rows if not row.stage.startswith(_OTHER_STAGES))
+    return float(sum(ms))
 
 
 def _chosen(only: str | None, quick: bool) -> tuple[Sequence[str], Sequence[str]]:
