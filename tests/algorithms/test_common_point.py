@@ -269,7 +269,7 @@ def test_another_number_of_workers_goes_on_with_all_that_is_owed(predictor: str)
         (lambda: parse("lowbit:sync_every=0"), "sync_every=0"),
         (lambda: parse("lowbit:late=2"), "late=2 is not a whole number, from 0 to 1"),
         (lambda: parse("lowbit:late=1,sync_every=4"), "late=1 with sync_every=4 is not possible"),
-        (lambda: parse("lowbit:predictor=own"), "predictor 'own'. Known: last, least-squares"),
+        (lambda: parse("lowbit:predictor=own"), "predictor 'own'. Known: last, least-squares, none"),
         (lambda: lowbit(predictor="linear"), "predictor 'linear'. Known: last, least-squares"),  # type: ignore[arg-type]
         (lambda: parse("lowbit:predictor=last,weights=a.pt"), "unknown parameter of lowbit 'weights'"),
         (lambda: parse("lowbit:budget=0.1,drops=2"), "unknown parameter of lowbit 'budget'"),

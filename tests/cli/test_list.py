@@ -95,6 +95,20 @@ def test_json_lists_what_is_known() -> None:
             algorithms.parse(":".join(filter(None, (name, ",".join(given)))))
 
 
+def test_one_algorithm_is_described_with_its_parameters() -> None:
+    done = called("list", "topk")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0].startswith("topk: only the largest entries travel")
+    assert "  ratio=0.01                  float" in lines
+    assert "  bits=None                   int | None" in lines
+    assert any(line.startswith("  ") and "ratio=0.03" in line for line in lines)
+    assert [each["name"] for each in json.loads(called("list", "ps", "--json").out)] == ["ps"]
+    unknown = called("list", "tokp")
+    assert unknown.code == 2
+    assert "Did you mean 'topk'" in unknown.err
+
+
 def test_the_table_fits_80_columns_and_tells_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     done = called("list")

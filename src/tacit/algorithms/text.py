@@ -88,7 +88,7 @@ def _value(where: str, kind: Any, text: str) -> Any:
         return None
     plain = [k for k in kinds if typing.get_origin(k) is not Literal and k is not type(None)]
     if not plain:
-        raise unknown(f"value of {where}", text, words)
+        raise unknown(f"value of {where}", text, [*words, *(["none"] if type(None) in kinds else [])])
     try:
         return _BOOLS[text.lower()] if plain[0] is bool else plain[0](text)
     except (ValueError, KeyError):

@@ -42,7 +42,7 @@ class Blockwise(AddingCodec):
     on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        checks.whole("bits", self.bits, 2, 8, "it is the length of a level with its sign; write 3")
+        checks.whole("bits", self.bits, 2, 8, "write 3, or from 2 to 8 for a level and its sign")
 
     def exempts(self, shape: torch.Size) -> bool:
         """Biases and norms, as their scale differs from that of weights."""

@@ -30,7 +30,7 @@ class EntropyCoded(Blockwise):
     varies: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        checks.whole("bits", self.bits, 2, 4, "codes of more bits cannot be shortened much; write 3")
+        checks.whole("bits", self.bits, 2, 4, "write 3, 2 or 4; codes of more bits cannot be shortened much")
 
     def exempted(self) -> Compressor:
         """`Blockwise` with 8 bits."""

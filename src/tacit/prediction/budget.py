@@ -203,9 +203,10 @@ class Budgeted(Compressor):
         always = sum(size(m) for m in matrices if not self.takes_turns(m))
         if self.room < 1 and n and (self.full + (1 - self.full) * always / n) >= self.room:
             raise ConfigError(
-                f"budget={self.budget} is too small: {always:,} of {n:,} entries are "
-                f"always sent, and {self.full:.3f} of the rounds send everything. Write a larger budget, a "
-                "longer horizon, or a smaller whole_below"
+                f"budget={self.budget} is too small: {always:,} of {n:,} entries always travel (vectors, and "
+                f"parameters of fewer than {self.whole_below:,}), and {self.full:.3f} of the rounds send "
+                "everything. Write a larger budget or a longer horizon; or, for a model of small parameters, "
+                "'lowbit', which sends every entry in a few bits"
             )
         return replace(self, share=_left(self._each, n, always))
 

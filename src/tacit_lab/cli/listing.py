@@ -18,6 +18,10 @@ __all__ = ["command"]
 
 
 def command(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One algorithm, whose parameters are described, e.g. topk", show_default=False),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print a list of JSON objects, e.g. tacit list --json | jq '.[].name'"),
@@ -25,18 +29,44 @@ def command(
 ) -> None:
     """List the algorithms: what each changes, its parameters, its paper, and what it costs in accuracy.
 
-    E.g. tacit list
+    E.g. tacit list, or tacit list topk
     """
-    if as_json:
-        typer.echo(json.dumps(_objects()))
-        return
-    from rich.console import Console
-
-    Console().print(_table())
-
-
-def _objects() -> list[dict[str, Any]]:
     from tacit import algorithms
+    from tacit.errors import unknown
+
+    names = algorithms.known() if name is None else [name]
+    if name is not None and name not in algorithms.known():
+        raise unknown("algorithm", name, algorithms.known())
+    if as_json:
+        typer.echo(json.dumps(_objects(names)))
+    elif name is not None:
+        typer.echo("\n".join(_described(name)))
+    else:
+        from rich.console import Console
+
+        Console().print(_table())
+
+
+def _described(name: str) -> list[str]:
+    """What one algorithm changes, and its parameters with their defaults and what may stand there."""
+    from tacit.algorithms import registry
+    from tacit.algorithms.measured_accuracy import gaps_of
+
+    entry = registry.ENTRIES[name]
+    baseline = f"; a baseline of the survey: take {entry.instead}" if entry.instead else ""
+    parameters = [f"  {_format(each)[1:]:28}{each.type}" for each in registry.parameters_of(name)]
+    costs = [_cost(gap).replace("[dim]", "").replace("[/dim]", "").split("\n") for gap in gaps_of(name)]
+    return [
+        f"{name}: {entry.changes}",
+        f"{entry.family}; by {registry.collective_of(name)}{baseline}",
+        entry.paper,
+        *(["", f"Parameters, written {name}:key=value,key=value", *parameters] if parameters else []),
+        *(["", "Accuracy, points of plain training's (docs/accuracy.md):"] if costs else []),
+        *(f"  {points:16}{where}" for points, where in costs),
+    ]
+
+
+def _objects(names: list[str]) -> list[dict[str, Any]]:
     from tacit.algorithms import registry
     from tacit.algorithms.measured_accuracy import gaps_of
 
@@ -48,7 +78,7 @@ def _objects() -> list[dict[str, Any]]:
             "parameters": [asdict(each) for each in registry.parameters_of(name)],
             "accuracy": [asdict(each) for each in gaps_of(name)],
         }
-        for name in algorithms.known()
+        for name in names
     ]
 
 
