@@ -77,6 +77,7 @@ PROCESSES = (
     "tests/integrations/",
     "tests/kernels/test_dispatch.py",
     "tests/kernels/test_triton.py",
+    "tests/release/",
     "tests/profiling/test_recorder.py::test_a_profile_is_written",
     "tests/profiling/test_recorder.py::test_stages_of_an_exchange",
     "tests/recipes/test_cache.py::test_of_many_processes",

@@ -46,7 +46,7 @@ NAMES: dict[str, Any] = {
         ["planning"],
         ["reporting"],
         ["api", "testing"],
-        ["diagnose", "probe", "integrations"],
+        ["__main__", "diagnose", "probe", "integrations"],
         ["tacit_lab"],
     ],
     # Everything may use the errors. A check knows what a compressor is. Compressors, topologies and

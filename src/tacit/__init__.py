@@ -8,7 +8,6 @@ the five questions are in submodules: `tacit.compressors.TopK`, `tacit.rounds.Ev
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from tacit import _moved
@@ -66,6 +65,10 @@ SUBMODULES = (
     "topologies",
 )
 """What is public below tacit, and loads when it is first used."""
+
+__version__ = "0.1.0"
+DISTRIBUTION = "torch-tacit"
+"""What is installed to have this package: `tacit` on PyPI is another project, which could overwrite it."""
 
 __all__ = [
     "AttachError",
@@ -127,8 +130,6 @@ _moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return version("tacit")
     if name in SUBMODULES:
         return import_module(f"tacit.{name}")
     if name in _HOME:

@@ -14,7 +14,6 @@ from typing import Any
 MOVED = {
     "tacit.Cluster": "tacit_lab.cluster.Cluster",
     "tacit.LowBitPowerSGD": "tacit.compressors.QuantizedPowerSGD",
-    "tacit.__main__": "tacit_lab",
     "tacit.cli": "tacit_lab.cli",
     "tacit.compressors.LowBitPowerSGD": "tacit.compressors.QuantizedPowerSGD",
     "tacit.foresight": "tacit.planning",

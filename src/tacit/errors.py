@@ -132,5 +132,5 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> ConfigError:
 
 
 def installing(extra: str) -> str:
-    """What to type for the packages of an extra; no index has tacit, and PyPI's is another project."""
-    return f"pip install -e '.[{extra}]' in tacit's repository"
+    """What to type for the packages of an extra; with tacit installed, pip adds what is missing alone."""
+    return f"pip install 'torch-tacit[{extra}]'"

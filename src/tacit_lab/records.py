@@ -25,6 +25,7 @@ from typing import (
     TypeAlias,
 )
 
+import tacit
 from tacit.errors import ConfigError, unknown
 from tacit.files import Log
 from tacit.json_lines import VERSION, L, Line, build, is_of, parse_object, read_lines
@@ -70,7 +71,7 @@ class Environment:
         return cls(
             python=platform.python_version(),
             torch=_installed("torch"),
-            tacit=_installed("tacit"),
+            tacit=tacit.__version__,
             cpu=_cpu_model(),
             cores=len(os.sched_getaffinity(0)),
             kernel=platform.release(),

@@ -23,6 +23,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # what such a terminal cannot show is no reason to fail
             stream.reconfigure(errors="replace")
+    _check_library()
     try:
         from tacit_lab.cli import application
 
@@ -30,6 +31,23 @@ def main() -> None:
     finally:
         if signal.getsignal(signal.SIGINT) is _stopped:  # else one came, and those behind it are ignored
             signal.signal(signal.SIGINT, before)
+
+
+def _check_library() -> None:
+    """Refuse to run on a package `tacit` that is not ours: one on PyPI has the same name.
+
+    Raises:
+        SystemExit: what is imported as tacit is another project's, or only remnants of ours.
+    """
+    import tacit
+
+    if getattr(tacit, "DISTRIBUTION", None) != "torch-tacit":
+        found = ", ".join(tacit.__path__)
+        sys.exit(
+            f"tacit: the package `tacit` in {found} is not torch-tacit's: another project has this name on "
+            "PyPI, and was installed over it or removed with files of it. Run: pip uninstall -y tacit && "
+            "pip install --force-reinstall --no-deps torch-tacit"
+        )
 
 
 def _stopped(number: int, frame: FrameType | None) -> None:

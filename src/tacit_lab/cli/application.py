@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+import tacit
 from tacit.errors import ConfigError, TacitError
 from tacit_lab.cli import diagnose, listing, plan, probe, profile, report
 from tacit_lab.cli.compare import command as compare_command
@@ -42,7 +42,7 @@ app.add_typer(predictor_commands.app, name="predictor")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"tacit {version('tacit')}")
+        typer.echo(f"tacit {tacit.__version__}")
         raise typer.Exit
 
 
