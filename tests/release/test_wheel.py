@@ -11,6 +11,7 @@ from clean_environment import Environment
 
 import tacit
 
+REPOSITORY = Path(__file__).parents[2]
 TORCHRUN = ("python", "-m", "torch.distributed.run")
 INFO = f"torch_tacit-{tacit.__version__}.dist-info"
 SCRIPT = """
@@ -109,3 +110,10 @@ def _other(folder: Path) -> Path:
         names = ["tacit/__init__.py", *(f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD"))]
         files.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in names))
     return wheel
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    citation = (REPOSITORY / "CITATION.cff").read_text()
+    assert f"\nversion: {tacit.__version__}\n" in citation
+    changes = (REPOSITORY / "CHANGELOG.md").read_text()
+    assert changes.partition("\n## ")[2].startswith(tacit.__version__)
