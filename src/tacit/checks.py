@@ -13,7 +13,7 @@ def whole(name: str, given: object, least: int, most: int | None, write: str) ->
     """Check that `given` is a whole number from `least` to `most` (None: no limit). `write`: the hint.
 
     Raises:
-        ConfigError: names the parameter, what was given, and the range.
+        ConfigError: names the parameter, the given value, and the range.
     """
     fits = type(given) is int and least <= given and (most is None or given <= most)
     if not fits:
@@ -34,7 +34,7 @@ def real(
     """Check that `given` is a finite number within the bounds, and not a bool. `write`: the hint.
 
     Raises:
-        ConfigError: names the parameter, what was given, and the range.
+        ConfigError: names the parameter, the given value, and the range.
     """
     if not (is_real(given) and above < given < below and least <= given <= most):  # type: ignore[operator]
         range_ = _range(above, least, below, most)
@@ -60,7 +60,7 @@ def flag(name: str, given: object) -> None:
     """Check that `given` is True or False.
 
     Raises:
-        ConfigError: names the parameter and what was given.
+        ConfigError: names the parameter and the given value.
     """
     if not isinstance(given, bool):
         raise ConfigError(f"{name}={given!r} is neither True nor False: write one of them")
@@ -70,7 +70,7 @@ def one_of(name: str, given: object, known: Sequence[str]) -> None:
     """Check that `given` is one of the `known` strings.
 
     Raises:
-        ConfigError: names the parameter, what was given, and the known strings.
+        ConfigError: names the parameter, the given value, and the known strings.
     """
     if not isinstance(given, str):
         raise ConfigError(f"{name}={given!r} is not known: write one of {', '.join(map(repr, known))}")
@@ -82,7 +82,7 @@ def compressor(name: str, given: object) -> None:
     """Check that `given` is a compressor, and not its class or name, and can be a key.
 
     Raises:
-        ConfigError: names the parameter and what was given.
+        ConfigError: names the parameter and the given value.
     """
     if not isinstance(given, Compressor):
         shown = given.__name__ if isinstance(given, type) else repr(given)
@@ -102,7 +102,7 @@ def matrices(given: object) -> None:
     """Check that `given` is a tuple of `Matrix`.
 
     Raises:
-        ConfigError: names what was given.
+        ConfigError: names the given value.
     """
     if not isinstance(given, tuple) or not all(isinstance(m, Matrix) for m in given):
         raise ConfigError(f"matrices={given!r} is no tuple of Matrix: leave it out, attaching fills it in")

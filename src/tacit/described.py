@@ -1,4 +1,4 @@
-"""What files and checkpoints hold, read by one description of it: types, ranges and checksums.
+"""Reads what files and checkpoints hold, checked against a description: types, ranges and checksums.
 
 A description is a type: of plain values (a float is finite), `torch.dtype`, `Tensor` (dense, real, finite),
 tuples, lists and mappings of these, a `TypedDict`, or a dataclass, each of whose fields is read by its own;
@@ -41,9 +41,11 @@ __all__ = ["JSON", "Between", "Duration", "Positive", "Whole", "checksum", "load
 
 T = TypeVar("T")
 Built: TypeAlias = Callable[[Any, Any, str], Any]
-"""(value, class, where) -> what a value of a class is built of; where it stands, for errors."""
+"""(value, class, where) -> the object of that class that the value describes; `where` names its position, for
+errors.
+"""
 JSON = "JSON"
-"""In an `Annotated`: the value is a text, which holds what the type says."""
+"""In an `Annotated`: the value is a JSON text, which holds a value of the type."""
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _TYPES = (*FLOATS, torch.uint8, torch.int8, torch.int32, torch.int64)
 REAL = (*_TYPES, torch.bool, torch.int16)

@@ -1,4 +1,4 @@
-"""Runs a training script, and says behind its first steps where their time goes. The script ends there.
+"""Runs a training script, and reports after its first steps where their time goes. The script ends there.
 
 On each machine, as a training is started there::
 
@@ -34,7 +34,9 @@ from tacit.planning.live_diagnosis import DiagnoseRequest
 __all__ = ["main"]
 
 _FIRST = 2
-"""Behind so many steps of an optimizer its model is looked for: who attaches tacit has done so by then."""
+"""After so many steps of an optimizer its model is looked up: a script that attaches tacit has done so by
+then.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -44,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         description="Run a training script, and say where the time of its steps goes.",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="save it there, e.g. diagnosis.json")
-    parser.add_argument("--steps", type=int, default=0, help="how many steps are looked at, e.g. 20")
+    parser.add_argument("--steps", type=int, default=0, help="how many steps are measured, e.g. 20")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="the script, and its arguments")
     options = parser.parse_args(argv)
     if not options.script:

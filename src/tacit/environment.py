@@ -1,4 +1,4 @@
-"""The environment variables that tacit reads or sets: every name stands here once.
+"""The environment variables that tacit reads or sets: every name is here once.
 
 One file repeats two of them, as it runs where tacit cannot be imported: `rank.py` of the testbed.
 """
@@ -21,7 +21,7 @@ FOOTPRINT = "TACIT_FOOTPRINT"
 """The folder for each rank's and each server's report. Set by `tacit run`; read by sessions and servers."""
 
 INTERFACE = "TACIT_INTERFACE"
-"""The network interface of this node. Set by the testbed; read by whatever counts a node's bytes."""
+"""The network interface of this node. Set by the testbed; read by the counter of a node's bytes."""
 
 KERNELS = "TACIT_KERNELS"
 """Which kernels run: "reference" or "triton". Set by the user; read by the kernels' dispatch."""
@@ -36,13 +36,13 @@ NOTES = "TACIT_NOTES"
 """How a line on stderr begins that is a note for the command. Set by the testbed; read by ranks."""
 
 PROFILE = "TACIT_PROFILE"
-"""The folder for each rank's profile. Set by `tacit run --profile`; read by what runs the script."""
+"""The folder for each rank's profile. Set by `tacit run --profile`; read by the runner of the script."""
 
 RECORD = "TACIT_RECORD"
 """What of a script is recorded, as JSON. Set by `tacit predictor record`; read by the script's recorder."""
 
 RESTORE = "TACIT_RESTORE"
-"""Variables that ranks have otherwise than their launcher, as JSON. Set and read by the testbed."""
+"""Variables that differ between the ranks and their launcher, as JSON. Set and read by the testbed."""
 
 SERVER_SECRET = "TACIT_SERVER_SECRET"
 """The secret that workers and parameter servers share. Set by the testbed or the user; read by both."""

@@ -66,14 +66,14 @@ class CheckpointError(TacitError, ValueError):
 class Overflow(TacitError):
     """Finite entries became infinite where they were added to what is owed, rounded, or averaged.
 
-    It is an error of one rank, which tells the others: there it comes as the reason of a `PeerLost`.
+    One rank raises it and reports it; on the others it is the reason of a `PeerLost`.
     """
 
 
 class PayloadError(TacitError):
     """A payload has another size or type than this rank's compressor sends, or positions beyond the tensor.
 
-    It is an error of one rank, which tells the others: there it comes as the reason of a `PeerLost`.
+    One rank raises it and reports it; on the others it is the reason of a `PeerLost`.
     """
 
 
@@ -112,19 +112,19 @@ class NonFinite(RoundError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first, without what Gloo guesses; its type where it says nothing."""
+    """The first line of an error's message, without Gloo's guesses; its type if the message is empty."""
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return next(iter(said.splitlines()), type(error).__name__).partition(". This is typically caused")[0]
 
 
 def of_ranks(ranks: Iterable[int]) -> str:
-    """As a sentence names them: "rank 2", or "ranks 1, 2"."""
+    """The ranks as a sentence names them: "rank 2", or "ranks 1, 2"."""
     each = [*map(str, ranks)]
     return f"rank{'s' if len(each) > 1 else ''} {', '.join(each)}"
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> ConfigError:
-    """An error for an unknown name: what was given, the nearest known names, and all known ones."""
+    """An error for an unknown name, which lists the nearest known names, and all known ones."""
     names = sorted(known)
     near = get_close_matches(given, names, n=2, cutoff=0.5)
     hint = f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
@@ -132,5 +132,5 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> ConfigError:
 
 
 def installing(extra: str) -> str:
-    """What to type for the packages of an extra; with tacit installed, pip adds what is missing alone."""
+    """The command that installs the packages of an extra: pip adds only what is missing."""
     return f"pip install 'torch-tacit[{extra}]'"

@@ -1,7 +1,7 @@
 """Packages whose names load when they are first used (PEP 562): attaching one algorithm loads no other.
 
-Such a package imports its names `if TYPE_CHECKING`, for type checkers and editors. These lines are all that
-says where a name is: they are read here.
+Such a package imports its names `if TYPE_CHECKING`, for type checkers and editors. These lines are read here,
+and are the only table of where a name is.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ def homes(package: str) -> dict[str, str]:
 
 
 def load_all(package: str) -> None:
-    """Load what a package has names of: for what looks at all of its classes, say."""
+    """Load every module that a package exports names of, for example to look at all of its classes."""
     for module in homes(package).values():
         import_module(module)
 
 
 class _Package(ModuleType):
-    """Importing a module sets it in its package: one whose function has its name gives way to that."""
+    """A package in which a function is not replaced by the module of the same name.
+
+    Python sets a module as an attribute of its package when it is imported; here a function of that name
+    stays."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if isinstance(value, ModuleType) and name in homes(self.__name__):
@@ -46,7 +49,7 @@ class _Package(ModuleType):
 
 
 def on_first_use(package: str) -> Callable[[str], Any]:
-    """What the package's `__getattr__` is."""
+    """The package's `__getattr__`, which loads a name when it is first used."""
     missing = _moved.attributes(package)
     sys.modules[package].__class__ = _Package
 

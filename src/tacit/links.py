@@ -17,7 +17,7 @@ __all__ = ["MATRICES", "Links", "shown"]
 
 Matrix: TypeAlias = tuple[tuple[Duration | None, ...], ...]
 MATRICES = ("latency", "rate", "rate_of_flows", "rate_both_ways")
-"""The fields that have a value for each link."""
+"""The fields of `Links` that have a value for each link."""
 _FORM = 1
 _SLOW = 0.75
 """A link below this share of the median is called slow."""
@@ -57,7 +57,7 @@ class Links:
 
     @classmethod
     def from_json(cls, text: str, origin: str = "the text") -> Links:
-        """Read what `to_json` wrote.
+        """Read the text that `to_json` wrote.
 
         Args:
             origin: where the text is from, for the error.
@@ -203,7 +203,7 @@ def _cell(value: float | None, scale: float) -> str:
 
 
 def shown(value: float | None, scale: float) -> str:
-    """A value times `scale`, to three digits, or to whole ones from 1000 on; a dash for None."""
+    """A value times `scale`, to three digits; whole numbers from 1000 on; a dash for None."""
     if value is None:
         return "–"
     scaled = value * scale

@@ -27,7 +27,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, on every rank; rank 0 prints what was found."""
+    """Measure the links, on every rank; rank 0 prints the result."""
     parser = argparse.ArgumentParser(
         prog="torchrun ... -m tacit.probe",
         description="Measure the links between all nodes, and within each.",

@@ -11,7 +11,7 @@ __all__ = ["run"]
 
 
 def run(words: Sequence[str]) -> None:
-    """Run a script, or `-m` and a module; and its arguments."""
+    """Run a script, or a module after `-m`, with its arguments."""
     if words[0] == "-m":
         sys.argv = [*words[1:]]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""A strategy: the five parts of a way to communicate, as one value; and levels of strategies."""
+"""A strategy: the five parts of a communication method, as one value; and levels of strategies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _EXAMPLE = {"rounds": "Every(8)", "topology": "Flat()", "overlap": "Bucketwise()
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """A way to communicate: what is sent, when, to whom, how that is hidden, how the result is applied.
+    """A communication method: what is sent, when, to whom, how that is hidden, how the result is applied.
 
     Strategies are values: two of them are equal if all of their fields are.
 
@@ -55,7 +55,7 @@ class Strategy:
             many parameters; "reset": it is set to that before the first step. `MomentPeriods(96, 192)`: it
             is averaged in these periods. Local state is averaged once, when the session closes.
         buffers: floating-point buffers (BatchNorm's statistics). "averaged": they travel with the delta;
-            "local": each replica keeps its own until the session closes, when they are averaged once.
+            "local": each replica keeps its values until the session closes, when they are averaged once.
             "on_sync": the same, and they are averaged by `session.sync()` too.
         variance: that of Adam and AdamW, where replicas step alone. "local": each replica has the variance of
             its gradients; "scaled": in each step it is scaled to that of the mean gradient, by samples (a few
@@ -163,8 +163,8 @@ class Strategy:
     def _check_delta(self) -> None:
         if self.overlap.layerwise:
             raise ConfigError(
-                f"overlap={self.overlap} is for gradients, and subject='delta' exchanges parameters behind "
-                "optimizer.step: write Bucketwise() or Delayed(1), or subject='gradient'"
+                f"overlap={self.overlap} is for gradients, and subject='delta' exchanges parameters after "
+                f"optimizer.step: write Bucketwise() or Delayed(1), or subject='gradient'"
             )
         if self.merge.subject == "gradient":
             raise ConfigError(f"merge={self.merge} cannot apply a delta: write merge=Average()")
@@ -190,7 +190,7 @@ class Strategy:
             )
 
     def _check_server_merge(self) -> None:
-        """Where a server keeps the parameters, its answers are these, or how they differ from a worker's."""
+        """Check the merge against what a server answers with: the parameters, or their change."""
         server = self.server if self.independent else None
         if server is None:
             if self.merge.subject == "server":
@@ -213,7 +213,7 @@ class Strategy:
             )
 
     def _check_mixing(self) -> None:
-        """Where each rank gets another answer, the merge must be one that leaves the anchor alone."""
+        """Check that the merge leaves the anchor alone where each rank gets another answer."""
         mixes = self.merge.mixes
         if self.topology.mixes and not mixes:
             raise ConfigError(
@@ -235,7 +235,7 @@ class Strategy:
             )
 
     def _check_unsent(self) -> None:
-        """For `LocalResidual`: there is no second residual, and what was sent is this rank's own."""
+        """Check for `LocalResidual` that there is no second residual, and that each rank sends its delta."""
         one_shot = self.compressor.one_shot(0)
         if one_shot is not None and one_shot.has_feedback:
             raise ConfigError(
@@ -266,17 +266,17 @@ class Strategy:
 
     @property
     def server(self) -> ServerTopology | None:
-        """The topology, where it goes by way of parameter servers."""
+        """The topology, if it uses parameter servers."""
         return self.topology if isinstance(self.topology, ServerTopology) else None
 
     @property
     def renewals(self) -> Renewals | None:
-        """The steps in which Adam's variance moves, where it does not move in all."""
+        """The steps in which Adam's variance moves, if it does not move in all."""
         return self.variance if isinstance(self.variance, Renewals) else None
 
     @property
     def independent(self) -> bool:
-        """Whether each replica goes on without the others, so that none of them is asked anything."""
+        """Whether each replica trains without waiting for others, so that there is no collective call."""
         return self.server is not None and self.server.independent
 
     @property
@@ -285,7 +285,7 @@ class Strategy:
         return (self,)
 
     def for_training(self, schedule_state: ScheduleState) -> Strategy:
-        """This strategy with a compressor for this training, and for each of its phases."""
+        """This strategy with its compressors adapted to this training, one for each phase."""
         compressor = self.compressor.for_training(schedule_state)
         if self.blocking is None or not self.rounds.phased:
             return replace(self, compressor=compressor)
@@ -389,7 +389,7 @@ class AutoStrategy:
 
     @property
     def levels(self) -> tuple[Strategy, ...]:
-        """What it begins with: plain averages of gradients."""
+        """The strategy that it begins with: plain averages of gradients."""
         return (Strategy(name="dense"),)
 
 

@@ -1,7 +1,7 @@
-"""What every rank was doing when, as it is written down: one JSON object a rank and line.
+"""Timelines: when each rank computed and waited, one JSON object a rank and line.
 
-`Attached.timeline` tells it of one rank, `tacit compare` keeps it for all of them beside the records, and
-`tacit_lab.reports` draws it.
+`Attached.timeline` returns
+that of one rank, `tacit compare` saves all of them next to the records, and `tacit_lab.reports` draws it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = [
 ]
 
 DIGITS = 6
-"""Times are kept to the microsecond."""
+"""Times are stored to the microsecond."""
 
 
 class Span(NamedTuple):
-    """A stretch of time, in seconds."""
+    """A span of time, in seconds."""
 
     begun: float
     ended: float
@@ -57,7 +57,7 @@ class Exchange(NamedTuple):
         step: How many steps had been taken when it left.
         bytes_out: Sent by this rank, by the formulas of the collectives.
         void: Whether it came to nothing, as a scaled gradient had overflowed.
-        waits: When training waited for it; for the rest it was hidden.
+        waits: When training waited for it; the rest of it was hidden.
     """
 
     level: int
@@ -76,7 +76,7 @@ class Exchange(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What the rounds of a level remembered from this step on, of what is worth showing."""
+    """A value of a level's schedule that changed with this step."""
 
     level: int
     step: int
@@ -91,7 +91,7 @@ class PlannedMessage(NamedTuple):
         turn: In which the next forward pass needs it, from 0.
         name: The parameter of it that is needed first, and how many others it has.
         bytes: Of its gradients.
-        ready: When its last gradient was there; `left`: when it had its turn; `came`: when its mean was here.
+        ready: When its last gradient was there; `left`: when it was sent; `came`: when its mean had arrived.
         waits: When training waited for it.
     """
 
@@ -110,7 +110,7 @@ R = TypeVar("R", Step, Exchange, Change, PlannedMessage)
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline(Line):
-    """What one rank was doing when.
+    """When one rank computed, exchanged and waited.
 
     Attributes:
         algorithm: The strategy's text.
@@ -136,7 +136,7 @@ class Timeline(Line):
     messages: tuple[PlannedMessage, ...] = ()
 
     def within(self, first: int, stop: int) -> Self:
-        """The same of steps `first` to `stop` - 1, with all exchanges that left or were under way in them."""
+        """This timeline from step `first` to `stop` - 1, with the exchanges that started or ran then."""
         steps = tuple(each for each in self.steps if first <= each.step < stop)
         begun, ended = (steps[0].begun, steps[-1].ended) if steps else (0.0, 0.0)
         exchanges = tuple(
@@ -148,19 +148,19 @@ class Timeline(Line):
         return replace(self, steps=steps, exchanges=exchanges, messages=messages)
 
     def from_step(self, first: int) -> Self:
-        """The same without the steps before this one; what was exchanged in them stays."""
+        """This timeline without the steps before `first`; their exchanges stay."""
         return replace(self, steps=tuple(each for each in self.steps if each.step >= first))
 
     def resumed(self, times: Iterable[float]) -> Self:
-        """The same where training only began again at these times, in seconds since 1970.
+        """This timeline with the steps starting again at these times, in seconds since 1970.
 
-        What came before belongs to no step, such as an evaluation between two epochs.
+        The time before each belongs to no step: an evaluation between two epochs, for example.
         """
         starts = sorted(at - self.origin for at in times)
         return replace(self, steps=tuple(_later(step, starts) for step in self.steps))
 
     def counted_from(self, origin: float) -> Self:
-        """The same with times from another origin, to the microsecond."""
+        """This timeline with times counted from another origin, to the microsecond."""
         shift = self.origin - origin
 
         def moved(at: float) -> float:
@@ -204,7 +204,7 @@ class Timeline(Line):
         return timeline
 
     def _check(self) -> None:
-        """Refuse what cannot have been: times that run backwards, levels that are not there."""
+        """Refuse an impossible timeline: times that run backwards, levels that do not exist."""
         times = [(step.begun, step.ended) for step in self.steps]
         steps = [step.step for step in self.steps]
         levels = []
@@ -263,7 +263,7 @@ def one_after_another(parts: Sequence[tuple[int, Timeline]]) -> Timeline:
 
 
 def _moved(timeline: Timeline, steps: int, levels: Sequence[str]) -> Timeline:
-    """The same with so many steps before it, and levels by their numbers among these."""
+    """The timeline with `steps` more steps before it, and with its levels numbered among `levels`."""
     numbers = [levels.index(name) for name in timeline.levels]
     return replace(
         timeline,
@@ -302,7 +302,7 @@ def since_1970(reading: float) -> float:
 
 @cache
 def _anchor() -> float:
-    """The least disturbed of a few readings of both clocks, taken once a process."""
+    """The difference of both clocks, from the least disturbed of a few readings, taken once a process."""
     found = []
     for _ in range(5):
         before, at, after = time.perf_counter(), time.time(), time.perf_counter()
@@ -341,7 +341,7 @@ def _row(kind: type[R], row: Any) -> R:
 
 
 def _typed(name: str, cell: Any) -> Any:
-    """The pairs of numbers in a list as spans, and None for values that are no numbers; else what it is."""
+    """A cell of a row: lists of pairs as spans, None for a float that is no number, all else unchanged."""
     if name == "waits" and isinstance(cell, list):
         pairs = [each for each in cell if isinstance(each, list) and len(each) == 2 and _numbers(each)]
         return tuple(Span(*pair) for pair in pairs) if len(pairs) == len(cell) else None

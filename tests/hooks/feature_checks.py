@@ -57,7 +57,7 @@ ROUNDED = {"rounded": 3e-2, "by node, late": 5e-3}
 
 REFUSED: dict[str, list[tuple[set[str], str]]] = {
     "thawed": [({*FAMILIES}, "first.weight was frozen when the session began and is trained now")],
-    "re-assigned": [({"prioritized"}, "was changed behind optimizer.step")],
+    "re-assigned": [({"prioritized"}, "was changed after optimizer.step")],
     "sparse": [
         (GRADIENTS | BY_NODE | {"Adam's variance kept"}, "middle.rows.weight has sparse gradients, which")
     ],

@@ -311,7 +311,7 @@ def backward(model: DDP) -> None:
 def a_gradient_that_is_under_way_cannot_be_looked_at() -> None:
     model, optimizer, session = planned()
     backward(model)
-    says = "is still on its way"
+    says = "is still under way"
     raises(AttachError, partial(nn.utils.clip_grad_norm_, model.parameters(), 1.0), says)
     raises(AttachError, partial(nn.utils.clip_grad_value_, model.parameters(), 1.0), says)
     raises(AttachError, lambda: next(model.parameters()).grad.norm(), says)
@@ -330,9 +330,9 @@ def parameters_that_are_changed_before_their_step_are_refused() -> None:
     optimizer.step()
     with torch.no_grad():
         next(model.parameters()).clamp_(-1, 1)
-    raises(AttachError, lambda: model(torch.ones(8, 20)), "was changed behind optimizer.step")
+    raises(AttachError, lambda: model(torch.ones(8, 20)), "was changed after optimizer.step")
     dist.barrier()
-    raises(AttachError, session.close, "was changed behind optimizer.step")
+    raises(AttachError, session.close, "was changed after optimizer.step")
 
     model, optimizer, session = planned()
     backward(model)

@@ -262,7 +262,7 @@ def a_step_is_discarded_in_its_time_or_an_error_says_so() -> None:
             passed(model)
             assert session.discard(rank == 2)
             if algorithm.startswith("topk"):
-                write = "write optimizer.zero_grad() behind session.discard()"
+                write = "write optimizer.zero_grad() after session.discard()"
                 raises(AttachError, partial(passed, model), write)
             optimizer.zero_grad()
             raises(AttachError, session.discard, early)

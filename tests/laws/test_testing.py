@@ -212,7 +212,7 @@ def test_what_is_right_passes_everywhere() -> None:
     [
         (ByRank(), "ranks have got different means"),
         (Spoils(), "has changed"),
-        (ErrorFeedback(Forgets()), "is neither arrived nor in a residual"),
+        (ErrorFeedback(Forgets()), "has neither arrived nor is in a residual"),
         (Blind(), "was not seen: hides_nonfinite must be True"),
         (AddsUp(), r"decode_\(\) does not overwrite"),
         (Fails(), r"Fails\(\), .*it has raised a ValueError"),

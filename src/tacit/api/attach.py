@@ -51,7 +51,7 @@ def from_env(variable: str = ALGORITHM) -> AnyStrategy:
 
 
 def _suggesting(call: Callable[Given, Attached]) -> Callable[Given, Attached]:
-    """The function, which names the nearest of its arguments where there is none of a name."""
+    """The function, whose error for an unknown argument also names the nearest known one."""
     known = [*inspect.signature(call).parameters]
 
     @wraps(call)

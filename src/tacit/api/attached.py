@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tacit.replicas.consensus import Consensus
     from tacit.timelines import Timeline
 
-CLOSE = "write `with tacit.attach(...):` around the loop, or session.close() behind it"
+CLOSE = "write `with tacit.attach(...):` around the loop, or session.close() after it"
 
 _log = logging.getLogger("tacit")
 
@@ -185,7 +185,7 @@ class Attached:
 
         The replicas become their mean, or what the strategy has in its place, such as the centre of `easgd`;
         what has changed is sent uncompressed. Weights that the script has written become their mean, and all
-        replicas begin anew there. The ranks compare a checksum of their parameters: where gradients are
+        replicas begin again from there. The ranks compare a checksum of their parameters: where gradients are
         averaged, a warning names the rank that alone was written to. After `close` it does nothing.
 
         Raises:
@@ -213,7 +213,7 @@ class Attached:
         """
         self._active.load_state_dict(state_dict)
 
-    # ---- what it tells --------------------------------------------------------------------------------
+    # ---- what it reports --------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
         """This rank's numbers since the session began.
@@ -221,7 +221,7 @@ class Attached:
         * `steps`, also those before a checkpoint that was loaded; `rounds`; `void_rounds`: of these, how many
           came to nothing, as a scaled gradient overflowed or the step was discarded;
         * `bytes_out`: sent by this rank in training, by the formulas of the collectives; `ddp_bytes_out`:
-          what DDP's own all-reduce would have sent of a rank in the session's own steps; `compression`: how
+          what DDP's all-reduce would have sent from a rank in the session's steps; `compression`: how
           many times as much that is. `closing_bytes_out`: sent by closing the session, where replicas are
           averaged;
         * `exchange_seconds`: how long a round was under way; `exposed_seconds`: of these, how long training
@@ -378,7 +378,7 @@ class Attached:
             if since is not None and rank_in() == 0:
                 _log.warning(
                     "the session of %r was open at %s. The replicas, %s, have been averaged now: what was "
-                    "saved or evaluated before was one rank's own. Close it where training ends: %s",
+                    "saved or evaluated before was that of one rank alone. Close it where training ends: %s",
                     *(self.strategy.name, where, since, CLOSE),
                 )
 

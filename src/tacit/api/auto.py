@@ -40,12 +40,12 @@ BLOCKS = 5
 """The time of a step is the median over at least so many periods of the strategy."""
 
 
-class _Told(TypedDict):
-    """What a checkpoint says of the choice.
+class _SavedChoice(TypedDict):
+    """The choice, as a checkpoint stores it.
 
     Attributes:
         begun: after how many steps the strategy at work was attached.
-        due: after how many it is looked at again; None: never.
+        due: after how many steps it is examined again; None: never.
     """
 
     begun: Whole
@@ -55,7 +55,7 @@ class _Told(TypedDict):
 
 @dataclass(frozen=True)
 class _Ended:
-    """What a strategy leaves behind that was at work before.
+    """What is kept of a strategy that was at work before: its numbers and its timeline.
 
     Attributes:
         begun: after how many steps it was attached.
@@ -69,11 +69,11 @@ class _Ended:
 class AutoSession(Attached):
     """The session of `auto`, the same object for as long as the user trains.
 
-    Behind a step that is the same on all ranks, what is at work is ended as `close` ends it, and the chosen
-    strategy is attached in its place.
+    After a step that is the same on all ranks, the strategy at work is ended as `close` ends it, and the
+    chosen one is attached.
 
     Args:
-        given: what the user gave `attach`.
+        given: the arguments of the user's `attach`.
         strategy: what may be chosen, and how it is watched.
         decider: chooses; the same on all ranks.
 
@@ -97,22 +97,26 @@ class AutoSession(Attached):
         self._check = CandidateCheck(given)
         found = _ranks(given)
         self.ranks = sorted(found)
-        """All that train the model, by their numbers in the world."""
+        """The ranks of the world that train the model."""
         self._order = [found.index(rank) for rank in self.ranks]
         decider.begin(self)
-        # Behind the optimizer's own hooks: torch does not go over them any more, so they may be exchanged.
+        # After the optimizer's hooks: torch does not iterate over them any more, so they may be exchanged.
         self._handle = behind_steps(self._stepped)
 
-    # ---- what a decider is given ----------------------------------------------------------------------
+    # ---- for a decider ----------------------------------------------------------------------
 
     def candidates(self) -> Candidates:
-        """What may be chosen here, and what may not, and why."""
+        """The strategies that may be chosen here; and those that may not, with the reason."""
         return self._check.candidates(self.strategy.accept)
 
     def from_all(self, mine: Tensor) -> Tensor:
-        """What all of `ranks` give, one row a rank: tensors on the host, of one shape. A collective call."""
+        """Gather a tensor (on the host, of one shape) from all of `ranks`. A collective call.
+
+        Returns:
+            One row a rank.
+        """
         options, far = self.options, self.levels[-1].session
-        # By our own exchange where there is one, as that ends with an error where a peer is lost.
+        # By the session's exchange where there is one, as that ends with an error where a peer is lost.
         rows = (
             gathered(mine, options.group)
             if options.leaves_ddp_alone
@@ -123,7 +127,7 @@ class AutoSession(Attached):
             return everyone
         return torch.cat(gathered(everyone, options.sharded.near))[self._order]
 
-    # ---- what it tells --------------------------------------------------------------------------------
+    # ---- what it reports --------------------------------------------------------------------------------
 
     @property
     def choice(self) -> Choice | None:
@@ -154,7 +158,7 @@ class AutoSession(Attached):
         """What runs, in lines, and why: every candidate with the predicted seconds of a step."""
         lines = [super().describe(), "", self._why()]
         for text, seconds in () if self._choice is None else self._choice.considered:
-            lines.append(f"  {text}: {'not foretold' if seconds is None else f'{seconds:.4g} s a step'}")
+            lines.append(f"  {text}: {'not predicted' if seconds is None else f'{seconds:.4g} s a step'}")
         lines += [f"  {text}: left out, as {why}" for text, why in self.candidates().left_out]
         return "\n".join(lines)
 
@@ -164,7 +168,7 @@ class AutoSession(Attached):
         return f"chosen by {self.strategy.name!r}: {self._choice.reason}"
 
     def observe(self, loss: Tensor | float) -> None:
-        """As `Attached.observe`; strategies that go by the loss may be chosen then."""
+        """As `Attached.observe`; strategies that depend on the loss may be chosen then."""
         self._observes = True
         super().observe(loss)
 
@@ -196,7 +200,7 @@ class AutoSession(Attached):
                 "the strategy that it was taken with, or start without the session's state"
             )
         with refusing():
-            told = described.read(state_dict[CHOICE], Annotated[_Told, JSON], CHOICE)
+            told = described.read(state_dict[CHOICE], Annotated[_SavedChoice, JSON], CHOICE)
         state = {key: value for key, value in state_dict.items() if key != CHOICE}
         saved_values.read(state_of(state))  # before another strategy is attached
         choice: Choice | None = told["choice"]
@@ -228,7 +232,7 @@ class AutoSession(Attached):
         else:
             self._measuring = False
 
-    # ---- behind every step ----------------------------------------------------------------------------
+    # ---- after every step ----------------------------------------------------------------------------
 
     @property
     def _steps(self) -> int:
@@ -236,7 +240,7 @@ class AutoSession(Attached):
         return self._begun + self.levels[-1].session.step
 
     def _stepped(self, optimizer: Optimizer) -> None:
-        """Behind a step of any optimizer, when all other hooks have been called."""
+        """Called after a step of any optimizer, when all other hooks have been called."""
         if self.closed or optimizer is not self.optimizers[-1] or self._steps < self._due:
             return
         if self._measuring:
@@ -249,24 +253,24 @@ class AutoSession(Attached):
             self._due = self._steps + self.strategy.watch
 
     def _measure_steps(self) -> None:
-        """Have the next steps measured, whatever strategy is at work, and choose behind them."""
+        """Measure the next steps, whatever strategy is at work, and choose after them."""
         self._measuring, self._due = True, self._steps + self._decider.steps
         self._decider.begin(self)
 
-    def _departs(self, foretold: float) -> bool:
-        """Whether steps take another time than was foretold, on average over the ranks. A collective call."""
+    def _departs(self, predicted: float) -> bool:
+        """Whether steps take another time than predicted, on average over the ranks. A collective call."""
         mine = torch.tensor([self._seconds()], dtype=torch.float64)
         seconds = float(self.from_all(mine).mean())
-        departs = abs(seconds - foretold) > self.strategy.tolerance * foretold
+        departs = abs(seconds - predicted) > self.strategy.tolerance * predicted
         if departs and rank_in() == 0:
             _log.warning(
-                "%r chooses again after step %d: a step takes %.4g s, and %.4g s were foretold",
-                *(self.strategy.name, self._steps, seconds, foretold),
+                "%r chooses again after step %d: a step takes %.4g s, and %.4g s were predicted",
+                *(self.strategy.name, self._steps, seconds, predicted),
             )
         return departs
 
     def _seconds(self) -> float:
-        """How long a step takes lately, on this rank."""
+        """The seconds that a step has lately taken, on this rank."""
         period = self.options.period
         ends = [at for _, at in self.session.stats.steps]
         return step_seconds(ends, max(self.strategy.watch or 0, BLOCKS * period), period)
@@ -290,7 +294,7 @@ class AutoSession(Attached):
         self._exchange(options)
 
     def _options_of(self, choice: Choice | None) -> AttachSpec:
-        """What the session of the chosen strategy is made of; of `dense` before."""
+        """The options of the chosen strategy's session; before a choice, those of `dense`."""
         text = "dense" if choice is None else choice.algorithm
         options, accept = self._check.options(text), self.strategy.accept
         rounded = accept in ("feedback", "periodic")
@@ -302,7 +306,7 @@ class AutoSession(Attached):
         return replace(options, chosen_by=self._chosen_by)
 
     def _exchange(self, options: AttachSpec, equal: bool = True) -> None:
-        """Have another strategy at work, if it is another one. A collective call.
+        """Replace the strategy at work, if the new one differs. A collective call.
 
         `equal`: whether replicas and optimizers are to be made equal before, as `close` makes them.
         """
@@ -322,7 +326,7 @@ class AutoSession(Attached):
         self._count_from(steps)
 
     def _count_from(self, steps: int) -> None:
-        """So many were taken before the strategy that is at work, and errors count them."""
+        """Note the steps taken before the strategy at work was attached, so that errors count them."""
         self._begun = steps
         for level in self.levels:
             level.session.nonfinite.count_from(steps)
@@ -342,7 +346,7 @@ def _check(given: AttachSpec, decider: Decider) -> None:
             "Start more ranks, or attach 'ddp'"
         )
     if not given.optimizers:
-        raise AttachError("'auto' chooses behind a step of the optimizer: give attach the optimizer")
+        raise AttachError("'auto' chooses after a step of the optimizer: give attach the optimizer")
     if given.weight is not None:
         raise AttachError(
             f"weight={given.weight!r} with 'auto' is not possible, as it begins with plain averages: leave "
@@ -368,7 +372,7 @@ def step_seconds(ends: Sequence[float], window: int, period: int) -> float:
 
 
 def _ranks(given: AttachSpec) -> list[int]:
-    """Who trains the model, near axis by near axis. A collective call."""
+    """The ranks that train the model, near axis by near axis. A collective call."""
     far, sharded = ranks_of(given.group), given.sharded
     if sharded is None or sharded.near is None:
         return far

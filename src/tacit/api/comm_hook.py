@@ -66,7 +66,7 @@ class CommState(NotCopied):
         strategy = strategy_of(strategy)
         if isinstance(strategy, AutoStrategy):
             raise AttachError(
-                f"{strategy.name!r} chooses behind an optimizer.step, which no communication hook sees: "
+                f"{strategy.name!r} chooses after an optimizer.step, which no communication hook sees: "
                 f"write tacit.attach(model, optimizer, {strategy.name!r})"
             )
         (nearest, *farther) = strategy.levels

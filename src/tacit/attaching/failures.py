@@ -197,7 +197,7 @@ class Failures:
     def _reached(self) -> StepsReached:
         """How far this rank is, as ranks compare it when one closes its session."""
         farthest = self._levels[-1].session if self._levels else None
-        steps = 0 if farthest is None else farthest.nonfinite.told(farthest.step)
+        steps = 0 if farthest is None else farthest.nonfinite.global_step(farthest.step)
         if self._spec.leaves_ddp_alone:
             return untouched(self._spec.model, steps)
         begun = sum(level.begun for level in self._levels)

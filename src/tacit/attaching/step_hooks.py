@@ -255,7 +255,7 @@ class StepHooks:
                 level.after_step()
         step = self._levels[-1].session.step
         if self._notes is not None:
-            self._notes.stepped(self._levels[-1].session.nonfinite.told(step))
+            self._notes.stepped(self._levels[-1].session.nonfinite.global_step(step))
         if self._passes is not None:
             self._passes.stepped()
         near.session.stats.stepped(step)

@@ -22,7 +22,7 @@ from tacit import described
 from tacit.described import JSON, Between, Duration, Positive, Whole
 from tacit.errors import CheckpointError
 from tacit.session import Session
-from tacit.session.buckets import parameter_of, stretch_of
+from tacit.session.buckets import parameter_of, span_of
 
 VERSION = 4
 LAST_EQUAL = "last_equal"
@@ -218,7 +218,7 @@ def check_buckets(buckets: Sequence[Sequence[str]], named: Mapping[str, Tensor])
         for member in bucket:
             if parameter_of(member, named) not in named:
                 raise ValueError(f"its buckets have {member!r:.60}, which is no parameter here")
-            name, start, stop = stretch_of(member, named)
+            name, start, stop = span_of(member, named)
             spans[name].append((start, stop))
             types.add((named[name].dtype, named[name].device))
         if len(types) > 1:

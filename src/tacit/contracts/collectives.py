@@ -70,8 +70,8 @@ class AllToAll:
     """Answer: the payloads that the peers addressed to this rank, in rank order (all-to-all).
 
     `payloads`: one for each peer, in rank order. All payloads addressed to one rank have equal shapes, unless
-    `arriving` says which: for each peer, a payload of the shapes and types of what that one sends here. Its
-    values are not looked at.
+    `arriving` says which: for each peer, a payload of the shapes and types that this peer sends here. Its
+    values are not read.
     """
 
     payloads: tuple[Payload, ...]
@@ -87,10 +87,11 @@ class Permute:
     until the answer is there.
 
     `to`: for each peer, in rank order, the rank on the axis that receives its payload, or None. Equal on all
-    peers. No rank receives two payloads, or its own.
+    peers. No rank receives two payloads, or one from itself.
 
-    `into`: where what arrives is written; it is then the answer. Where nothing arrives it is left alone.
-    Where a rank gives none, all payloads have equal shapes, also that of a rank which only receives.
+    `into`: the tensors that what arrives is written to; they are then the answer. Where nothing arrives they
+        are left alone. Where a rank gives none, all payloads have equal shapes, also that of a rank which
+        only receives.
     """
 
     payload: Payload

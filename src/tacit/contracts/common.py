@@ -72,9 +72,9 @@ class Momentum(NamedTuple):
     def moving(self) -> Spans:
         """The (start, stop) of the steps in which Adam's variance moves, rising.
 
-        First to `freeze_step`; then, for `refresh` steps each, from 1.5, 1.5^2, 1.5^3 ... times that on,
-        where it has been kept as long before. So it is renewed ever more seldom (after 0/1 Adam: Lu et al.,
-        ICLR 2023, arXiv 2202.06009, whose intervals double).
+        First to `freeze_step`; then, for `refresh` steps each, from 1.5, 1.5^2, 1.5^3 ... times that on, if
+        it has been kept as long before. So it is renewed ever more seldom (after 0/1 Adam: Lu et al., ICLR
+        2023, arXiv 2202.06009, whose intervals double).
         """
         return () if self.freeze_step is None else _moving(self.freeze_step, self.refresh)
 
@@ -86,7 +86,7 @@ class Momentum(NamedTuple):
 
 
 LONGEST_TRAINING = 10**8
-"""Steps behind which a variance is not renewed any more."""
+"""The last step after which a variance may be renewed."""
 
 
 @cache

@@ -1,6 +1,6 @@
 """What is sent: compressors, one-shot codecs, and the requests by which an exchange asks for answers.
 
-A compressor's exchange yields requests, some of which name a codec: so they stand in one file.
+A compressor's exchange yields requests, some of which name a codec: so they are in one file.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class ReduceEncoded:
 
     Attributes:
         codec: encodes and decodes.
-        x: what is to be averaged; flat, in the type that is sent.
+        x: the tensor to be averaged; flat, in the type that is sent.
         residual: with error feedback, the error of earlier payloads, of the shape of `x`. It is multiplied by
             the factors of `ctx.rescale` and added to `x`. May be of a wider type.
         new_residual: of the type of `residual`; overwritten by that sum less what this payload encodes.
-        has_mean_feedback: whether what a compressed mean leaves out is added to the next mean.
+        has_mean_feedback: whether the error of a compressed mean is added to the next mean.
     """
 
     codec: OneShot
@@ -100,9 +100,9 @@ Collective: TypeAlias = AllReduce | AllGather | ReduceScatter | AllGatherInto | 
 
 
 def staged_on(kind: str, axis: str) -> str:
-    """The name under which stages of this class of requests are counted; `Permute` has one for itself.
+    """The name under which stages of this class of requests are counted: the axis, or one for `Permute`.
 
-    A `Permute` needs no process group of its own, however many follow each other.
+    A `Permute` needs no separate process group, however many follow each other.
     """
     return f"{axis}/Permute" if kind == Permute.__name__ else axis
 
@@ -144,11 +144,11 @@ class OneShotUse(NamedTuple):
     has_mean_feedback: bool = False
     """Whether the error of a compressed mean is added to the next one, though that of payloads is not."""
     is_predicted: bool = False
-    """Whether payloads are of errors of a prediction, which only the ranks can make."""
+    """Whether payloads encode the error of a prediction, which only the ranks can make."""
 
     @property
     def keeps_means(self) -> bool:
-        """Whether a topology that compresses means keeps what they leave out."""
+        """Whether a topology that compresses means adds their error to the next ones."""
         return self.has_feedback or self.has_mean_feedback
 
 
@@ -175,7 +175,9 @@ class Compressor(ABC):
     """Whether c times `x` arrives as c times what `x` arrives as, and it has no state. A gradient is then
     sent with the factor of a GradScaler, so that it does not underflow in fp16."""
     weighed: ClassVar[bool] = False
-    """Whether it sends its weight too, so that a rank may get more than it gives; see `counted_`."""
+    """Whether each rank also sends a weight, as in push-sum, so that it may receive more than it gives; see
+    `counted_`.
+    """
 
     adds_residual: ClassVar[bool] = False
     """Whether it has `exchange_with_feedback`."""
@@ -196,7 +198,7 @@ class Compressor(ABC):
     def exempts(self, shape: torch.Size) -> bool:
         """Whether parameters of this shape stay dense by default: biases and norms, which are few.
 
-        They matter much, and their scale differs from that of weights.
+        Training is sensitive to them, and their scale differs from that of weights.
         """
         return len(shape) < 2
 
@@ -239,13 +241,13 @@ class Compressor(ABC):
         return self
 
     def inside(self) -> Mapping[str, tuple[Compressor, Spans | None]]:
-        """Compressors in it with spans of their own, by the part of the context; None: all other entries."""
+        """The compressors inside it with their spans, by part of the context; None: all other entries."""
         return {}
 
     def counted_(self, x: Tensor, state: State) -> None:
         """Overwrite `x`, this replica's tensor, with its contribution where all replicas are made equal.
 
-        They become the mean of the contributions; most leave it as it is.
+        The replicas become the mean of the contributions. Most compressors leave `x` as it is.
         """
         return
 
@@ -272,7 +274,7 @@ class Compressor(ABC):
     def exchange_with_feedback(
         self, x: Tensor, residual: Tensor, new_residual: Tensor, state: State, ctx: Context
     ) -> Exchange:
-        """The exchange of `x` + `residual`; `new_residual` becomes that less what this rank has contributed.
+        """Average `x` + `residual`, and set `new_residual` to that sum less what this rank has contributed.
 
         All three are of one type. Only for a compressor that `adds_residual`.
         """
@@ -283,9 +285,11 @@ class OneShot(Compressor):
     """A compressor with one message a round: `encode`, one collective, `decode`."""
 
     additive: ClassVar[bool]
-    """Whether the mean of payloads, entry by entry, decodes to the mean (answered by `AllReduce`)."""
+    """Whether the mean of payloads, entry by entry, decodes to the mean of the tensors (they travel by
+    `AllReduce`).
+    """
     unbiased: ClassVar[bool] = False
-    """Whether it is unbiased, but for clipping; it is then used without error feedback."""
+    """Whether what is decoded is unbiased, except for clipping; it is then used without error feedback."""
     sliceable: ClassVar[bool] = False
     """Whether any slice of a tensor may be encoded by itself. False for codecs of rows or matrices, which
     topologies that slice refuse."""
@@ -345,7 +349,7 @@ class OneShot(Compressor):
             self.decode_add_(payload, out, 1 / len(payloads))
 
     def exact_entries(self, numel: int) -> int | None:
-        """How many of `numel` entries a payload has as they are: it is (values, positions); None: it is not.
+        """The number of exact entries in a payload of (values, positions); None: the format is another.
 
         Positions are packed as `kernels.positions` says.
         """
@@ -356,7 +360,7 @@ class OneShot(Compressor):
         return None
 
     def longest(self, numel: int) -> int:
-        """If it `varies`: the most bytes of a message about `numel` entries."""
+        """If it `varies`: the largest number of bytes of a message for `numel` entries."""
         raise NotImplementedError
 
     def shortened(self, payload: Payload, numel: int) -> Tensor:
@@ -364,15 +368,15 @@ class OneShot(Compressor):
         raise NotImplementedError
 
     def restore_(self, message: Tensor, numel: int, payload: Payload) -> None:
-        """If it `varies`: overwrite `payload` with that of a message.
+        """If it `varies`: overwrite `payload` with the payload that a message holds.
 
         Raises:
-            PayloadError: it is none of `numel` entries, or damaged.
+            PayloadError: the message is damaged, or of another number of entries.
         """
         raise NotImplementedError
 
     def answer(self, mean: Tensor, memory: State | None, ctx: Context) -> tuple[Payload, State]:
-        """If it `answers`: the payload of the answer, and what the server remembers.
+        """If it `answers`: the payload of the server's answer, and the server's new memory.
 
         Args:
             memory: of the last answer about this bucket; None before the first.
@@ -445,7 +449,7 @@ def formed(codec: OneShot, payload: Payload, x: Tensor, apart_from: Tensor | Non
 
 
 def _lies_in(part: Tensor, x: Tensor) -> bool:
-    if part.is_meta:  # where all addresses are 0
+    if part.is_meta:  # on the meta device all addresses are 0
         return part.untyped_storage() is x.untyped_storage()
     start = x.data_ptr()
     return start <= part.data_ptr() < start + x.numel() * x.element_size()
@@ -453,7 +457,7 @@ def _lies_in(part: Tensor, x: Tensor) -> bool:
 
 @lru_cache(1 << 10)
 def payload_like(codec: OneShot, numel: int, dtype: torch.dtype) -> Payload:
-    """A payload for so many entries, on meta tensors.
+    """A payload of `numel` entries, as meta tensors.
 
     Raises:
         ConfigError: the codec cannot be tried on them.
@@ -464,7 +468,7 @@ def payload_like(codec: OneShot, numel: int, dtype: torch.dtype) -> Payload:
 
 
 def check_like(codec: OneShot, payload: Payload, out: Tensor) -> None:
-    """Check that a payload's parts are as those that the codec makes of a meta tensor like `out`.
+    """Check that a payload's parts have the sizes and types that the codec gives a meta tensor like `out`.
 
     Raises:
         PayloadError: they are not.

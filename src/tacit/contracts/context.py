@@ -1,4 +1,4 @@
-"""The inputs of an exchange besides its tensor and state: `Context`, and the memory behind it."""
+"""The inputs of an exchange besides its tensor and state: `Context`, and its buffers."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Workspace(Protocol):
 
 
 class NoMemory(Workspace):
-    """Meta tensors, whatever is asked for."""
+    """A workspace of meta tensors, for dry runs."""
 
     def spare(self, field: str, like: Tensor) -> Tensor:
-        """One like the state field."""
+        """A meta tensor like the state field."""
         return torch.empty_like(like, device="meta")
 
     def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """One of that shape and type."""
+        """A meta tensor of that shape and type."""
         return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
 
@@ -54,18 +54,18 @@ class Context:
         near: this rank among the ranks of its node; for topologies by node.
         spans: the span of the tensor that each rank of the node handles; for topologies by node.
         nonfinite_flags: numbers that the topology averages over all replicas. The first `replicas` of them,
-            one a replica, are not 0 where that replica gave a NaN or an infinity.
+            one a replica, are not 0 where that replica's tensor holds NaN or infinity.
         finite_probe: one element for each `AllReduce`, passed on by topologies; see `AllReduce`.
         share: the share of the model's elements that is sent in this exchange, in (0, 1].
         step: attempts of the optimizer so far; `round`: finished rounds so far.
         begun: attempts before them, with other strategies; errors count these too.
         lr: the largest learning rate of a group that holds any of the parameters; 0 without an optimizer.
-        replicated_in_node: whether all ranks of the node give the same tensor; for topologies by node.
+        replicated_in_node: whether all ranks of the node have the same tensor; for topologies by node.
         round_index: rises by one from round to round; for topologies that use the ranks of a node in turn.
         name: of the bucket. Part of every random seed, as is `seed`.
         prefix: of the names of state fields and buffers; see `inside`.
         rescale: factors for the residual, before it is added, as the learning rate has changed.
-        look: looks for NaN in what this replica gave, and notes it in `nonfinite_flags`. To be called where
+        look: looks for NaN in this replica's tensor, and notes it in `nonfinite_flags`. To be called where
             something shows that there may be one, before the first message leaves. None: it has been done;
             see `Compressor.shows_nonfinite`.
         replicas: the number of flags in `nonfinite_flags`; 0: all of it.

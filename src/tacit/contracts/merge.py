@@ -31,19 +31,22 @@ class Merge(ABC):
     """
 
     subject: ClassVar[Literal["gradient", "delta", "server"]] = "delta"
-    """What an answer says: a mean of gradients, a mean of deltas, or parameters that servers keep."""
+    """What an answer is: a mean of gradients, a mean of deltas, or parameters that servers keep."""
     needs_local_delta: ClassVar[Literal["always", "late", "never"]] = "late"
     """For which answers `local_delta` is needed: for all, for late ones, or for none."""
     reads_params: ClassVar[Literal["always", "late", "never"]] = "always"
     """With which answers `apply_` reads `params`; with others it only writes them, unless a replica is alone.
-    As `entrywise`, it counts for the class whose `apply_` it is, and not for one that overrides that."""
+    As `entrywise`, it is declared by the class that defines `apply_`; a class that overrides `apply_`
+    declares it again.
+    """
     by_learning_rate: ClassVar[bool] = False
     """Whether `apply_` is called for parameters of one learning rate at a time."""
     keeps_unsent: ClassVar[bool] = False
     """Whether `local_delta` is only the part of this rank's delta that was not sent."""
     ends_at_anchor: ClassVar[bool] = False
-    """Whether the result is the anchor: replicas that are to agree go there, and keep what is unsent aside.
-    Answers may be late; they come with what the peers have not seen, and with the steps since."""
+    """Whether replicas that are to be equal move to the anchor, and set aside what they have not sent.
+    Answers may be late: they are applied together with the unsent part and the steps since the round started.
+    """
     mixes: ClassVar[bool] = False
     """Whether `mean` may be another one on each rank: the anchor is left alone, and there is no state."""
     entrywise: ClassVar[bool] = False
@@ -82,7 +85,7 @@ class Merge(ABC):
             params: this rank's parameters, or anything if not `reads_params`; overwritten.
             anchor: equal on all ranks; overwritten by the next one, equal on all ranks too.
             mean: the mean delta, `params - anchor` at the start of the round. May be overwritten.
-            local_delta: this rank's own, at the start of the round. None if `needs_local_delta` is "never",
+            local_delta: this rank's delta at the start of the round. None if `needs_local_delta` is "never",
                 and where the answer comes at once, unless it is "always".
             state: as of `init`; overwritten.
             at: lag, learning rate, and number of replicas.
@@ -100,7 +103,7 @@ class Merge(ABC):
 
 
 def add_mean_(anchor: Tensor, mean: Tensor, alone: Tensor | None = None) -> None:
-    """Move the anchor by the mean delta; to the parameters themselves of a replica alone that has moved so.
+    """Move the anchor by the mean delta; if one replica is alone and has moved by it, to its parameters.
 
     Its delta is rounded, and adding it to the anchor need not lead back.
     """

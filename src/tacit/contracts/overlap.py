@@ -12,8 +12,8 @@ class Overlap(ABC):
     Attributes:
         steps: how many steps late answers are applied; 0: at once.
         warmup_steps: for gradients: answers of so many first steps are applied at once.
-        megabytes: layer by layer, gradients are joined up to this size; None: as is planned by what the first
-            steps show.
+        megabytes: layer by layer, gradients are joined up to this size; None: as planned from the times of
+            the first steps.
         credit: layer by layer, megabytes that may be under way at once, or one message; None: any number.
         into_forward: whether messages may be under way until the next forward pass needs their parameters.
         split: whether the all-gathers of all messages leave after all reduce-scatters, in the order of the
@@ -21,7 +21,7 @@ class Overlap(ABC):
     """
 
     layerwise: ClassVar[bool] = False
-    """Whether gradients leave as soon as backward has them, in messages of tacit's own."""
+    """Whether gradients are sent as soon as backward has them, in messages that are not DDP's buckets."""
 
     steps: int = 0
     warmup_steps: int = 0
@@ -32,4 +32,4 @@ class Overlap(ABC):
 
     @abstractmethod
     def apply_at(self, step: int) -> int:
-        """The step after which an answer is applied that would be due after `step` without this overlap."""
+        """The step after which an answer is applied; without this overlap it would be `step`."""

@@ -58,12 +58,12 @@ class Rounds(ABC):
 
     @property
     def observed_metrics(self) -> frozenset[str]:
-        """The metrics by which `AdaptiveRounds` go; none: they do not depend on measurements."""
+        """The metrics that `AdaptiveRounds` depend on; empty: they do not depend on measurements."""
         return frozenset()
 
     @property
     def summary(self) -> str:
-        """When, in a few words."""
+        """A few words on when there is a round."""
         return f"by {type(self).__name__}"
 
     def start(self, step: int = 0) -> ScheduleState:
@@ -74,7 +74,7 @@ class Rounds(ABC):
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
         """The round of this part after attempt number `step` (from 0) of the optimizer; None: there is none.
 
-        Its `apply_at` is without the delay of an `Overlap`.
+        Its `apply_at` does not include the delay of an `Overlap`.
         """
 
     def sync(self, step: int, schedule_state: ScheduleState) -> Sync:

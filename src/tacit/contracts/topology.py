@@ -38,9 +38,9 @@ class Topology(ABC):
     """
 
     in_pairs: ClassVar[bool] = False
-    """Whether each rank keeps its parameters in a store of its own (`PairTopology`)."""
+    """Whether each rank has a store of its parameters (`PairTopology`)."""
     mixes: ClassVar[bool] = False
-    """Whether it gives each rank an answer of its own (`MixingTopology`)."""
+    """Whether each rank gets another answer (`MixingTopology`)."""
 
     scope: str = WORLD
     meets: str = WORLD
@@ -51,7 +51,7 @@ class Topology(ABC):
     idle between two of them: the exchange of another bucket uses it then."""
 
     def without_servers(self) -> Topology:
-        """The same where there are no servers."""
+        """The topology that is used instead where there are no servers."""
         return self
 
     @property
@@ -61,9 +61,9 @@ class Topology(ABC):
 
     @property
     def encodes_first(self) -> bool:
-        """Whether compressors get the tensor of a replica, and encode all of it before any is sent.
+        """Whether compressors get the whole tensor of a replica, and encode it before anything is sent.
 
-        `Compressor.shows_nonfinite` is of use only then.
+        Only then `Compressor.shows_nonfinite` has an effect.
         """
         return False
 
@@ -82,14 +82,14 @@ class Topology(ABC):
         return self
 
     def check_ranks(self, peers: int) -> None:
-        """Raise a `ConfigError` that says what to write, if it is nothing for so many ranks."""
+        """Raise a `ConfigError` that says what to write, if it does not work with this number of ranks."""
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
-        """With whom, or by which collectives, messages of these compressors are exchanged, in a few words."""
+        """A few words on the ranks or collectives by which messages of these compressors are exchanged."""
         return type(self).__name__
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:
-        """By which collectives the first of these compressors is exchanged, before a session has chosen."""
+        """The collectives that exchange the first of these compressors, before a session has chosen."""
         return f"{self}"
 
     def options(self, compressors: Iterable[Compressor]) -> Options:
@@ -105,7 +105,7 @@ class Topology(ABC):
             )
 
     def fields(self, compressor: Compressor) -> tuple[str, ...]:
-        """The names of its own state fields for a parameter with this compressor; see `keeps`.
+        """The names of the topology's state fields for a parameter with this compressor; see `keeps`.
 
         Raises:
             ConfigError: it does not work with this compressor.
@@ -113,7 +113,7 @@ class Topology(ABC):
         return ()
 
     def keeps(self, numel: int, compressor: Compressor, here: AxisRank) -> Mapping[str, tuple[int, int]]:
-        """Its own state: field -> the (start, stop) of a tensor of `numel` elements that this rank keeps.
+        """The topology's state: field -> the (start, stop) that this rank keeps, of `numel` elements.
 
         `here`: this rank on the axis `meets`; the spans of all ranks there cover the tensor once. The names
         begin with "topology.". The tensors start as zeros, are zero in the spans of `OneShotUse.others`, are
@@ -198,21 +198,21 @@ class NodeTopology(Topology):
 class MixingTopology(Topology):
     """A topology whose answer differs from rank to rank, so that replicas differ; for a merge that `mixes`.
 
-    The mean of the answers over the ranks is the mean of the inputs. As a NaN is not in every answer, ranks
-    tell each other of it by `Context.nonfinite_flags`.
+    The mean of the answers over the ranks is the mean of the inputs. As a NaN is not in every answer,
+    `Context.nonfinite_flags` reports it to all ranks.
     """
 
     mixes: ClassVar[bool] = True
 
 
 class ServerTopology(Topology):
-    """A topology that goes by parameter servers. These keep state by bucket, so buckets stay as first made.
+    """A topology that uses parameter servers. These keep state by bucket, so buckets stay as first made.
 
     Attributes:
         consistency: when a server answers.
-        pull: compresses what comes back; None: densely.
-        optimizer: whose steps are taken: each worker's own, or the server's.
-        compensation, by_staleness: how a stale push counts.
+        pull: the compressor of answers; None: they are dense.
+        optimizer: which optimizer steps: each worker's, or the server's.
+        compensation, by_staleness: how the server corrects and weighs a stale push.
     """
 
     takes_variable_length: ClassVar[bool] = True
@@ -226,16 +226,16 @@ class ServerTopology(Topology):
     @property
     @abstractmethod
     def averages(self) -> bool:
-        """Whether a server only averages; else it keeps the parameters."""
+        """Whether a server only averages what workers push; else it keeps the parameters."""
 
     @property
     @abstractmethod
     def counts_all(self) -> bool:
-        """Whether each push of a worker counts, in full, whenever it comes."""
+        """Whether the server applies every push in full, however late it comes."""
 
     @property
     def independent(self) -> bool:
-        """Whether each replica goes on without the others, so that none of them is asked anything."""
+        """Whether each replica trains without waiting for others, so that there is no collective call."""
         return not self.averages
 
     @property
@@ -245,7 +245,7 @@ class ServerTopology(Topology):
 
     @abstractmethod
     def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
-        """Raise a `ConfigError` that says what to write, if it cannot work with these answers."""
+        """Raise a `ConfigError` that says what to write, if it cannot work with these parts of a strategy."""
 
     @abstractmethod
     def agree(self, x: Tensor) -> Generator[Request, Any, None]:
@@ -253,7 +253,7 @@ class ServerTopology(Topology):
 
     @abstractmethod
     def back(self, x: Tensor) -> PayloadSpec:
-        """The format in which the parameters `x` of a bucket, or their change, come back."""
+        """The format in which the server sends the parameters `x` of a bucket, or their change."""
 
 
 class PairTopology(ServerTopology):

@@ -1,1 +1,1 @@
-"""Gradients on their way through DDP's hook: averaged at once, a step late, or layer by layer."""
+"""Gradients, exchanged through DDP's communication hook: averaged at once, a step late, or layer by layer."""

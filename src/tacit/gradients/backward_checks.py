@@ -1,4 +1,4 @@
-"""What is looked at in every backward: that nothing is added to means, and that all ranks take as many."""
+"""Checks in every backward: no gradient is added to a mean, and all ranks make as many backward passes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("tacit")
 
 
 def linear(session: Session) -> bool:
-    """Whether a gradient on top of a mean may be exchanged: no compressor drops entries or keeps state."""
+    """Whether a mean plus a gradient may be exchanged: no compressor drops entries or keeps state."""
     return all(each.linear for bucket in session.buckets for each in bucket.chosen)
 
 
@@ -31,20 +31,20 @@ class AccumulationCheck:
     """Refuses to exchange gradients that were added to means.
 
     DDP adds the gradients of a second backward to the means of the first, and hands the sum to its hook. A
-    compressor that leaves something out, votes, or remembers would take the mean for a gradient. Passes
-    under `no_sync` are exchanged once, with the last one.
+    compressor that drops entries, votes, or has state would treat the mean as a gradient. Passes under
+    `no_sync` are exchanged once, with the last one.
 
-    Looks at gradients only where a forward follows a backward without a step of the optimizer in between.
-    Where the optimizer is not known, it looks in every backward whether they have been cleared.
+    It checks gradients only if a forward pass follows a backward without a step of the optimizer in between.
+    If the optimizer is not known, it checks in every backward whether they have been cleared.
 
     Args:
-        model: whose forward is watched.
+        model: its forward passes are watched.
         session: exchanges the gradients.
         named: the parameters.
         scaled: whether a GradScaler may pass over a step.
         unseen: whether the optimizer's steps cannot be observed.
-        take_back: has all be as if what was exchanged and then cleared had not been; None where that is not
-            possible, which a warning says once.
+        take_back: undoes an exchange whose gradients were then cleared; None: that is not possible, and one
+            warning says so.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class AccumulationCheck:
         self._handle = model.register_forward_pre_hook(OnlyHere(self._before_forward))
 
     def around(self, answer: Answer) -> Answer:
-        """The same answer to DDP's hook; it also notes that DDP was given means."""
+        """Wrap the answer to DDP's hook, to note that DDP got means."""
 
         def noted(ddp_bucket: Any) -> BucketFuture:
             if ddp_bucket.is_last():
@@ -73,12 +73,12 @@ class AccumulationCheck:
         return noted
 
     def stepped(self) -> None:
-        """To be called after every step of the optimizer, which has used the means."""
+        """Note a step of the optimizer, which has used the means."""
         self._exchanged = self._looking = self._discarded = False
         self._stop_watching()
 
     def discarded(self) -> None:
-        """To be called in place of a step that is discarded; its gradients are to be cleared."""
+        """Note that a step is discarded, in place of `stepped`; its gradients are to be cleared."""
         self._discarded = True
 
     def close(self) -> None:
@@ -93,25 +93,25 @@ class AccumulationCheck:
         if not self._exchanged or self._looking or not torch.is_grad_enabled():
             return
         self._looking = True
-        # Whether they still hold means is known when the first gradient is about to be added, and not before.
+        # Only when the first gradient is about to be added it is known whether they still hold means.
         for p in () if self._watching else [p for p in self._named.values() if p.requires_grad]:
             handle: RemovableHandle = p.register_hook(self._look)  # type: ignore[no-untyped-call]
             self._watching.append(handle)
 
     def _look(self, _: Tensor) -> None:
-        """To be called once, before the first gradient of a backward is added to anything."""
+        """Check, once and before the first gradient of a backward is added, that no mean is there."""
         if not self._looking:
             return
         self._looking = False
-        if not self._unseen:  # else the next backward is looked at too
+        if not self._unseen:  # else the next backward is checked too
             self._stop_watching()
         discarded, self._discarded = self._discarded, False
-        step = self._session.nonfinite.told(self._session.step)
+        step = self._session.nonfinite.global_step(self._session.step)
         if any(has_gradient(p) for p in self._named.values()):
             if discarded:
                 raise AttachError(
                     f"step {step} was discarded, and its gradients are still there: write "
-                    "optimizer.zero_grad() behind session.discard()"
+                    f"optimizer.zero_grad() after session.discard()"
                 )
             raise AttachError(
                 f"a second backward in step {step}, with no {self._missing} since the first: "
@@ -148,7 +148,7 @@ class AccumulationCheck:
 
 
 def has_gradient(p: Tensor) -> bool:
-    """Whether its gradient is there, and not zero."""
+    """Whether the parameter has a gradient that is not zero."""
     return p.grad is not None and bool(p.grad.any())
 
 
@@ -156,7 +156,8 @@ class SyncedBackwards:
     """Counts the backward passes in which DDP synchronises.
 
     Attributes:
-        begun: how many there were; `since`, since the last step, or since one was discarded.
+        begun: how many there were.
+        since: how many there were since the last step, or since one was discarded.
     """
 
     def __init__(self, model: TrainedModel) -> None:
@@ -164,7 +165,7 @@ class SyncedBackwards:
         self.begun = self.since = 0
 
     def around(self, answer: Answer) -> Answer:
-        """The same answer to DDP's hook, counted."""
+        """Wrap the answer to DDP's hook, to count backward passes."""
 
         def counted(bucket: GradBucket) -> BucketFuture:
             if bucket.index() == 0:
@@ -176,12 +177,12 @@ class SyncedBackwards:
         return counted
 
     def stepped(self) -> None:
-        """To be called behind every step, and every one that is discarded."""
+        """Reset `since`, after a step or after one was discarded."""
         self.since = 0
 
 
 def refuse_join(model: TrainedModel) -> None:
-    """Refuse torch's `Join`: a rank that is done would call our hook outside of backward, and take no steps.
+    """Refuse torch's `Join`: a rank without data would call the hook outside of backward, and take no steps.
 
     Raises:
         AttachError: the model is in such a context, or is still set up as it was in one.
@@ -195,7 +196,7 @@ def refuse_join(model: TrainedModel) -> None:
 
 
 def untouched(model: TrainedModel, steps: int) -> StepsReached:
-    """How far a rank is where DDP exchanges gradients itself, by the number of collectives on its group."""
+    """How far a rank is if DDP exchanges gradients itself, by the number of collectives on its group."""
     if in_join(model):
         return StepsReached(0)  # there ranks may take different numbers of steps
     return StepsReached(steps, sequence_number(model.process_group))

@@ -1,4 +1,4 @@
-"""Where the parameters of the session's buckets are in what torch's hook is given."""
+"""Where the parameters of the session's buckets lie in DDP's buckets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tacit.session.buckets import Bucket
 
 @dataclass(frozen=True)
 class Whole:
-    """Bucket `bucket` of the session is a stretch of DDP's bucket: no copy."""
+    """A bucket of the session that is a span of DDP's bucket: it needs no copy."""
 
     bucket: int
     start: int
@@ -19,7 +19,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class SliceCopy:
-    """Where `slices` parameters are: at `start` in DDP's bucket, at `to` in the session's `bucket`."""
+    """A copy of `slices` parameters, from `start` in DDP's bucket to `to` in the session's `bucket`."""
 
     bucket: int
     start: int
@@ -31,13 +31,17 @@ class SliceCopy:
 Piece: TypeAlias = Whole | SliceCopy
 
 
-def pieces(i: int, bucket: Bucket, places: dict[str, int], copied: bool) -> list[Piece]:
-    """How the parameters of bucket `i` are in a bucket of DDP, where they have these `places`.
+def pieces(i: int, bucket: Bucket, starts: dict[str, int], copied: bool) -> list[Piece]:
+    """The spans or copies that make bucket `i` of a bucket of DDP.
 
-    `copied`: whether the bucket travels in a buffer of its own, wherever it is.
+    Args:
+        i: the index of the session's bucket.
+        bucket: the session's bucket.
+        starts: parameter -> its start in DDP's bucket.
+        copied: whether the bucket is always copied into a separate buffer.
     """
-    here = [param for param in bucket.slices if param.name in places]
-    begins = [places[param.name] + param.offset for param in here]
+    here = [param for param in bucket.slices if param.name in starts]
+    begins = [starts[param.name] + param.offset for param in here]
     if len(here) == len(bucket.slices):
         start = begins[0]
         if all(at == start + param.start for at, param in zip(begins, here, strict=True)):

@@ -44,7 +44,7 @@ the second on; changing at a fixed round is the same whether or not a run was re
 
 @dataclass
 class HookDispatcher(NotCopied):
-    """Answers the one hook of a DDP object, by a function that can be replaced."""
+    """The one hook of a DDP object, which calls a function that can be replaced."""
 
     answer: Answer
 
@@ -76,7 +76,7 @@ class HookDispatcher(NotCopied):
         """A dispatcher for this DDP object whose hook the user registers.
 
         Raises:
-            AttachError: the object has tacit's own hook.
+            AttachError: the object has tacit's hook already.
         """
         if ddp in _DISPATCHERS:
             raise AttachError(
@@ -103,7 +103,7 @@ def plain_mean(group: dist.ProcessGroup) -> Answer:
 
 
 def no_exchange(ddp_bucket: GradBucket) -> BucketFuture:
-    """Every replica keeps its own gradient."""
+    """The answer without an exchange: every replica keeps its gradient."""
     return _now(ddp_bucket.buffer())
 
 
@@ -114,7 +114,7 @@ def _now(value: Tensor) -> BucketFuture:
 
 
 def _future(value: Tensor) -> BucketFuture:
-    """A future that will hold it; of a tensor on a GPU it must know the device, for streams to wait."""
+    """A future for the tensor. It must know the device of a tensor on a GPU, so that streams wait for it."""
     if not value.is_cuda:
         return torch.futures.Future()
     future: BucketFuture = torch.futures.Future(devices=[value.device])
@@ -126,7 +126,7 @@ def _future(value: Tensor) -> BucketFuture:
 
 @dataclass
 class _Staged:
-    """A bucket of the session that is put together from pieces of one or more of DDP's buckets."""
+    """A bucket of the session that is copied together from one or more of DDP's buckets."""
 
     flat: Tensor
     missing: int
@@ -159,7 +159,7 @@ class _DdpBucket:
 
 
 def _host_copies(session: Session, named: Mapping[str, Tensor]) -> "HostCopies | None":
-    """What copies between a GPU and the host; None where no copies are needed."""
+    """The copies between a GPU and the host; None if none are needed."""
     if not any(p.is_cuda for p in named.values()):
         return None
     from tacit.gradients.host_copies import HostCopies
@@ -181,10 +181,11 @@ class GradientHook:
     Args:
         session: exchanges the buckets.
         named: the parameters.
-        used: notes which of them took part in backward.
-        modules: FSDP2's, which are cut for good: of each the parameters, with the entries for which there is
-            room in what torch gives. None of DDP, whose buckets change, and hold parameters without gaps.
-        share: how much this rank counts for in the mean; 1 on average over the ranks.
+        used: notes which of them had a gradient.
+        modules: for FSDP2, whose layout is fixed: for each module its parameters, with the number of entries
+            that each has in torch's flat gradient, padding included. Empty for DDP, whose buckets change and
+            have no gaps.
+        share: the weight of this rank in the mean; 1 on average over the ranks.
     """
 
     def __init__(
@@ -198,7 +199,9 @@ class GradientHook:
         self._session, self._share = session, share
         self._used = used
         self.fixed = [[*each] for each in modules]
-        """What torch gives at once, where that never changes; of some of it a rank may have no entry."""
+        """The parameters that torch passes in one call, if that never changes; a rank may have no entry of
+        some.
+        """
         self._widths = {name: p.numel() for name, p in named.items()}
         for each in modules:
             self._widths |= each
@@ -212,13 +215,13 @@ class GradientHook:
         self._fresh = False
         self._arrived: set[int] = set()
         self.layout: list[list[str]] | None = None
-        """DDP's buckets as they were last seen, until the buckets have settled on them."""
+        """DDP's buckets as they were last seen, until the session has taken them over."""
         self.late = _delayed_means(session)
-        """Where means are applied a step late: all buckets are copied then."""
+        """If means are applied a step late: their buffers. All buckets are copied then."""
         self._counts_steps = self._communicates = False
 
     def count_steps(self) -> None:
-        """Take the end of each backward for a step, as no optimizer is known."""
+        """Count the end of each backward as a step, as no optimizer is known."""
         self._counts_steps = True
 
     def __call__(self, ddp_bucket: GradBucket) -> BucketFuture:
@@ -250,7 +253,7 @@ class GradientHook:
         late = self.late is not None and self.late.late
         buckets = 0 if late else len({part.bucket for part in route})
         inside = session.lanes.inside if self._copies is None else self._copies.inside
-        if late:  # what DDP gets is there, and the round that leaves is the next backward's
+        if late:  # DDP gets the mean of the step before, which is there
             inside = nullcontext
         waiting = _DdpBucket(ddp_bucket.buffer(), _future(ddp_bucket.buffer()), 1 + buckets, inside)
         for part in route:
@@ -342,7 +345,7 @@ class GradientHook:
             raise misfit([name for i, name in self._names.items() if i not in self._arrived], "unfrozen")
 
     def _flat(self, i: int) -> Tensor:
-        """The memory of a bucket; the same in all rounds if the session never takes over DDP's buckets."""
+        """The buffer of a bucket; the same in all rounds if the session never takes over DDP's buckets."""
         if self.late is not None:
             return self.late.flats[i]
         bucket = self._session.buckets[i]
@@ -390,9 +393,9 @@ class GradientHook:
 
 
 def after_backward(call: Callable[[], None], before: Callable[[], None] | None = None) -> None:
-    """Call it in the thread of backward after DDP has taken all answers; what it raises, backward raises.
+    """Call a function in the thread of backward, after DDP has taken all answers; backward raises its errors.
 
-    `before` is called when the graph is done, and DDP has not begun to wait for the answers.
+    `before` is called when the graph is done, before DDP waits for the answers.
     """
 
     def done() -> None:

@@ -14,16 +14,16 @@ BLOCK = 1 << 16
 
 
 class DelayedMeans:
-    """For each bucket a buffer, with the gradient that is under way, and then the mean that it has become.
+    """A buffer for each bucket, which holds the gradient under way, and then its mean.
 
-    A backward first waits for the round of the one before it. From then on each bucket is taken over as DDP
-    has filled it: its gradient goes into the buffer and on its way, and the mean that was there goes to DDP.
-    So one round is under way at a time, and every exchange finds the state that the one before it has left.
+    A backward first waits for the round of the one before it. From then on, whenever DDP has filled a bucket,
+    its gradient goes into the buffer and is exchanged, and the mean that was there goes to DDP. So one round
+    is under way at a time, and every exchange starts from the state of the one before it.
 
-    Waiting at the beginning costs little: where rounds take longer than computing, the wire would be busy
-    until then anyway. The first step, and those of a warm-up, are synchronous: DDP gets that step's mean,
-    which stays in the buffer. So the first late step applies the mean of the step before it once more, as
-    x_{t+1} = x_t - lr g_{t-1} has it. The mean that is under way when training ends is not applied.
+    Waiting at the beginning costs little: if rounds take longer than computing, the link would be busy until
+    then anyway. The first step, and those of a warm-up, are synchronous: DDP gets that step's mean, which
+    stays in the buffer. So the first late step applies the mean of the step before it once more, as x_{t+1} =
+    x_t - lr g_{t-1} has it. The mean that is under way when training ends is not applied.
 
     Attributes:
         flats: the buffers, one a bucket.
@@ -43,7 +43,7 @@ class DelayedMeans:
         self._blocks = {kind: torch.empty(BLOCK, dtype=kind[0], device=kind[1]) for kind in kinds}
 
     def begin(self) -> None:
-        """To be called as a backward begins: wait for the round under way.
+        """Wait for the round under way, as a backward begins.
 
         Raises:
             RoundError: it failed.
@@ -54,7 +54,7 @@ class DelayedMeans:
         sync = session.schedule.sync_at(session.step)
         self.late = session.step > 0 and sync.apply_at > session.step
         if self.late and session.step == self._began_at:
-            step = session.nonfinite.told(session.step)
+            step = session.nonfinite.global_step(session.step)
             raise AttachError(
                 f"a second backward in step {step}, with no optimizer.step since the first: "
                 f"{session.strategy.name!r} gives a step the mean of the step before, and accumulating would "
@@ -78,7 +78,7 @@ class DelayedMeans:
             theirs.copy_(between)
 
     def follow_buckets(self) -> None:
-        """Keep the same means in the session's present buckets. Not while a round is under way."""
+        """Move the means into the session's present buckets. Not while a round is under way."""
         before = self.kept()
         self._buckets = self._session.buckets
         self._allocate()
@@ -86,12 +86,12 @@ class DelayedMeans:
             mean.copy_(before[name])
 
     def resume(self) -> None:
-        """To be called when a checkpoint is loaded, which may be of another step."""
+        """Start anew after a checkpoint was loaded, which may be of another step."""
         self._began_at = None
         self.follow_buckets()
 
     def kept(self) -> dict[str, Tensor]:
-        """Views of the latest means, by parameter; equal on all ranks."""
+        """The latest means, for a checkpoint: views by parameter, equal on all ranks."""
         buckets = zip(self._buckets, self.flats, strict=True)
         return {
             param.name: flat[param.start : param.stop] for bucket, flat in buckets for param in bucket.slices

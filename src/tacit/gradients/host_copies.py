@@ -14,7 +14,7 @@ from tacit.session.buckets import Bucket
 
 
 class HostCopies:
-    """Copies between a GPU and pinned memory, on two streams of their own: one down, one up.
+    """Copies between a GPU and pinned memory, on two separate streams: one down, one up.
 
     Args:
         device: the GPU.
@@ -27,7 +27,7 @@ class HostCopies:
 
     @staticmethod
     def of(session: Session, named: Mapping[str, Tensor]) -> HostCopies | None:
-        """None where no copies are needed, as buckets are exchanged on the parameters' device."""
+        """The copies for a session; None if buckets are exchanged on the parameters' device."""
         there = {p.device for p in named.values() if p.is_cuda}
         if not there or not session.buckets or session.buckets[0].device.type != "cpu":
             return None
@@ -38,7 +38,7 @@ class HostCopies:
         return torch.empty(bucket.numel, dtype=bucket.dtype, pin_memory=True)
 
     def down(self, here: Tensor, there: Tensor) -> None:
-        """Begin to copy to the host what this thread's stream has written."""
+        """Begin to copy a tensor to the host, after what this thread's stream has written."""
         self._down.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._down):
             there.copy_(here, non_blocking=True)
@@ -49,11 +49,11 @@ class HostCopies:
         return wait
 
     def up(self, pieces: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Begin to copy to the GPU; `pieces`: pairs of a tensor there and one on the host."""
+        """Begin to copy to the GPU; `pieces`: pairs of a tensor on the GPU and one on the host."""
         with self.inside():
             for here, there in pieces:
                 here.copy_(there, non_blocking=True)
 
     def inside(self) -> AbstractContextManager[object]:
-        """A block whose launches come behind the copies to the GPU."""
+        """A block whose launches come after the copies to the GPU."""
         return torch.cuda.stream(self._up)

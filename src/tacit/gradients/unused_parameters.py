@@ -1,4 +1,4 @@
-"""Which parameters took part in a backward, where DDP was told that not all always do."""
+"""Which parameters had a gradient in a backward, for DDP with `find_unused_parameters`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch.utils.hooks import RemovableHandle
 
 
 class UsedParameters:
-    """The parameters that have had a gradient since the last exchange; as DDP itself counts them.
+    """The parameters that have had a gradient since the last exchange, counted as DDP counts them.
 
-    With `find_unused_parameters` DDP leaves alone the gradient of a parameter that no rank has used, and
-    throws away what its hook has answered for it. Passes under `no_sync` count too.
+    With `find_unused_parameters` DDP does not change the gradient of a parameter that no rank has used, and
+    discards what its hook has answered for it. Passes under `no_sync` count too.
 
     Args:
         named: the parameters to watch.
@@ -32,7 +32,7 @@ class UsedParameters:
         return name not in self._used
 
     def clear(self) -> None:
-        """An exchange is over: forget the gradients seen."""
+        """Forget the gradients seen, as an exchange is over."""
         self._used.clear()
 
     def close(self) -> None:

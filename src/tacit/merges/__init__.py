@@ -163,7 +163,7 @@ class ServerParams(Merge):
 
     @property
     def meets(self) -> bool:
-        """False: the server's parameters change from worker to worker."""
+        """False: the server's parameters change between the answers to two workers."""
         return False
 
     def apply_(
@@ -265,7 +265,7 @@ class OuterStep(Merge):
 
     @property
     def meets(self) -> bool:
-        """Whether replicas keep nothing of their own in an answer that comes at once."""
+        """Whether replicas are equal after an answer that comes at once, as `local` is 0."""
         return self.local in (0, "steps")
 
     def init(self, like: Tensor) -> State:
@@ -312,8 +312,8 @@ class SlowMo(Merge):
         u    <- momentum * u - mean / lr
         anchor <- anchor - slow_lr * lr * u;   params <- anchor
 
-    `lr` is the learning rate of the parameter's own group in that step, so that a schedule of it scales
-    the momentum too.
+    `lr` is the learning rate of the parameter's group in that step, so that a schedule of it scales the
+    momentum too.
 
     Attributes:
         slow_lr: above 0; the paper's alpha.

@@ -83,7 +83,7 @@ class AnchorComparison:
         if alike((yield from gather(sums.whole(), context.topology.scope))):
             return
         apart = sums.apart((yield from gather(sums.each(), context.topology.scope)))
-        step = self._session.nonfinite.told(step)
+        step = self._session.nonfinite.global_step(step)
         raise RoundError(
             f"in step {step} the common point of {apart.named} has other bits on "
             f"{apart.on(context.global_ranks)}, and no rank has sent "

@@ -233,7 +233,7 @@ class ReplicaBuffers:
         where = ", ".join(
             f"{name} on rank {', '.join(str(ranks[place]) for place in places)}" for name, places in broken
         )
-        step = self._session.nonfinite.told(self._step)
+        step = self._session.nonfinite.global_step(self._step)
         return NonFinite(
             f"NaN or infinity in the buffer {where}, in step {step}: no rank has applied "
             f"anything of this round. {beginnings(began, step)}Lower the learning rate, clip the "

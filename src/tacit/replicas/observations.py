@@ -127,7 +127,7 @@ class Observations:
         ]
         if not silent:
             return
-        step = self._session.nonfinite.told(step)
+        step = self._session.nonfinite.global_step(step)
         where = "at all" if len(silent) == len(given) else f"on {of_ranks(silent)}"
         raise ConfigError(
             f"rounds={self._session.strategy.rounds} depend on the loss, and up to step {step} "

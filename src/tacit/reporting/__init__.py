@@ -1,1 +1,1 @@
-"""What a script reports while it trains: numbers by step, and what `tacit run` is told."""
+"""What a script reports while it trains: numbers by step, and files for `tacit run`."""

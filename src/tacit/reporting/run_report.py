@@ -21,7 +21,7 @@ from tacit.strategy import AnyStrategy
 
 
 class Counted(Protocol):
-    """What is reported on: an attached session."""
+    """An attached session, which is reported on."""
 
     strategy: AnyStrategy
 
@@ -30,7 +30,7 @@ class Counted(Protocol):
         """What `auto` has chosen."""
 
     def metrics(self) -> dict[str, float]:
-        """Its numbers."""
+        """The session's numbers."""
 
 
 _CALLED: list[str] = []

@@ -1,4 +1,4 @@
-"""Curves: a session's numbers as scalars by step, for TensorBoard or whatever else has its `add_scalar`."""
+"""Curves: a session's numbers as scalars by step, for TensorBoard or any writer with `add_scalar`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tacit import files
 from tacit.errors import ConfigError, installing
 
 FLUSH_SECONDS = 5
-"""How long a scalar may wait before it is on disk."""
+"""Seconds that a scalar may wait before it is on disk."""
 
 
 class ScalarWriter(Protocol):
-    """What is asked of a writer; `torch.utils.tensorboard.SummaryWriter` is one."""
+    """A writer of curves, such as `torch.utils.tensorboard.SummaryWriter`."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> object:
         """Note the value that the curve `tag` has at this step."""
@@ -68,7 +68,7 @@ def check_installed() -> None:
 
 
 def open_writer(root: Path, name: str) -> Any:
-    """A `SummaryWriter` in a folder of its own below `root`: TensorBoard lays such curves over each other.
+    """A `SummaryWriter` in a separate folder below `root`: TensorBoard draws such curves into one chart.
 
     Raises:
         ConfigError: TensorBoard's package is missing.
@@ -97,7 +97,7 @@ def _hush_threads() -> None:
 
 
 def free(root: Path, name: str) -> str:
-    """This name or, where there are curves of it, the first of `name.2`, `name.3` and so on without."""
+    """The name, or where it has curves already, the first of `name.2`, `name.3` and so on that has none."""
     names = chain([name], (f"{name}.{i}" for i in count(2)))
     return next(each for each in names if not _taken(root, each))
 

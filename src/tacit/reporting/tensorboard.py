@@ -1,8 +1,8 @@
 """TensorBoard curves of a script's sessions while they train, for `tacit run --tensorboard`.
 
 If the environment variable `TACIT_TENSORBOARD` names a folder, rank 0 writes the numbers of every session
-into it once a second, each session as a run of its own; else nothing happens. If the folder cannot be
-written, a note says so once, and the script goes on.
+into it once a second, each session as a separate run; else nothing happens. If the folder cannot be written,
+a note says so once, and the script goes on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OPEN: dict[Counted, _CurveWriter] = {}
 
 
 class _CurveWriter:
-    """Writes a session's numbers from a thread of its own, and once more as it is closed."""
+    """Writes a session's numbers from a thread, and once more as it is closed."""
 
     def __init__(self, session: Counted, root: Path) -> None:
         self._session, self.process = session, os.getpid()

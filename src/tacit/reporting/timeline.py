@@ -18,7 +18,7 @@ def timeline(
 ) -> Timeline:
     """The last thousand steps, and the last thousand rounds of each level; levels and sessions near to far.
 
-    `messages`: that were noted beside, by the same clock.
+    `messages`: planned messages, timed by the same clock.
     """
     found = zip(names, sessions, strict=True)
     levels = [(name, session) for name, session in found if session.strategy.subject != "nothing"]
@@ -45,7 +45,7 @@ def timeline(
 
 
 def _changes(level: int, session: Session) -> list[Change]:
-    """What was noted of the schedule, and from which steps on its phases are."""
+    """The changes of the schedule, and the steps from which its phases last."""
     found = [Change(level, step, values) for step, values in tuple(session.schedule.log)]
     starts = enumerate(session.schedule.phase_starts)
     found += [Change(level, start, {"phase": float(number)}) for number, start in starts]

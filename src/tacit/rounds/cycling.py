@@ -218,7 +218,7 @@ class Cycling(AdaptiveRounds):
 
     def _chosen(self, schedule_state: ScheduleState, transfer: float) -> ScheduleState:
         schedule_state = {**schedule_state, "asked": schedule_state["asked"] + 1}
-        if transfer <= 0:  # no late round was measured
+        if transfer <= 0:  # no late round has been measured
             return schedule_state
         period = float(max(1, math.ceil(transfer * SLACK)))
         return {**schedule_state, "period": period, "delay": period}
@@ -245,7 +245,7 @@ class NodeRounds(Rounds):
 
     @property
     def summary(self) -> str:
-        """As of the steps that have to have a round."""
+        """A few words on the steps that have to have a round."""
         return "every step"
 
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:

@@ -78,7 +78,7 @@ class During(Rounds):
 
     @property
     def summary(self) -> str:
-        """The first steps, and how many at a time later."""
+        """A few words on the first steps, and on how many follow at a time."""
         refresh = self.renewals.refresh
         later = f", then {refresh} at a time" if refresh else ""
         return f"in the first {self.renewals.freeze_step} steps{later}"

@@ -1,4 +1,4 @@
-"""A strategy at work: its buckets and their states, its rounds, its lane, its numbers."""
+"""A strategy at work: its buckets and their states, its rounds, its lane, its metrics."""
 
 from tacit.session.pending_rounds import PendingRound
 from tacit.session.session import Session

@@ -1,4 +1,4 @@
-"""The exchange of one bucket of a session, and what is looked at around it."""
+"""The exchange of one bucket of a session, with the checks for NaN before and after it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ from tacit.transports.meter import counted
 
 @dataclass(frozen=True, slots=True)
 class _Checks:
-    """What is the same in every exchange of a bucket.
+    """The checks of a bucket, which are the same in each of its exchanges.
 
     Attributes:
-        flags: a number a rank, in which it reports NaN; `idle`: one a parameter, whether it was idle, or
-            none.
-        hidden: whether a payload may hide a NaN; `told`: whether ranks tell each other of theirs by `flags`.
-        shown: whether, without a GradScaler, encoding tells of a NaN in time, so that no pass looks before.
-        narrow: whether a level may be beyond the type where no entry was, as it has two bytes.
-        replicated_in_node: whether all ranks of a node give the same, unless rounds let them diverge.
+        flags: one number a rank, in which it reports NaN.
+        idle: one number a parameter: whether it had no gradient; empty where ranks need not know.
+        hidden: whether a payload may hide a NaN.
+        told: whether ranks report NaN to each other by `flags`.
+        shown: whether, without a GradScaler, encoding detects NaN in time, so that no pass before it is
+            needed.
+        narrow: whether a quantization level may overflow although no entry has, as the type has two bytes.
+        replicated_in_node: whether all ranks of a node have equal parameters here, unless rounds let them
+            diverge.
     """
 
     bucket: Bucket
@@ -47,13 +50,13 @@ class _Checks:
 
 
 class BucketExchanges:
-    """Exchanges whose values are looked at on the host, as they come.
+    """Exchanges whose values are checked on the host as soon as they are there.
 
     Args:
         config: of the session.
         store: the buckets, and their states.
-        nonfinite: looks at them.
-        rescaling: of residuals, where they follow the learning rate.
+        nonfinite: checks them.
+        rescaling: rescales residuals, where they follow the learning rate.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class BucketExchanges:
         self._place = config.context.transport.place
         self._independent, self._me = config.independent, config.context.me
         self._ranks = len(config.context.ranks)
-        # Where each rank gets another answer, a NaN is not in all of them: the ranks must tell each other.
+        # Where each rank gets another answer, a NaN is not in all of them: the ranks must report it.
         self._mixes = isinstance(config.strategy.topology, MixingTopology)
         self._checks = [*map(self._checks_of, store.buckets, store.nonfinite_flags)]
 
@@ -95,7 +98,7 @@ class BucketExchanges:
         checks, nonfinite, step = self._checks[i], self._nonfinite, pending.step
         bucket, flags = checks.bucket, checks.flags
         scale = nonfinite.scale_of(bucket) if nonfinite.scaled else 1.0
-        assert not isinstance(scale, Tensor), "a factor on a device is for what is in stream"
+        assert not isinstance(scale, Tensor), "a factor on a device is for exchanges in stream order"
         flags.zero_()
         if len(checks.idle):
             checks.idle.copy_(torch.tensor(self._idle_here(bucket), dtype=torch.float32))
@@ -168,14 +171,14 @@ class BucketExchanges:
         )
 
     def _idle_here(self, bucket: Bucket) -> list[float]:
-        """Of each parameter, whether it took no part in this rank's backward."""
+        """One number a parameter: 1 where it had no gradient in this rank's backward."""
         idle = self._config.context.idle
         assert idle is not None
         return [float(idle(param.name)) for param in bucket.slices]
 
 
 class DeviceExchanges(BucketExchanges):
-    """The same where the host waits for nothing: what went wrong is noted on the device (`device_rounds`)."""
+    """Exchanges for which the host never waits: errors are noted on the device (see `device_rounds`)."""
 
     def __init__(
         self,

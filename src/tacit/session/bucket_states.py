@@ -1,4 +1,4 @@
-"""The buckets of a session, this rank's pieces of them, and their states."""
+"""The buckets of a session, this rank's parts of them, and their states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tacit.session.exchange_plan import Coordinate, Plan, SessionContext
 from tacit.transports.meter import DryRun
 
 Fields = dict[tuple[str, str], StateSlice]
-"""(parameter, field) -> what is kept of it."""
+"""(parameter, field) -> this rank's part of that state."""
 
 
 class BucketWorkspace(Workspace):
@@ -87,12 +87,12 @@ class StateStore:
             for i, (bucket, work, flags) in enumerate(made)
         ]
         self._replaced: dict[int, tuple[State, dict[str, Tensor]]] = {}
-        """Of gradients: the states that the last round has replaced, and the second buffers then."""
+        """For gradients: the states that the last round replaced, and the second buffers of that time."""
 
     # ---- exchanges ------------------------------------------------------------------------------------
 
     def exchange(self, i: int, x: Tensor, step: int, **given: Any) -> Generator[Request, Any, Outcome]:
-        """The exchange of bucket `i`; `given` is what its `Context` says besides what is always the same."""
+        """The exchange of bucket `i`; `given`: the fields of its `Context` that change by exchange."""
         phase = bisect_right(self._changes[i], step)
         if phase != self._phases[i]:  # payloads have other shapes from now on
             dry_run = DryRun()
@@ -104,9 +104,9 @@ class StateStore:
 
     @property
     def stages(self) -> dict[str, int]:
-        """How many collectives the longest exchange takes on each axis, and one more after a NaN.
+        """The collectives of the longest exchange on each axis, and one more for the report of a NaN.
 
-        As buckets are cut, and as they would be were they as large as can be; in all phases.
+        It is the most over all phases, for the present buckets and for the largest possible ones.
         """
         session_context = self._context
         most: Counter[str] = Counter()
@@ -131,7 +131,7 @@ class StateStore:
         return str(tensor.dtype), str(tensor.device)
 
     def commit(self, outcomes: Mapping[int, Outcome], idle: Set[str] = frozenset()) -> None:
-        """Keep the states that a round has led to; of parameters that were `idle`, what was kept before."""
+        """Replace the states by those that a round led to; `idle` parameters keep their old ones."""
         for i, outcome in outcomes.items():
             old = self._states[i]
             if not self._context.apart:
@@ -144,25 +144,25 @@ class StateStore:
                     self._workspaces[i].spares[name] = old[name]
 
     def take_back(self) -> None:
-        """Have the states that were there before the last round: exchanges leave them as they are."""
+        """Restore the states from before the last round, which exchanges leave unchanged."""
         for i, (old, spares) in self._replaced.items():
             self._states[i] = old
             self._workspaces[i].spares.update(spares)
         self._replaced.clear()
 
     def _keep(self, i: int, old: State, new: State, idle: Set[str]) -> None:
-        """Keep the old state of idle parameters, as DDP throws their answer away."""
+        """Copy the old state of idle parameters into the new one, as DDP discards their answer."""
         before, after = self._views(i, old), self._views(i, new)
         for key, kept in after.items():
             if key[0] in idle and kept.tensor.data_ptr() != before[key].tensor.data_ptr():
                 kept.tensor.copy_(before[key].tensor)
 
     def counted_(self, i: int, x: Tensor) -> None:
-        """Overwrite `x`, what this replica has of bucket `i`, with what it counts for among replicas."""
+        """Overwrite this replica's bucket `i` with its contribution; see `Compressor.counted_`."""
         self._compressors[i].counted_(x, self._states[i])
 
     def begin_anew(self) -> None:
-        """Forget how replicas differ, as they have been made equal; see `MixingCompressor`."""
+        """Reset the state of how replicas differ, as they are equal now; see `MixingCompressor`."""
         for i, (bucket, state) in enumerate(zip(self.buckets, self._states, strict=True)):
             kept = {key: each.tensor for key, each in self._views(i, state).items() if each.mixing}
             if kept:
@@ -172,7 +172,7 @@ class StateStore:
 
     @property
     def mixing(self) -> set[tuple[str, str]]:
-        """The (parameter, field) of what belongs together with the other ranks' state."""
+        """The (parameter, field) of state that is valid only together with the other ranks' state."""
         return {key for key, kept in self.named_state().items() if kept.mixing}
 
     # ---- state by parameter ---------------------------------------------------------------------------
@@ -193,9 +193,9 @@ class StateStore:
 
     @cached_property
     def layout(self) -> dict[tuple[str, str], list[StateSlice | None]]:
-        """Who keeps what of each (parameter, field): by rank of the node, or of all for the topology's own.
+        """The parts of each (parameter, field), by rank of the node; of the topology's state, by rank of all.
 
-        On meta tensors. Which pairs there are does not depend on how buckets are cut.
+        The parts are meta tensors. The set of (parameter, field) does not depend on how buckets are cut.
         """
         session_context = self._context
         near = [
@@ -208,11 +208,11 @@ class StateStore:
             _note(parts, [named_state(piece, piece.compressor.init(piece.like())) for piece in pieces])
             for param, compressor in zip(bucket.slices, bucket.chosen, strict=True):
                 parts |= {(param.name, field): [] for field in session_context.topology.fields(compressor)}
-            _note(parts, [self._stretches(i, coordinate) for coordinate in session_context.coordinates])
+            _note(parts, [self._topology_state(i, coordinate) for coordinate in session_context.coordinates])
         return parts
 
-    def _stretches(self, i: int, coordinate: Coordinate) -> Fields:
-        """What the topology keeps there, of bucket `i`."""
+    def _topology_state(self, i: int, coordinate: Coordinate) -> Fields:
+        """The state of bucket `i` that the topology keeps at a coordinate."""
         piece, found = self._plan.piece(i, coordinate.near), Fields()
         for field, (start, stop) in self._plan.keeps(i, coordinate).items():
             meta = torch.empty(stop - start, dtype=state_dtype(piece.dtype), device="meta")
@@ -220,7 +220,7 @@ class StateStore:
         return found
 
     def widths(self) -> dict[tuple[str, str], tuple[bool, int]]:
-        """Of each (parameter, field) whether all ranks keep it in common, and its number of elements."""
+        """For each (parameter, field): whether it is equal on all ranks, and its number of elements."""
         found = {}
         for (name, field), parts in self.layout.items():
             some = next((part for part in parts if part is not None), None)
@@ -234,7 +234,7 @@ class StateStore:
         return any(len(self.layout[key]) > 1 for key in self.widths())
 
     def gathered(self) -> Generator[Request, Any, Fields]:
-        """All state of this rank's node, put together from what its ranks keep; the topology's, of all."""
+        """All state of this rank's node, joined from its ranks' parts; the topology's, from those of all."""
         mine = self.named_state()
         whole: Fields = {}
         for key, (together, width) in self.widths().items():
@@ -249,15 +249,15 @@ class StateStore:
         return whole
 
     def _dtype(self, key: tuple[str, str]) -> torch.dtype:
-        """The type of a field, wherever it is kept; where it is kept nowhere, of what would be there."""
+        """The type of a field, on whichever rank it is kept; if on none, the type that it would have."""
         kept = next((part.tensor.dtype for part in self.layout[key] if part is not None), None)
         return kept or state_dtype(self._context.tensors[key[0]].dtype)
 
     def restore(self, whole: Mapping[tuple[str, str], Tensor]) -> set[str]:
-        """Take what is this rank's of the state that `gathered` gave, here or in another run.
+        """Take this rank's part of the state that `gathered` returned, here or in another run.
 
-        The topology's residual of a parameter of which it now keeps none goes to every rank's: the mean of
-        the residuals stays the same. Returns the parameters of which that was more than zeros.
+        If the topology now keeps no residual of a parameter, the saved one is added to every rank's residual,
+        so that their mean stays the same. Returns the parameters for which it was not zero.
         """
         mine = self.named_state()
         for key, kept in mine.items():
@@ -275,7 +275,7 @@ class StateStore:
         return {name for (name, _), new_residual in orphans.items() if bool(new_residual.any())}
 
     def residuals(self, name: str) -> list[str]:
-        """The field with the residual of a parameter; none, or one: of several the outermost."""
+        """The field with the residual of a parameter: none, or one, the outermost of several."""
         fields = [field for each, field in self.layout if each == name and _last(field) == "residual"]
         return sorted(fields, key=len)[:1]
 
@@ -289,7 +289,7 @@ def _last(field: str) -> str:
 
 
 def is_topologys(field: str) -> bool:
-    """Whether a state field is the topology's own."""
+    """Whether a state field belongs to the topology."""
     return field.startswith("topology.")
 
 
@@ -299,5 +299,5 @@ def _note(parts: dict[tuple[str, str], list[StateSlice | None]], by_rank: Sequen
 
 
 def _spans(parts: Sequence[StateSlice | None]) -> Spans:
-    """The stretch of each rank; an empty one where it keeps nothing."""
+    """The span that each rank keeps; an empty one where it keeps nothing."""
     return tuple((0, 0) if part is None else (part.start, part.start + part.tensor.numel()) for part in parts)

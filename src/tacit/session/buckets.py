@@ -28,7 +28,7 @@ Policy = Callable[[str, Tensor], Compressor | None]
 
 @dataclass(frozen=True)
 class ParamSlice:
-    """A parameter's place in a bucket; of a stretch of it, from its entry `offset` on."""
+    """The position of a parameter in a bucket, or of a part of it that begins at its entry `offset`."""
 
     name: str
     start: int
@@ -38,7 +38,7 @@ class ParamSlice:
 
     @property
     def member(self) -> str:
-        """What it is called among the members of a bucket; see `stretch_of`."""
+        """Its name among the members of a bucket; see `span_of`."""
         size = self.stop - self.start
         return member(self.name, self.offset, self.offset + size, self.shape.numel())
 
@@ -50,18 +50,18 @@ class ParamSlice:
 def member(name: str, start: int, stop: int, numel: int) -> str:
     """The name of a parameter's entries from `start` to `stop` as a bucket's member: NAME[START:STOP].
 
-    That of the parameter, where they are all it has.
+    If these are all of its entries, it is the parameter's name.
     """
     return name if (start, stop) == (0, numel) else f"{name}[{start}:{stop}]"
 
 
 def parameter_of(member: str, named: Collection[str]) -> str:
-    """The parameter that a member of a bucket is, or of which it is a stretch."""
+    """The parameter of which a member of a bucket is all or a part."""
     return member if member in named or not member.endswith("]") else member.rpartition("[")[0]
 
 
-def stretch_of(member: str, named: Mapping[str, Tensor]) -> tuple[str, int, int]:
-    """Which parameter's entries a member of a bucket is, and from which to which."""
+def span_of(member: str, named: Mapping[str, Tensor]) -> tuple[str, int, int]:
+    """The parameter, start and stop of the entries that a member of a bucket stands for."""
     name = parameter_of(member, named)
     if name == member:
         return name, 0, named[name].numel()
@@ -71,10 +71,10 @@ def stretch_of(member: str, named: Mapping[str, Tensor]) -> tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters that travel in one message: flat, one after the other; or a stretch of them.
+    """Parameters that travel in one message: flat, one after the other; or a part of such a bucket.
 
     Attributes:
-        device: where they are exchanged: where the parameters are, or on the host, on copies.
+        device: where they are exchanged: on the parameters' device, or on the host, from copies.
         chosen: each parameter's compressor; `compressor` joins them.
     """
 
@@ -85,27 +85,27 @@ class Bucket:
 
     @cached_property
     def compressor(self) -> Compressor:
-        """What handles all of it."""
+        """The compressor of the whole bucket."""
         return _joined(self.slices, self.chosen)
 
     @cached_property
     def name(self) -> str:
-        """Of its first member; no other bucket has it."""
+        """The name of its first member, which no other bucket has."""
         return self.slices[0].member
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Which parameters it has, or stretches of them, in order."""
+        """The names of its parameters, or parts of them, in order."""
         return tuple(param.member for param in self.slices)
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Of all its parameters."""
+        """The names of all its parameters."""
         return frozenset(param.name for param in self.slices)
 
     @cached_property
     def numel(self) -> int:
-        """Elements of all its parameters."""
+        """The number of elements of all its parameters."""
         return self.slices[-1].stop if self.slices else 0
 
     @property
@@ -116,7 +116,7 @@ class Bucket:
         return range(self.numel + 1)
 
     def within(self, start: int, stop: int) -> Bucket:
-        """A stretch of it."""
+        """The part of it from entry `start` to `stop`."""
         slices, chosen = [], []
         for param, compressor in zip(self.slices, self.chosen, strict=True):
             a, b = max(param.start, start), min(param.stop, stop)
@@ -155,7 +155,7 @@ def group_names(names: Iterable[str], named: Mapping[str, Tensor], cap: int) -> 
 def divided(
     layout: Sequence[Sequence[str]], named: Mapping[str, Tensor], topology: Topology
 ) -> list[list[str]]:
-    """Buckets cut into smaller ones, where the topology asks for such."""
+    """The buckets, cut into smaller ones if the topology limits their size."""
     cap = most_bytes(topology)
     return [each for names in layout for each in group_names(names, named, cap)]
 
@@ -176,17 +176,17 @@ def exempting(compressor: Compressor) -> Policy:
 
 
 def fitting(compressor: Compressor, tensors: Mapping[str, Tensor]) -> Policy:
-    """The compressor, told of all parameters but those that it exempts, which it is not for.
+    """A policy: the compressor, adapted to the parameters that it does not exempt (`Compressor.for_model`).
 
     Raises:
-        ConfigError: it cannot keep for this model what it promises.
+        ConfigError: the compressor does not work for these parameters.
     """
     shapes = [p.shape for p in tensors.values() if p.numel() and not compressor.exempts(p.shape)]
     return exempting(compressor.for_model(tuple(as_matrix(shape) for shape in shapes)))
 
 
 def as_matrix(shape: torch.Size, at: int = 0, numel: int | None = None) -> Matrix:
-    """A parameter of this shape, or so many entries of it, as a matrix that begins at `at`."""
+    """A parameter of this shape, or `numel` entries of it, as a matrix that begins at `at`."""
     rows = shape[0] if shape else 1
     return Matrix(at, rows, (shape.numel() if numel is None else numel) // max(rows, 1), len(shape))
 
@@ -199,7 +199,7 @@ def make_buckets(
 ) -> list[Bucket]:
     """Buckets of these parameters, each with the compressor that the policy chooses, joined by `Partition`.
 
-    `names`: of a bucket's members; see `stretch_of`. A parameter may be cut only where its compressor keeps
+    `names`: of a bucket's members; see `span_of`. A parameter may be cut only where its compressor keeps
     no state. `device`: where they are exchanged; None: where the parameters are.
     """
     return [_bucket(group, named, policy, device) for group in names]
@@ -210,7 +210,7 @@ def _bucket(
 ) -> Bucket:
     slices, at = [], 0
     for each in names:
-        name, start, stop = stretch_of(each, named)
+        name, start, stop = span_of(each, named)
         slices.append(ParamSlice(name, at, at + stop - start, named[name].shape, start))
         at = slices[-1].stop
     first = named[slices[0].name]
@@ -219,10 +219,10 @@ def _bucket(
 
 
 def choice(name: str, p: Tensor, policy: Policy) -> Compressor:
-    """What the policy chooses for the parameter.
+    """The compressor that the policy chooses for the parameter.
 
     Raises:
-        AttachError: it is no compressor.
+        AttachError: the policy returned something else.
     """
     compressor = policy(name, p)
     if compressor is not None and not isinstance(compressor, Compressor):
@@ -258,14 +258,15 @@ def _part(compressor: Compressor, slices: Sequence[ParamSlice]) -> Part:
 
 @dataclass(frozen=True)
 class StateSlice:
-    """A parameter's part of a state field, or what this rank has of it.
+    """The part of a state field that belongs to a parameter, or this rank's part of that.
 
     Attributes:
         tensor: a view.
         shared: whether it is equal on all ranks of the axis where the compressors meet.
-        start: of how many elements the whole would be, and from which on this is: `width`, `start`.
+        start: the element of the whole at which this part begins.
+        width: the number of elements of the whole.
         by_entry: whether it has an element for each of the parameter's entries.
-        mixing: whether it belongs together with that of the other ranks; see `MixingCompressor`.
+        mixing: whether it is valid only together with that of the other ranks; see `MixingCompressor`.
     """
 
     tensor: Tensor
@@ -304,9 +305,9 @@ def named_state(bucket: Bucket, state: State) -> dict[tuple[str, str], StateSlic
 def topology_state(
     bucket: Bucket, span: tuple[int, int], field: str, tensor: Tensor
 ) -> dict[tuple[str, str], StateSlice]:
-    """A state field that has one element for each of a stretch of a bucket, by parameter: this rank's own.
+    """A state field of the topology, with one element for each entry of a span of a bucket, by parameter.
 
-    Of the parameters of the bucket's main compressor alone: of others it says nothing.
+    It has only the parameters of the bucket's main compressor.
     """
     inside = bucket.compressor.inside()
     mine = {param.name for param in bucket.slices if not _lies_in(param, inside)}
@@ -320,7 +321,7 @@ def topology_state(
 
 
 def _owner(bucket: Bucket, field: str) -> tuple[Compressor, list[tuple[ParamSlice, int]], str]:
-    """Whose field it is, its parameters and where they begin in its tensor, and its own name."""
+    """The compressor of a field, its parameters with their starts in the tensor, and its name there."""
     inside = bucket.compressor.inside()
     if not inside:
         return bucket.compressor, [(param, param.start) for param in bucket.slices], field
@@ -335,5 +336,5 @@ def _owner(bucket: Bucket, field: str) -> tuple[Compressor, list[tuple[ParamSlic
 
 
 def _lies_in(param: ParamSlice, inside: Mapping[str, tuple[Compressor, Spans | None]]) -> bool:
-    """Whether one of the compressors has the parameter among its stretches."""
+    """Whether one of the compressors has the parameter in its spans."""
     return any(a <= param.start < b for _, spans in inside.values() for a, b in spans or ())

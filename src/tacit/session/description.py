@@ -1,4 +1,4 @@
-"""What is at work, for people: one sentence, and all the detail behind it."""
+"""Descriptions of a strategy at work for users: one sentence, and the details."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["detail", "one_line", "sentence"]
 
 MOST = 200
-"""Characters of the sentence."""
+"""The most characters of the sentence."""
 
 
 def sentence(strategy: Strategy, buckets: Sequence[Bucket], has_feedback: bool) -> str:
-    """What travels, when, with whom and in how many messages, in a few words.
+    """A few words on what is sent, when, with whom and in how many messages.
 
-    `has_feedback`: whether what is not sent is kept and added to what is sent next.
+    `has_feedback`: whether there is error feedback.
     """
     compressors = [each for bucket in buckets for each in bucket.chosen]
     what = f"parameters {strategy.rounds.summary} " if strategy.subject == "delta" else ""
@@ -35,7 +35,7 @@ def sentence(strategy: Strategy, buckets: Sequence[Bucket], has_feedback: bool) 
 
 
 def one_line(name: str, levels: Sequence[str], rest: str) -> str:
-    """The sentence of all levels; what is too long for one is shortened, first the strategy's name."""
+    """The sentence of all levels; if it is too long it is shortened, first the strategy's name."""
     text = " | ".join(levels)
     if len(f"{name} {text}; {rest}") > MOST:
         name = _cut(name, max(MOST - len(f" {text}; {rest}"), 30))
@@ -71,9 +71,9 @@ def _bytes(size: float) -> str:
 def detail(
     strategy: Strategy, choice: TopologyChoice, buckets: Sequence[Bucket], sent: Sequence[int]
 ) -> Iterator[str]:
-    """Lines: the level's whole value, what its topology was chosen by, and what becomes of each bucket.
+    """Lines: the level's strategy as a value, why its topology was chosen, and each bucket.
 
-    `sent`: for each bucket, the bytes that this rank sends in a round, at most.
+    `sent`: for each bucket, the most bytes that this rank sends in a round.
     """
     yield f"strategy: {strategy}"
     yield from _chosen(choice)
@@ -109,7 +109,7 @@ def _chosen(choice: TopologyChoice) -> Iterator[str]:
 
 
 def _predictor(value: Any) -> Predictor | None:
-    """The one inside a compressor, however deep."""
+    """The predictor inside a compressor, at any depth."""
     from tacit.prediction.predictor import Predictor
 
     if isinstance(value, Predictor):

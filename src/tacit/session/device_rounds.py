@@ -1,4 +1,4 @@
-"""Rounds on a device that the host does not wait for: kept when the device's notes have been read."""
+"""Rounds on a device that the host does not wait for, committed when the device's notes have been read."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class _Ask(Protocol):
 
 
 class DeviceRounds(PendingRounds):
-    """See the module.
+    """Rounds in stream order: committed only after the host has read what the device noted about them.
 
     Args:
         config: of the session; `failure`, `stats` and `rescaling` too.
-        lanes: of its exchanges.
-        nonfinite: decides what becomes of what is not finite.
-        ask: runs an exchange that is none of a bucket; see `Session.ask`.
+        lanes: run its exchanges.
+        nonfinite: decides whether NaN or infinity skips the round or is an error.
+        ask: runs an exchange of something else than a bucket; see `Session.ask`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class DeviceRounds(PendingRounds):
         self._checked: set[PendingRound] = set()
 
     def follow_healths(self, healths: Sequence[BucketHealth]) -> None:
-        """What the device notes of each of the present buckets."""
+        """Use these notes of the present buckets from now on."""
         self._healths = healths
 
     def _ended(self, pending: PendingRound) -> None:
@@ -66,7 +66,7 @@ class DeviceRounds(PendingRounds):
         return [*self._pending.values(), *self._unverified]
 
     def wait(self, pending: PendingRound) -> None:
-        """Wait until the device has run the round too: only the host waits, and for no later round."""
+        """Wait until the device has run the round. Only the host waits, and not for later rounds."""
         super().wait(pending)
         if pending in self._unverified:
             self._verify(pending)
@@ -76,7 +76,7 @@ class DeviceRounds(PendingRounds):
             report = pending.device_report
             assert report is not None
             due = buckets is None or not set(buckets).isdisjoint(pending.buckets)
-            # Early only where that asks nobody anything: other ranks' devices may not have come so far.
+            # Early only if that needs no exchange: the devices of other ranks may not have come so far.
             if due or pending in self._checked or (report.done and report.quiet):
                 self._verify(pending)
 
@@ -111,10 +111,11 @@ class DeviceRounds(PendingRounds):
         self._checked.add(pending)
 
     def _judge(self, bucket: Bucket, report: HealthReport, pending: PendingRound, outcome: Outcome) -> None:
-        """Whether the device has noted anything wrong of a bucket.
+        """Raise the error that the device has noted for a bucket, if it has noted one.
 
         Raises:
-            NonFinite, Overflow: it has.
+            NonFinite: a rank's tensor holds NaN or infinity, and there is no GradScaler.
+            Overflow: finite entries became too large on the way.
         """
         checks, context, step = self._nonfinite, self._config.context, pending.step
         pending.note_idle(bucket, report.idle, len(context.ranks))
@@ -123,7 +124,7 @@ class DeviceRounds(PendingRounds):
             pending.skip()
         if report.overflow and not pending.skipped:
             where = ", ".join(str(context.global_ranks[place]) for place in report.overflow)
-            raise overflow(bucket.name, checks.told(step), bucket.dtype, f" of rank {where}")
+            raise overflow(bucket.name, checks.global_step(step), bucket.dtype, f" of rank {where}")
         if not report.mean:
             return
         if checks.scaled:
@@ -135,13 +136,13 @@ class DeviceRounds(PendingRounds):
         raise checks.mean_error(bucket, outcome.mean, codes, step)
 
     def _origin_codes(self, bucket: Bucket, report: HealthReport, step: int) -> Tensor:
-        """Every rank's code of the parameter in which it began, for `NonfiniteChecks.skips_given`."""
+        """Every rank's code of the parameter in which the NaN began, for `NonfiniteChecks.skips_given`."""
         context, codes = (
             self._config.context,
             torch.zeros(len(self._config.context.ranks), dtype=torch.float32),
         )
         if self._nonfinite.scaled:
-            return codes.fill_(1.0)  # that is all that is asked for
+            return codes.fill_(1.0)  # no more is needed
         if report.first is not None:
             name = bucket.slices[report.first].name
             codes[context.me] = self._nonfinite.parameter_code(step, name)
@@ -149,7 +150,7 @@ class DeviceRounds(PendingRounds):
         return codes
 
     def _average(self, codes: Tensor) -> None:
-        """Overwrite them with the ranks' mean."""
+        """Overwrite the codes with their mean over the ranks."""
         self._ask(lambda: average_(codes, self._config.strategy.topology.scope), "nonfinite")
 
     @property
@@ -160,7 +161,7 @@ class DeviceRounds(PendingRounds):
         return torch.stack([self._healths[i].broken for i in self._unverified[-1].buckets]).any()
 
     def discard(self) -> None:
-        """Forget what is complete of an unfinished round, and what was not verified."""
+        """Forget the results of an unfinished round, and the rounds that were not verified."""
         self._unverified.clear()
         self._checked.clear()
         super().discard()

@@ -1,4 +1,4 @@
-"""Dry runs that were made before: what an exchange costs depends on shapes and settings, and on no values."""
+"""A cache of dry runs: the cost of an exchange depends on shapes and settings, and on no values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tacit.contracts import AxisRank
 from tacit.transports.meter import Cost, DryRun
 
 CAPACITY = 1024
-"""How many are remembered; the one that was asked for longest ago goes first."""
+"""The number of dry runs that are remembered; the least recently used is dropped first."""
 _VALUES = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 Place = Callable[[str], AxisRank]
@@ -21,11 +21,11 @@ Place = Callable[[str], AxisRank]
 
 @dataclass(frozen=True)
 class Remembered:
-    """A dry run.
+    """A remembered dry run.
 
     Attributes:
-        scratched: what it asked of `DryRun`.
-        places: where the rank was on each axis on which it spoke.
+        scratched: the buffers that it asked for; see `DryRun`.
+        places: the rank's position on each axis that the exchange used.
     """
 
     cost: Cost
@@ -34,7 +34,7 @@ class Remembered:
 
 
 class RememberedRuns:
-    """The last dry runs of this process. Several threads may ask."""
+    """The last dry runs of this process; safe for several threads."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity, self._lock = capacity, Lock()
@@ -43,10 +43,10 @@ class RememberedRuns:
     def run(
         self, key: tuple[Hashable, ...], work: DryRun, place: Place, run: Callable[[DryRun, Place], Cost]
     ) -> Cost:
-        """What `run` costs, which asks `work` for memory; not run again where all is as it was.
+        """The cost that `run` returns, which asks `work` for memory; remembered by key and positions.
 
-        `key`: all that the cost depends on but places. Where part of it could change while it is equal to
-        itself, as objects of outsiders can, nothing is remembered.
+        `key`: all that the cost depends on except positions. If a part of it is mutable, as a user's object
+            can be, nothing is remembered.
         """
         if not unchanging(key):
             return run(work, place)
@@ -76,13 +76,13 @@ class RememberedRuns:
 
 
 def unchanging(value: object) -> bool:
-    """Whether it is of frozen dataclasses, tuples, texts and numbers alone: equal ones do the same."""
+    """Whether a value consists of frozen dataclasses, tuples, texts and numbers, so that equals act alike."""
     if isinstance(value, _VALUES):
         return True
     if isinstance(value, tuple):
         return all(map(unchanging, value))
     if isinstance(value, type) or not is_dataclass(value):
         return False
-    # A subclass that is no dataclass itself may have what does not count when two are compared.
+    # A subclass that is no dataclass itself may have attributes that comparing two of them ignores.
     own = vars(type(value)).get("__dataclass_params__")
     return own is not None and own.frozen and all(unchanging(getattr(value, f.name)) for f in fields(value))

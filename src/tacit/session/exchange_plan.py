@@ -1,4 +1,4 @@
-"""How buckets will be exchanged, before any memory is spent on them: who shares what out, and its cost."""
+"""How buckets will be exchanged, before memory is allocated: which rank handles which part, at what cost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RUNS = RememberedRuns()
 
 
 class Coordinate(NamedTuple):
-    """A rank's place among those that share a bucket out, and where compressors meet."""
+    """A rank's position among the ranks that divide a bucket, and on the axis where compressors meet."""
 
     near: AxisRank
     here: AxisRank
@@ -42,16 +42,16 @@ class Coordinate(NamedTuple):
 
 @dataclass(frozen=True)
 class SessionContext:
-    """What stays the same when other buckets are made.
+    """The part of a session's configuration that buckets depend on; it stays when other buckets are made.
 
     Attributes:
         tensors: the trainable parameters, by name.
-        idle: whether a parameter took no part in this rank's backward, where what the ranks agree on
-            for it is applied only if it did on some rank. None: all is applied.
+        idle: whether a parameter had no gradient in this rank's backward. Its mean is then applied only if it
+            had one on some rank. None: all means are applied.
         seed: part of every random draw.
         device: where buckets are exchanged; None: where the parameters are.
         in_stream: whether they are exchanged on a device that the host does not wait for.
-        apart: whether the mean may go elsewhere than into what was given.
+        apart: whether the mean may be written to another tensor than the input.
     """
 
     topology: Topology
@@ -66,38 +66,38 @@ class SessionContext:
 
     @cached_property
     def ranks(self) -> list[int]:
-        """The replicas that agree in a round."""
+        """The replicas that take part in a round, and are equal after it."""
         return list(self.transport.ranks(self.topology.scope))
 
     @cached_property
     def global_ranks(self) -> list[int]:
-        """What users know them by: their ranks among all processes of the job."""
+        """Their ranks among all processes of the job, for messages to users."""
         return [self.transport.global_rank(rank) for rank in self.ranks]
 
     @cached_property
     def me(self) -> int:
-        """This rank's place among them."""
+        """This rank's index among `ranks`."""
         return self.transport.place(self.topology.scope).rank
 
     @property
     def by_node(self) -> bool:
-        """Whether the ranks of a node share out what crosses between nodes."""
+        """Whether the ranks of a node divide what is sent between nodes."""
         return self.topology.scope != self.topology.meets
 
     @property
     def independent(self) -> bool:
-        """Whether replicas go on without each other."""
+        """Whether replicas train without waiting for each other."""
         return isinstance(self.topology, ServerTopology) and self.topology.independent
 
     def spans(self, edges: Sequence[int] | range) -> Spans:
-        """Which stretch of a bucket each rank of the node takes; see `NodeTopology`. One alone: the whole."""
+        """The span of a bucket that each rank of the node handles: all, if alone; see `NodeTopology`."""
         if isinstance(self.topology, NodeTopology):
             return self.topology.spans(edges, self.coordinate.near)
         return ((0, edges[-1]),)
 
     @cached_property
     def coordinates(self) -> list[Coordinate]:
-        """Those of the replicas that agree in a round."""
+        """The coordinates of `ranks`."""
         if not self.by_node:
             return [
                 Coordinate(AxisRank(), AxisRank(rank, len(self.ranks))) for rank in range(len(self.ranks))
@@ -112,28 +112,28 @@ class SessionContext:
 
     @cached_property
     def coordinate(self) -> Coordinate:
-        """This rank's."""
+        """The coordinate of this rank."""
         if not self.by_node:
             return Coordinate(AxisRank(), AxisRank(self.me, len(self.ranks)))
         return self.coordinates[self.me]
 
     @cached_property
     def numel(self) -> int:
-        """Elements of all parameters."""
+        """The number of elements of all parameters."""
         return sum(p.numel() for p in self.tensors.values())
 
 
 @dataclass(frozen=True)
 class SessionConfig:
-    """What is fixed when a session is made, whatever becomes of its buckets.
+    """The configuration of a session, which is fixed when it is made and does not depend on its buckets.
 
     Attributes:
         strategy: with the topology that is at work.
-        context: the tensors, and who exchanges them where.
+        context: the tensors, the transport, and where exchanges run.
         bucket_lr: reads the learning rate of a bucket by its name, where not all have the same.
-        replicated_in_node: the parameters that the ranks of a node have alike after every step, except where
-            the rounds let them diverge.
-        dense_bytes: bytes of all that DDP would exchange in a step.
+        replicated_in_node: the parameters that are equal on all ranks of a node after every step, unless the
+            rounds let them diverge.
+        dense_bytes: the bytes that DDP would exchange in a step.
     """
 
     strategy: Strategy
@@ -149,15 +149,15 @@ class SessionConfig:
 
     @property
     def independent(self) -> bool:
-        """Whether replicas go on without each other."""
+        """Whether replicas train without waiting for each other."""
         return self.context.independent
 
 
 class Plan:
-    """Buckets, and which stretch of each a rank of the node hands to its compressor.
+    """Buckets, and the span of each that a rank of the node passes to its compressor.
 
     Args:
-        all_to_one: the first rank of a node takes everything, whatever the topology says.
+        all_to_one: whether the first rank of a node handles everything, whatever the topology is.
     """
 
     def __init__(
@@ -176,19 +176,19 @@ class Plan:
         ]
 
     def piece(self, i: int, near: AxisRank) -> Bucket:
-        """What the rank `near` of the node hands to its compressor of bucket `i`."""
+        """The part of bucket `i` that the rank `near` of the node passes to its compressor."""
         bucket, spans = self.buckets[i], self.spans[i]
         return bucket.within(*spans[near.rank]) if len(spans) > 1 else bucket
 
     def keeps(self, i: int, coordinate: Coordinate) -> Mapping[str, tuple[int, int]]:
-        """What the topology keeps there: field -> the stretch of the piece that it is about."""
+        """The topology's state at a coordinate: field -> the span of that rank's part of the bucket."""
         piece = self.piece(i, coordinate.near)
         return self.session_context.topology.keeps(piece.numel, piece.compressor, coordinate.here)
 
     def first_state(
         self, i: int, coordinate: Coordinate, device: torch.device | str = "meta"
     ) -> dict[str, Tensor]:
-        """The compressor's, and what the topology keeps itself."""
+        """The first state of bucket `i` at a coordinate: the compressor's, and the topology's."""
         piece = self.piece(i, coordinate.near)
         state = dict(piece.compressor.init(piece.like(device)))
         for field, (start, stop) in self.keeps(i, coordinate).items():
@@ -198,9 +198,9 @@ class Plan:
     def context(
         self, i: int, coordinate: Coordinate, work: Workspace, nonfinite_flags: Tensor
     ) -> Callable[..., Context]:
-        """Makes the contexts of bucket `i` there, of what is not the same in all of its exchanges.
+        """A function that makes contexts of bucket `i` at a coordinate, of fields that change by exchange.
 
-        Where a payload could hide a NaN, or parameters may be idle, `nonfinite_flags` go along.
+        If a payload could hide a NaN, or parameters may be idle, `nonfinite_flags` are in it.
         """
         bucket = self.buckets[i]
         carries_flags = (
@@ -223,15 +223,16 @@ class Plan:
         )
 
     def reports_idle(self, i: int) -> bool:
-        """Whether the ranks must know which parameters were idle on all of them: where something is kept."""
+        """Whether the ranks must know which parameters were idle on all of them, as the bucket has state."""
         return self.session_context.idle is not None and bool(
             self.first_state(i, self.session_context.coordinate)
         )
 
     def nonfinite_flags(self, i: int, device: torch.device | str = "cpu") -> Tensor:
-        """A number a rank, in which it reports NaN, and perhaps one a parameter: whether it was idle.
+        """The nonfinite flags of bucket `i`: one number a rank, in which it reports NaN.
 
-        Where exchanges are not waited for, one more a rank, in which it reports what overflowed on the way.
+        They are followed by one a parameter, whether it was idle, if ranks must know; and in stream order by
+        one more a rank, in which it reports overflow on the way.
         """
         slices = len(self.buckets[i].slices) if self.reports_idle(i) else 0
         ranks = len(self.session_context.ranks)
@@ -240,7 +241,7 @@ class Plan:
         )
 
     def run_dry(self, i: int, dry_run: DryRun, coordinate: Coordinate | None = None, step: int = 0) -> Cost:
-        """What an exchange of bucket `i` costs the rank there, this one or another; on meta tensors."""
+        """The cost of an exchange of bucket `i` at a coordinate (by default this rank's), by a dry run."""
         context, coordinate = self.session_context, coordinate or self.session_context.coordinate
 
         def place(axis: str) -> AxisRank:
@@ -262,7 +263,7 @@ class Plan:
         ctx = self.context(i, coordinate, dry_run, self.nonfinite_flags(i, "meta"))(out=out, step=step)
         with on_meta(", ".join(dict.fromkeys(map(str, bucket.chosen)))):
             outcome, cost = run_dry(self.session_context.topology.conduct(x, compressor, state, ctx), place)
-        finite(outcome.mean)  # so that what looks at means is compiled now
+        finite(outcome.mean)  # so that the check of means is compiled now
         before, after = ({k: v.shape for k, v in each.items()} for each in (state, outcome.state))
         assert before == after, f"{compressor} changes the shape of its state"
         return cost

@@ -1,4 +1,4 @@
-"""The lanes of a session: of its buckets, and of what travels beside them on the host."""
+"""The lanes of a session: one for its buckets, and one for what else is exchanged on the host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Open: TypeAlias = Callable[[], Generator[Request, Any, T]]
-"""Makes an exchange."""
+"""A function that makes an exchange."""
 
 
 class Lanes:
@@ -32,11 +32,12 @@ class Lanes:
         transport: takes the messages.
         device: where buckets are exchanged.
         in_stream: whether they are exchanged in stream order.
-        failure: explains an error of a collective, and keeps it.
-        name: the algorithm's, for the profiler.
+        failure: explains an error of a collective, and stores it.
+        name: the algorithm's name, for the profiler.
 
     Attributes:
-        posted: how many exchanges this rank has submitted; `posted_at`: when the last of them.
+        posted: how many exchanges this rank has submitted.
+        posted_at: when it submitted the last one.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Lanes:
 
     @property
     def _host(self) -> Lane | StreamLane:
-        """The lane of what lies on the host."""
+        """The lane for tensors on the host."""
         if not isinstance(self._transport, ByDevice):
             return self.buckets
         if self._host_lane is None:
@@ -92,7 +93,8 @@ class Lanes:
     ) -> Job:
         """A job that exchanges something else than a bucket.
 
-        `completed` is called in the lane with its answer and the bytes sent; `failed`, after a failure.
+        `completed` is called in the lane with the answer and the number of bytes sent; `failed`, after a
+        failure.
         """
         place = self._transport.place
 
@@ -105,7 +107,7 @@ class Lanes:
     def ask(
         self, asked: Sequence[tuple[Open[T], str]], sent: Callable[[int], None], on_host: bool = False
     ) -> list[T]:
-        """Run exchanges of something else than buckets side by side, behind all that was submitted.
+        """Run exchanges of something else than buckets at the same time, after all that was submitted.
 
         `sent` is called with the bytes of each.
 
@@ -128,19 +130,19 @@ class Lanes:
         return [answers[i] for i in range(len(asked))]
 
     def inside(self) -> AbstractContextManager[object]:
-        """What is launched inside the block goes to the stream of the exchanges, where there is one."""
+        """A block whose kernels are launched on the stream of the exchanges, if there is one."""
         return nullcontext() if self._stream is None else self._stream.inside()
 
     def join(self) -> None:
-        """What this thread launches from now on waits for the exchanges' stream, where there is one."""
+        """Make this thread's current stream wait for that of the exchanges, if there is one."""
         if self._stream is not None:
             self._stream.join()
 
     def overdue(self, seconds: float) -> bool:
-        """Whether a device has not run what was submitted, and the last of that is so many seconds old.
+        """Whether a device has not finished all exchanges `seconds` after the last one was submitted.
 
-        No peer is then known to be gone: a collective on a device has no time-out that raises. A stream is
-        asked only where that is so long ago, as that would end a CUDA graph's capture in another thread.
+        It need not mean that a peer is gone: a collective on a device has no time-out that raises. The stream
+        is queried only after that time, as a query would end a CUDA graph's capture in another thread.
         """
         lane = self._stream
         return lane is not None and time.monotonic() - self.posted_at > seconds and lane.busy

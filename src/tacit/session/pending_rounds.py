@@ -1,4 +1,4 @@
-"""Rounds from their start until all of their exchanges are complete, and what is kept then."""
+"""Rounds from their start until all of their exchanges are complete, when their states are committed."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class PendingRound:
     """One round of some buckets, from its start until all of their exchanges are complete.
 
     Attributes:
-        context: what the `Context` of its exchanges says of when they take place: "step", "round", "lr",
+        context: the fields of its exchanges' `Context` that say when they take place: "step", "round", "lr",
             "round_index".
-        diverged_in_node: whether the ranks of a node may differ in what they give.
-        rates: the learning rates of the parameters whose residual is rescaled in it.
-        outcomes: of the buckets that are complete.
-        beside: how many exchanges of it that are none of a bucket have not ended.
-        sent: bytes that this rank has sent in it, by the collectives' formulas.
-        skipped: whether nothing is kept of it, as a scaled gradient was not finite.
-        seconds: how long it was under way, once it is complete.
-        idle: the parameters that took no part in backward on any rank.
+        diverged_in_node: whether the tensors of the ranks of a node may differ.
+        rates: the new learning rates of the parameters whose residual it rescales.
+        outcomes: the outcomes of the buckets that are complete.
+        beside: how many of its exchanges of something else than buckets have not ended.
+        sent: the bytes that this rank has sent in it, by the collectives' formulas.
+        skipped: whether its states are dropped, as a scaled gradient was not finite.
+        seconds: how long it took, once it is complete.
+        idle: the parameters that had no gradient on any rank.
         over: set when it is complete, or has failed.
-        began: when that was on the device, where the host does not wait for it; and then `device_report`:
-            what is to be read when the device has come so far.
+        began: in stream order, an event on the device that marks its start.
+        device_report: in stream order, the device's notes, which are read when the device has run the round.
     """
 
     buckets: tuple[int, ...]
@@ -60,75 +60,76 @@ class PendingRound:
 
     @cached_property
     def step(self) -> int:
-        """The step that was under way when it began."""
+        """The step in which it began."""
         step: int = self.context["step"]
         return step
 
     def submitted(self, device: torch.device | None = None) -> None:
-        """One of its exchanges is submitted. `device`: where buckets are exchanged in stream order."""
+        """Note that one of its exchanges is submitted. `device`: that of exchanges in stream order."""
         self.timer.begin()
         if device is not None and self.began is None:
             self.began = mark(device)
 
     def submitted_beside(self) -> None:
-        """One of its exchanges is submitted that is none of a bucket."""
+        """Note that an exchange of something else than a bucket is submitted."""
         self.beside += 1
         self.timer.begin()
 
     def completed_beside(self, sent: int) -> None:
-        """An exchange that is none of a bucket has ended; it has sent so many bytes."""
+        """Note that an exchange of something else than a bucket has ended, and has sent so many bytes."""
         self.sent += sent
         self.beside -= 1
 
     def note_sent(self, sent: int) -> None:
-        """One of its exchanges has sent so many bytes."""
+        """Count the bytes that one of its exchanges has sent."""
         self.sent += sent
 
     def skip(self) -> None:
-        """Nothing of it is to be kept."""
+        """Drop the states that it leads to."""
         self.skipped = True
 
     def note_idle(self, bucket: Bucket, shares: Tensor, ranks: int) -> None:
-        """Note which parameters were idle on all ranks. `shares`: of ranks; empty where none are sent."""
+        """Note which parameters were idle on all ranks. `shares`: the share of ranks, by parameter."""
         for param, share in zip(bucket.slices, shares.tolist(), strict=False):
-            if share > 1 - 0.5 / ranks:  # a mean of ones, but for rounding
+            if share > 1 - 0.5 / ranks:  # a mean of ones, up to rounding
                 self.idle.add(param.name)
 
     def wait_from_now(self, device: torch.device) -> bool:
-        """Training waits for it from now on; whether it did not before."""
+        """Note that training waits for it from now on. Returns whether it did not before."""
         first = self.timer.wait()
         if first and self.device_report is not None:
             self.device_report.waits(mark(device))
         return first
 
     def end(self) -> bool:
-        """Whether all of its exchanges have ended, and this is the first call that finds it."""
+        """Whether all of its exchanges have ended. True only once: for the first caller."""
         if self.ended or len(self.outcomes) < len(self.buckets) or self.beside:
             return False
         self.ended = True
         return True
 
     def report_from(self, report: DeviceReport) -> None:
-        """What went wrong in it will be read from there."""
+        """Read errors of this round from this report."""
         self.device_report = report
 
     def took(self, seconds: float) -> None:
-        """Note that it is over, and for how many seconds it was under way."""
+        """Note that it is over, and how many seconds it took."""
         self.seconds = seconds
 
 
 class PendingRounds:
-    """The rounds of a session that are under way; what they lead to is kept when they are complete.
+    """The rounds of a session that are under way; their states are committed when they are complete.
 
     Args:
-        failure: of the session.
+        failure: holds the session's error.
         stats: adds up what rounds cost.
-        rescaling: of residuals, where they follow the learning rate.
+        rescaling: rescales residuals, where they follow the learning rate.
         device: where buckets are exchanged.
 
     Attributes:
-        begun: how many rounds have begun; `finished`, how many are over.
-        skipped: whether the last round was skipped: it was complete, and no state was kept.
+        begun: how many rounds have begun.
+        finished: how many rounds are over.
+        skipped: whether the last round was skipped: it was complete, and its states were dropped.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class PendingRounds:
         self._first_of_step = -1, 0
 
     def follow_buckets(self, commit: Commit, take_back: Callable[[], None]) -> None:
-        """Keep states of other buckets from now on: `StateStore.commit` and `take_back`."""
+        """Commit to other buckets from now on: by `StateStore.commit` and `take_back`."""
         self._commit, self._take_back = commit, take_back
 
     def of(self, i: int) -> PendingRound | None:
@@ -151,14 +152,14 @@ class PendingRounds:
         return self._pending.get(i)
 
     def add(self, pending: PendingRound) -> None:
-        """A round begins."""
+        """Note that a round begins."""
         if self._first_of_step[0] != pending.step:
             self._first_of_step = pending.step, self.begun
         self.begun += 1
         self._pending |= dict.fromkeys(pending.buckets, pending)
 
     def complete(self, i: int, outcome: Outcome) -> None:
-        """The exchange of bucket `i` is complete; the last one of a round ends it."""
+        """Note that the exchange of bucket `i` is complete; the last one ends the round."""
         pending = self._pending[i]
         pending.outcomes[i] = outcome
         self.end(pending)
@@ -177,7 +178,7 @@ class PendingRounds:
         self._keep(pending)
 
     def _keep(self, pending: PendingRound, seconds: tuple[float, float] | None = None) -> None:
-        """Keep what a round has led to, unless it is skipped. `seconds`: as the device measured it."""
+        """Commit the states of a round, unless it is skipped. `seconds`: as measured on the device."""
         self.skipped = pending.skipped
         if not self.skipped:
             self._commit(pending.outcomes, pending.idle)
@@ -199,7 +200,7 @@ class PendingRounds:
         self._failure.raise_first()
 
     def wait_from_now(self) -> None:
-        """Training waits for what is under way from now on: until then it was hidden."""
+        """Note that training waits from now on for the rounds under way; until then they were hidden."""
         for pending in self._under_way():
             pending.wait_from_now(self._device)
 
@@ -208,7 +209,7 @@ class PendingRounds:
 
     @contextmanager
     def waited_for(self) -> Iterator[None]:
-        """Training waits for what is under way while it is inside the block."""
+        """A block during which training waits for the rounds under way."""
         waited_for = [pending for pending in [*self._pending.values()] if pending.timer.wait()]
         try:
             yield
@@ -217,18 +218,18 @@ class PendingRounds:
                 pending.timer.go_on()
 
     def verify(self, buckets: Collection[int] | None = None) -> None:
-        """Keep the rounds of which the device has noted nothing wrong, where they run in stream order.
+        """In stream order: commit the rounds for which the device has noted no error.
 
-        Waits for the rounds of these buckets, of all where not said, until the device has run them. To be
+        Waits until the device has run the rounds of these buckets, by default of all. To be
         called before anything of their answers is applied for good.
 
         Raises:
-            NonFinite: a rank gave what is not finite, and there is no GradScaler.
-            Overflow: what was finite became too large on the way.
+            NonFinite: a rank's tensor holds NaN or infinity, and there is no GradScaler.
+            Overflow: finite entries became too large on the way.
         """
 
     def check(self) -> None:
-        """As `verify` of all rounds, but keeps nothing yet: for a caller that has kernels to launch first.
+        """As `verify` of all rounds, but commits nothing yet: for a caller that has kernels to launch first.
 
         Raises:
             NonFinite, Overflow: as `verify`.
@@ -236,16 +237,16 @@ class PendingRounds:
 
     @property
     def broken(self) -> Tensor | None:
-        """Whether the round that has just ended will be skipped, on the device; None where there is none."""
+        """Whether the last round will be skipped, as a tensor on the device; None if there is no round."""
         return None
 
     def discard(self) -> None:
-        """Forget what is complete of an unfinished round."""
+        """Forget the results of an unfinished round."""
         self._pending.clear()
         self.begun = self.finished
 
     def take_back(self, step: int) -> None:
-        """Have no round of this step begun: of states that it has changed, there must have been one."""
+        """Undo the round of this step, and its new states, as if it had not begun."""
         began_in, first = self._first_of_step
         if began_in != step or first == self.finished:
             return
@@ -256,6 +257,6 @@ class PendingRounds:
         self.begun = self.finished = first
 
     def resume(self, finished: int) -> None:
-        """Count on from so many rounds."""
+        """Continue counting from this number of rounds."""
         self.begun = self.finished = finished
         self._first_of_step = -1, 0

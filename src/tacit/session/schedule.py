@@ -1,4 +1,4 @@
-"""When a session's rounds leave, and when their answers are applied: the one place that knows both."""
+"""When a session's rounds start, and when their answers are applied, by the strategy's rounds and overlap."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from tacit.session.stats import KEPT
 from tacit.strategy import Strategy
 
 SHOWN = ("period", "delay", "local")
-"""The keys of the schedule state that are worth showing where they change."""
+"""The keys of the schedule state whose changes are logged."""
 
 
 class Schedule:
     """A strategy's rounds and its overlap, with their present state.
 
     Args:
-        strategy: whose rounds and overlap.
-        known: what else the rounds need to know of the training.
+        strategy: has the rounds and the overlap.
+        known: further values that the rounds need (`Rounds.needs`).
 
     Attributes:
-        log: (step, values) of what is worth showing, noted where it changes; the last thousand.
-        observed_metrics: what the rounds observe; empty where they do not change.
-        leaves_first: whether a round leaves before an answer that is applied after the same step.
+        log: (step, values) of the keys `SHOWN` whenever they change; the last thousand.
+        observed_metrics: the metrics that the rounds observe; empty if they do not depend on measurements.
+        leaves_first: whether a round starts before an answer that is due after the same step is applied.
     """
 
     def __init__(self, strategy: Strategy, known: ScheduleState | None = None) -> None:
@@ -38,18 +38,18 @@ class Schedule:
 
     @property
     def state(self) -> ScheduleState:
-        """What the rounds go by; for rounds that follow, the state of those that they follow."""
+        """The present schedule state; for rounds that follow another schedule, the state of that one."""
         return self._state if self._leader is None else self._leader.state
 
     def set_state(self, state: ScheduleState, step: int) -> None:
-        """Go by this state from a step on."""
+        """Use this state from a step on."""
         self._state = state
         shown = {key: state[key] for key in SHOWN if key in state}
         if shown != (self.log[-1][1] if self.log else {}):
             self.log.append((step, shown))
 
     def follow(self, leader: Schedule) -> None:
-        """Go by the state of another schedule."""
+        """Use the state of another schedule."""
         self._leader = leader
 
     def at(self, step: int, part: int = 0) -> Sync | None:
@@ -58,7 +58,7 @@ class Schedule:
         return sync if sync is None else self._overlapped(sync)
 
     def sync_at(self, step: int) -> Sync:
-        """How a round that follows the step goes, whether or not one is due."""
+        """The round after the step, whether or not one is due."""
         if (due := self.at(step)) is not None:
             return due
         return self._overlapped(self._rounds.sync(step, self.state))
@@ -73,7 +73,7 @@ class Schedule:
         return step < self._rounds.start_step
 
     def observe(self, facts: ScheduleState, step: int) -> None:
-        """Change the state by what the training shows; see `AdaptiveRounds.observe`."""
+        """Change the state by measurements of the training; see `AdaptiveRounds.observe`."""
         assert isinstance(self._rounds, AdaptiveRounds)
         self.set_state(self._rounds.observe(self.state, facts), step)
 

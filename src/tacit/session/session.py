@@ -44,35 +44,36 @@ class Session:
     that fails leaves no trace.
 
     Args:
-        strategy: what to do.
+        strategy: the communication method.
         named: the trainable parameters, by name.
         transport: answers the requests.
-        names: the buckets: which parameters travel together, in which order.
+        names: the parameters of each bucket, in order.
         policy: chooses each parameter's compressor; None: the strategy's, and dense for parameters of fewer
             than two dimensions where the compressor exempts them.
         lr: reads the present learning rate; None: the largest of `rates`.
-        schedule_state: what else the rounds need to know of the training.
+        schedule_state: further values that the rounds need (`Rounds.needs`).
         rates: reads the present learning rate of each parameter; for residuals of gradients.
         idle: see `SessionContext`.
         seed: part of every random draw.
-        trained: the names of what DDP would exchange; all where not given.
+        trained: the names of the parameters that DDP would exchange; by default all.
         device: see `SessionContext`.
         in_stream: whether exchanges run on a device in stream order, and the host waits for none of them:
-            what went wrong in a round is then noted there, and `pending.verify` reads it. Else each is looked
-            at.
+            errors of a round are then noted there, and `pending.verify` reads them. Else each exchange is
+            checked on the host.
         bucket_lr, replicated_in_node: see `SessionConfig`.
 
     Attributes:
         step: attempts of the optimizer so far.
-        schedule: when its rounds leave, and when their answers are applied.
+        schedule: when its rounds start, and when their answers are applied.
         store: the state that this rank keeps.
-        buckets: which parameters travel together; `ranks`: the replicas that agree in a round.
+        buckets: which parameters travel together.
+        ranks: the replicas that take part in a round.
         pending: the rounds under way.
-        lanes: where exchanges run.
-        nonfinite: what becomes of NaN and infinity.
-        failure: what went wrong.
+        lanes: run its exchanges.
+        nonfinite: finds NaN and infinity, and decides what follows.
+        failure: the error that ended its exchanges, if one did.
         stats: what rounds cost.
-        rescaling: of residuals of gradients, which follow the learning rate; progress is in units of the
+        rescaling: rescales residuals of gradients with the learning rate; deltas are in units of the
             parameters.
     """
 
@@ -100,7 +101,7 @@ class Session:
             apart=strategy.subject == "delta",
         )
         self.choice = choose(context, names)
-        """The topology at work, and how it compares where the strategy leaves it open; for good."""
+        """The topology at work, and why it was chosen; fixed."""
         self.strategy = replace(strategy, topology=self.choice.topology)
         self.context = replace(context, topology=self.choice.topology)
         dense = [named[name] for name in (named if trained is None else trained)]
@@ -138,22 +139,22 @@ class Session:
 
     @property
     def round(self) -> int:
-        """How many rounds are over."""
+        """The number of finished rounds."""
         return self.pending.finished
 
     def connect(self, beside: Mapping[str, int]) -> None:
         """Open the transport for the longest exchange. A collective call.
 
-        `beside`: how many collectives on each axis what is submitted beside the buckets takes.
+        `beside`: the number of collectives on each axis of exchanges other than buckets.
         """
         self._stages_beside = beside
         self.transport.open(dict(Counter(self.store.stages) | Counter(self._stages_beside)))
 
     def rebucket(self, names: Sequence[Sequence[str]], carry: bool = True) -> None:
-        """Travel in these buckets from now on; state follows its parameters. Not during a round.
+        """Exchange in these buckets from now on; state follows its parameters. Not during a round.
 
-        A collective call where ranks share the buckets out: what a rank keeps may now be another's. Not one
-        without `carry`: then all state is as it is at first.
+        A collective call if ranks divide the buckets, as a part of the state may move to another rank.
+        Without `carry` it is none, and all state is reset.
         """
         before = self.whole_state() if carry else {}
         self.store = StateStore(self.context, names)
@@ -177,7 +178,7 @@ class Session:
             self._exchanges = BucketExchanges(*made)
 
     def whole_state(self) -> dict[tuple[str, str], StateSlice]:
-        """See `StateStore.gathered`. A collective call where ranks share the buckets out.
+        """See `StateStore.gathered`. A collective call if ranks divide the buckets.
 
         Raises:
             RoundError: it failed.
@@ -185,7 +186,7 @@ class Session:
         return self.drive(self.store.gathered())
 
     def drive(self, exchange: Generator[Request, Any, T], key: str = "alone") -> T:
-        """Run an exchange to its end in this thread, where nothing else is under way.
+        """Run an exchange to its end in this thread. Nothing else may be under way.
 
         Raises:
             RoundError: it failed.
@@ -196,25 +197,25 @@ class Session:
     # ---- steps and rounds --------------------------------------------------------------------------------
 
     def communicates(self) -> bool:
-        """Whether a round follows the step that is under way."""
+        """Whether a round follows the present step."""
         return self.schedule.at(self.step) is not None
 
     def advance(self) -> None:
-        """An attempt of the optimizer has ended."""
+        """Count an attempt of the optimizer."""
         self.step += 1
 
     def resume(self, step: int, round: int, schedule_state: ScheduleState) -> None:
-        """Count on from there."""
+        """Continue counting from this step and round."""
         self.stats.resumed(step - self.step)
         self.step = step
         self.pending.resume(round)
         self.schedule.set_state(schedule_state, step)
 
     def begin(self, buckets: Sequence[int] | None = None) -> PendingRound:
-        """Start a round of these buckets, of which none is under way; of all, where not given.
+        """Start a round of these buckets, of which none is under way; by default of all.
 
         Raises:
-            RoundError: an earlier round of them turns out to have failed.
+            RoundError: an earlier round of them has failed.
         """
         which = range(len(self.buckets)) if buckets is None else buckets
         self.pending.verify(which)
@@ -249,13 +250,14 @@ class Session:
         """Exchange bucket `i` in the lane.
 
         Args:
-            i: the bucket; `x`: what it gives, flat, which the mean overwrites if there is no `out`.
-            completed: called in the lane when that is done, also after a failure.
-            new_residual: `x` once more, or `x` itself where there is an `out`; from which what was
-                transmitted is subtracted in the end.
-            ready: called in the lane before `x` is read; waits until it may be.
-            out: what the mean overwrites.
-            halves: where given, one half is exchanged by this call, and the other by a second one.
+            i: the index of the bucket.
+            x: this rank's tensor, flat; the mean overwrites it if there is no `out`.
+            completed: called in the lane when the exchange has ended, also after a failure.
+            new_residual: a copy of `x`, or `x` itself if there is an `out`; what was transmitted is
+                subtracted from it in the end.
+            ready: called in the lane before `x` is read; waits until `x` has been written.
+            out: the tensor that the mean overwrites; None: `x`.
+            halves: if present, one half is exchanged by this call, and the other by a second one.
         """
         bucket, pending = self.buckets[i], self.pending.of(i) or self.begin()
         if halves is None or not halves.begun:
@@ -304,10 +306,9 @@ class Session:
         self.pending.complete(i, outcome)
 
     def ask(self, open: Open[T], key: str, of: Tensor | None = None, counted: bool = True) -> T:
-        """The answer to an exchange that is none of a bucket, behind all that was submitted.
+        """Run an exchange that is not of a bucket, after all that was submitted, and return its answer.
 
-        `of`: what travels, where it is no message of the host's own. `counted`: whether its bytes are among
-        those that were sent.
+        `of`: the tensor that is sent, if it may be on a device. `counted`: whether its bytes count as sent.
 
         Raises:
             RoundError: it failed, or an earlier exchange did.
@@ -321,11 +322,11 @@ class Session:
         return found
 
     def agree(self, xs: Sequence[Tensor]) -> bool:
-        """Whether the buckets need more than a round for all to agree; then `xs` now are what they agree on.
+        """Make `xs`, one tensor a bucket, equal on all ranks; returns False if a round alone does that.
 
-        Of all buckets at once: a server ends a round without the workers that ask to agree, bucket by bucket,
-        and one that asks in one bucket and not yet in the next would wait for another that waits for its push
-        there.
+        All buckets are exchanged at once: a server ends a round without the workers that ask for this, bucket
+        by bucket. A worker that has asked in one bucket and not in the next would wait for a worker that
+        waits for its push in the next.
 
         Raises:
             RoundError: it failed, or an earlier exchange did.
@@ -339,7 +340,7 @@ class Session:
         return True
 
     def take_back(self) -> None:
-        """Have all be as if the step that is under way had exchanged nothing.
+        """Undo the exchanges of the present step, as if it had exchanged nothing.
 
         Raises:
             RoundError: its round failed, or an earlier one did.
@@ -363,25 +364,26 @@ class Session:
         """Drain and end the lanes."""
         self.lanes.close()
 
-    # ---- in words and numbers ----------------------------------------------------------------------------
+    # ---- descriptions and metrics
+    # ----------------------------------------------------------------------------
 
     @property
     def summary(self) -> str:
-        """What is really at work, in a few words."""
+        """A few words on what is at work: strategy, topology and compressors."""
         from tacit.session.description import sentence
 
         has_feedback = any(self.store.residuals(name) for bucket in self.buckets for name in bucket.names)
         return sentence(self.strategy, self.buckets, has_feedback)
 
     def describe(self) -> list[str]:
-        """What is really at work, in lines: the strategy, why this topology, and each bucket."""
+        """Lines that describe what is at work: the strategy, why it has this topology, and each bucket."""
         from tacit.session.description import detail
 
         sent = [cost.sent.total() for cost in self.store.costs]
         return list(detail(self.strategy, self.choice, self.buckets, sent))
 
     def metrics(self) -> dict[str, float]:
-        """The session in numbers.
+        """The session's metrics.
 
         `steps`; `rounds`; `void_rounds`, of these, that were skipped or taken back;
         `bytes_out`, sent by this rank by the collectives' formulas; `closing_bytes_out`, sent by closing it;

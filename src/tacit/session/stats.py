@@ -1,4 +1,4 @@
-"""What rounds cost: bytes, seconds, and how many of these training has waited."""
+"""The costs of rounds: bytes, seconds, and for how many of these training waited."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from tacit.timelines import Span
 
 KEPT = 1000
-"""How many of the last rounds and steps are kept one by one."""
+"""The number of last rounds and steps that are recorded one by one."""
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What one round cost on this rank.
+    """The costs of one round on this rank.
 
     Attributes:
         bytes_out: sent by this rank, by the formulas of the collectives.
         seconds: from the first bucket's start until the last one was complete.
         exposed_seconds: of these, how long the training waited.
-        apart_seconds: since the round before; None for the first.
-        skipped: whether a gradient was not finite, so that nothing was kept of the round.
+        apart_seconds: seconds since the round before; None for the first.
+        skipped: whether a gradient was not finite, so that the states of the round were dropped.
         span: when it began and ended, as `time.perf_counter` has it.
         waits: when training waited for it.
     """
@@ -54,7 +54,7 @@ class Totals:
     lag: int = 0
 
     def add(self, record: RoundRecord) -> None:
-        """One more round; `bytes_out` is added by `send`."""
+        """Add a round, without its `bytes_out`, which `send` adds."""
         self.rounds += 1
         self.skipped_rounds += record.skipped
         self.seconds += record.seconds
@@ -64,58 +64,58 @@ class Totals:
             self.exposed_when_apart += record.exposed_seconds
 
     def void(self, rounds: int) -> None:
-        """So many rounds that were added have come to nothing."""
+        """Count rounds that were added and then taken back."""
         self.skipped_rounds += rounds
 
     def send(self, bytes_out: int, closing: bool) -> None:
-        """This rank has sent so many bytes."""
+        """Add bytes that this rank has sent."""
         if closing:
             self.closing_bytes_out += bytes_out
         else:
             self.bytes_out += bytes_out
 
     def apply(self, lag: int) -> None:
-        """An answer was applied, so many steps after its round had left."""
+        """Note that an answer was applied, `lag` steps after the start of its round."""
         self.applied += 1
         self.lag += lag
 
 
 class RoundTimer:
-    """Takes the time of one round."""
+    """Measures the time of one round."""
 
     def __init__(self) -> None:
         self.begun: float | None = None
-        self._waits: tuple[tuple[Span, ...], float | None] = ((), None)  # replaced at once: two threads look
+        self._waits: tuple[tuple[Span, ...], float | None] = ((), None)  # one assignment: two threads read it
 
     def begin(self) -> None:
-        """A bucket of the round is on its way."""
+        """Note that a bucket of the round is under way."""
         if self.begun is None:
             self.begun = time.perf_counter()
 
     def wait(self) -> bool:
-        """Training waits for it from now on; whether it did not before."""
+        """Note that training waits for it from now on. Returns whether it did not before."""
         before, since = self._waits
         if since is None:
             self._waits = before, time.perf_counter()
         return since is None
 
     def go_on(self) -> None:
-        """Training no longer waits for it."""
+        """Note that training no longer waits for it."""
         self._waits = self.waits(time.perf_counter()), None
 
     def waits(self, now: float) -> tuple[Span, ...]:
-        """When training has waited for it, up to now."""
+        """The spans in which training has waited for it, up to now."""
         before, since = self._waits
         return before if since is None else (*before, Span(since, now))
 
 
 class CommStats:
-    """Adds up what rounds cost.
+    """Adds up the costs of rounds.
 
     Attributes:
         records: the last thousand rounds.
-        steps: how many steps had been taken, and when by `time.perf_counter`; the last thousand.
-        closing: whether what is sent from now on is sent by closing the session, and not by training.
+        steps: (number of steps taken, time by `time.perf_counter`) of the last thousand steps.
+        closing: whether bytes are now sent by closing the session, and not by training.
     """
 
     def __init__(self) -> None:
@@ -127,11 +127,11 @@ class CommStats:
         self._last_end: float | None = None
 
     def begin_closing(self) -> None:
-        """What is sent from now on is sent by closing the session."""
+        """Count all bytes from now on as sent by closing the session."""
         self.closing = True
 
     def stepped(self, steps: int) -> None:
-        """So many steps have been taken now."""
+        """Note that this number of steps has been taken now."""
         self.steps.append((steps, time.perf_counter()))
 
     def ended(
@@ -143,9 +143,9 @@ class CommStats:
         skipped: bool,
         measured: tuple[float, float] | None = None,
     ) -> float:
-        """All buckets of a round are complete; returns how many seconds it was under way.
+        """Record a round whose buckets are all complete. Returns the seconds that it took.
 
-        `measured`: how many these are, and of how many training waited, where a device has measured it.
+        `measured`: these seconds, and those that training waited, if a device has measured them.
         """
         now = time.perf_counter()
         begun = now if watch.begun is None else watch.begun
@@ -172,25 +172,25 @@ class CommStats:
         return record.seconds
 
     def came_to_nothing(self, rounds: int) -> None:
-        """So many rounds that had ended were taken back."""
+        """Count rounds that had ended and were taken back."""
         self.totals.void(rounds)
 
     def sent(self, bytes_out: int) -> None:
-        """This rank has sent so many bytes."""
+        """Add bytes that this rank has sent."""
         self.totals.send(bytes_out, self.closing)
 
     def resumed(self, steps: int) -> None:
-        """So many steps were taken by the training that is gone on with: their bytes are not counted here."""
+        """Note the number of steps before the checkpoint, whose bytes are not counted here."""
         self._before += steps
 
     def applied(self, lag: int) -> None:
-        """An answer was applied, so many steps after its round had left."""
+        """Note that an answer was applied, `lag` steps after the start of its round."""
         self.totals.apply(lag)
 
     def metrics(self, steps: int, dense_bytes: float) -> dict[str, float]:
         """The numbers of `Session.metrics`.
 
-        `dense_bytes`: what DDP's own all-reduce would send of a rank in one step.
+        `dense_bytes`: the bytes that DDP's all-reduce would send from a rank in one step.
         """
         totals = self.totals
         share = totals.exposed_when_apart / totals.apart_seconds if totals.apart_seconds else 0.0
@@ -214,14 +214,14 @@ _SUMS = ("rounds", "void_rounds", "bytes_out", "closing_bytes_out", "exchange_se
 
 
 def _ratio(dense: float, sent: float) -> float:
-    """How many times less was sent; 1 where there was nothing to send. No bytes count as one byte."""
+    """How many times fewer bytes were sent; 1 if there was nothing to send. No bytes count as one byte."""
     return dense / max(sent, 1) if dense else 1.0
 
 
 def joined(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of several levels as one: sums, and each level's own rounds and bytes.
+    """The metrics of several levels as one: sums, and the rounds and bytes of each level.
 
-    `compression` is of all that they sent, `lag` that of the farthest.
+    `compression` is that of all levels together, `lag` that of the farthest.
     """
     total: dict[str, float] = {key: levels[-1][key] for key in ("steps", "ddp_bytes_out")}
     for key in _SUMS:
@@ -238,7 +238,7 @@ _COUNTED = ("steps", "ddp_bytes_out", *_SUMS)
 
 
 def in_turn(ended: Sequence[Mapping[str, float]], now: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of strategies that were at work one after another: sums, and the rest as it is `now`."""
+    """The metrics of strategies that were at work in turn: sums, and all else from `now`, the last one's."""
     total = dict(now)
     for each in ended:
         for key in _COUNTED:

@@ -1,4 +1,4 @@
-"""Which topology, where the strategy leaves it open: by the bytes it sends, and what arrives for them."""
+"""The choice of a topology, if the strategy leaves it open: by bytes, weighed by what compression loses."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from tacit.session.exchange_plan import Coordinate, Plan, SessionContext
 from tacit.transports.meter import DryRun
 
 FEW = 2
-"""Ranks up to which two phases save nothing: each sends its whole payload once, either way."""
+"""The number of ranks up to which two phases save nothing: each sends its whole payload once in both
+topologies.
+"""
 
 
 @dataclass(frozen=True)
 class TopologyChoice:
-    """What was chosen, and why.
+    """The chosen topology, and the reasons.
 
     Attributes:
         sent: for each candidate, the bytes that the busiest rank sends where compressors meet, for all
         buckets
-            once: in a round, or where parts have rounds of their own, in one of each. Empty where there was
-            nothing to choose.
-        prices: what a byte by each counts for.
+            once: in a round, or if parts of the model have separate rounds, in one round of each. Empty where
+            there was nothing to choose.
+        prices: the weight of a byte of each.
         few: whether there are so few ranks that the first candidate is taken, whatever the bytes.
-        because: why there was nothing to choose, where a choice was asked for.
+        because: why there was nothing to choose, if the strategy asks for a choice.
     """
 
     topology: Topology
@@ -38,12 +40,12 @@ class TopologyChoice:
 
     @property
     def weighed(self) -> dict[Topology, float]:
-        """What the candidates are compared by: their bytes times what a byte of each counts for."""
+        """The numbers by which candidates are compared: their bytes times the weight of a byte of each."""
         return {each: sent * self.prices[each] for each, sent in self.sent.items()}
 
 
 def choose(session_context: SessionContext, names: Sequence[Sequence[str]]) -> TopologyChoice:
-    """The topology for these buckets; equal on all ranks, as they ask the same of the same buckets.
+    """The topology for these buckets. It is equal on all ranks, as it depends on the buckets alone.
 
     Raises:
         ConfigError: the topology cannot be used with one of the compressors.
@@ -59,7 +61,7 @@ def choose(session_context: SessionContext, names: Sequence[Sequence[str]]) -> T
     counts = dict(zip(options, prices or [1.0] * len(options), strict=True))
     sent: dict[Topology, int] = {}
     if len(options) > 1:
-        sent = {each: foretold(replace(session_context, topology=each), names) for each in options}
+        sent = {each: predicted_bytes(replace(session_context, topology=each), names) for each in options}
     found = TopologyChoice(
         options[0], sent, because, counts, few=session_context.coordinate.here.peers <= FEW
     )
@@ -72,7 +74,7 @@ def choose(session_context: SessionContext, names: Sequence[Sequence[str]]) -> T
 
 
 def _refuse_variable(compressor: Compressor, topology: Topology) -> None:
-    """Refuse payloads of variable length where nobody is told how long they are."""
+    """Refuse payloads of variable length where a receiver does not learn their length."""
     one_shot = compressor.one_shot(0)
     varies = one_shot is not None and one_shot.codec.varies
     if varies and not topology.takes_variable_length:
@@ -82,13 +84,14 @@ def _refuse_variable(compressor: Compressor, topology: Topology) -> None:
         )
 
 
-def foretold(session_context: SessionContext, names: Sequence[Sequence[str]]) -> int:
-    """The bytes that the busiest rank sends in a round on the axis where compressors meet.
+def predicted_bytes(session_context: SessionContext, names: Sequence[Sequence[str]]) -> int:
+    """The predicted bytes that the busiest rank sends in a round on the axis where compressors meet.
 
-    In the last phase, where a compressor has phases: most rounds are of that one.
+    If a compressor has phases, those of the last one, to which most rounds belong.
     """
     plan, axis = Plan(session_context, names), session_context.topology.meets
-    # Who keeps most for itself and who keeps least stand for all: the first rank on the axis and the last.
+    # The first and the last rank on the axis have the largest and the smallest span, so the busiest is one of
+    # them.
     coordinates = {
         coordinate
         for coordinate in session_context.coordinates

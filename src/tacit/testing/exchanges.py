@@ -111,7 +111,7 @@ def check_topology(
 
 
 def _sorted(tried: Mapping[str, str | None]) -> Checked:
-    """What was tried, by what it says where it was refused."""
+    """The combinations that were tried, sorted into accepted and refused (with the refusal's sentence)."""
     refused = {name: why for name, why in tried.items() if why is not None}
     return Checked(tuple(name for name in tried if name not in refused), refused)
 
@@ -125,16 +125,18 @@ class _Trial:
     shapes: Mapping[str, tuple[int, ...]]
     conserves: bool | None = None
     held: set[tuple[Compressor, Topology]] = field(default_factory=set)
-    """What obeys all laws so far: where a session would choose among these, they are not tried again."""
+    """The topologies that have obeyed all laws: where a session would choose among these, they are not tried
+    again.
+    """
 
     def alone(self, compressor: Compressor) -> None:
-        """The laws that need no topology."""
+        """Check the laws that need no topology."""
         for dtype in self.dtypes:
             with naming(compressor, "alone", dtype):
                 _check_alone(compressor, dtype, self.shapes)
 
     def refused(self, compressor: Compressor, topology: Topology) -> str | None:
-        """The laws of both together; or the sentence by which one refuses the other."""
+        """Check the laws of both together; or return the sentence by which one refuses the other."""
         with naming(compressor, topology):
             try:
                 strategy = Strategy(compressor=compressor, topology=topology)
@@ -172,11 +174,11 @@ def _check_alone(compressor: Compressor, dtype: torch.dtype, shapes: Mapping[str
         ]
         outcomes.append(Loopback(3).run(exchanges)[0].mean.clone())
         if not in_place:
-            assert all(map(torch.equal, given, xs)), "what was given to exchange() has changed"
+            assert all(map(torch.equal, given, xs)), "the input of exchange() has changed"
         for state, old in zip(states, before, strict=True):
             changed = [name for name in old if not torch.equal(state[name], old[name])]
             assert not changed, f"exchange() has changed {changed} of the state that it was given"
-    assert torch.equal(*outcomes), "where the mean overwrites what was given, it is another one"
+    assert torch.equal(*outcomes), "the mean is another one where it overwrites the input"
     one_shot = compressor.one_shot(0)
     if one_shot is not None and not one_shot.is_predicted:
         context = Context(xs[0].clone(), FreshBuffers(), peers=3, rank=0, name="checked")
@@ -184,7 +186,7 @@ def _check_alone(compressor: Compressor, dtype: torch.dtype, shapes: Mapping[str
         decoded = [torch.full_like(xs[0], before) for before in (torch.nan, 77)]
         for out in decoded:
             one_shot.codec.decode_(payload, out)
-        assert torch.equal(*decoded), "decode_() does not overwrite all of what it is given"
+        assert torch.equal(*decoded), "decode_() does not overwrite all of its output"
 
 
 def _check_pair(
@@ -205,7 +207,7 @@ def _check_pair(
         for rank, session in enumerate(group.sessions):
             most = sum(cost.sent.total() for cost in session.store.costs)
             sent = group.net.sent[rank] - before[rank]
-            assert sent <= most, f"rank {rank} sent {sent} bytes, and the dry run foretold {most}"
+            assert sent <= most, f"rank {rank} sent {sent} bytes, and the dry run predicted {most}"
         given += true
         arrived += mean.double()
     _check_taken_back(group)
@@ -213,7 +215,7 @@ def _check_pair(
     if dtype != torch.bfloat16 and keeps:
         lost = (given - arrived - group.residual()).abs().max()
         largest = given.abs().max()
-        assert lost <= group.rounding * largest, f"{float(lost):.3g} is neither arrived nor in a residual"
+        assert lost <= group.rounding * largest, f"{float(lost):.3g} has neither arrived nor is in a residual"
 
 
 def _check_taken_back(group: RanksInProcess) -> None:

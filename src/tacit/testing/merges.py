@@ -45,7 +45,7 @@ def _check_merge(merge: Merge, dtype: torch.dtype, lag: int, peers: int = 3, num
             assert torch.equal(found, params), "it reads the parameters, or is not entrywise, and says it is"
             assert bool(params.isfinite().all()), "the parameters are not finite"
             if merge.meets and not lag:
-                assert torch.equal(params, anchors[rank]), "it meets, and a replica is not at the anchor"
+                assert torch.equal(params, anchors[rank]), "merge.meets, and a replica is not at the anchor"
         assert all(torch.equal(anchor, anchors[0]) for anchor in anchors), "the anchors of ranks differ"
         for name in states[0]:
             assert all(torch.equal(state[name], states[0][name]) for state in states), f"{name} differs"
@@ -60,7 +60,7 @@ def _in_pieces(
     given: tuple[Tensor, Tensor, Tensor | None, State],
     where: Application,
 ) -> Tensor:
-    """What becomes of the parameters where they come in stretches and as matrices, if the merge allows it."""
+    """The parameters after `apply_` on spans and on matrices of a bucket, if the merge allows that."""
     anchor, mean, own, state = given
     params, own = params.clone(), None if own is None else own.clone()
     state = {name: each.clone() for name, each in state.items()}

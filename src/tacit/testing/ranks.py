@@ -31,7 +31,7 @@ from tacit.transports.loopback import Answer, Loopback, LoopbackTransport
 
 
 class FreshBuffers:
-    """Buffers that are made when they are asked for, full of what must not be read."""
+    """Buffers that are allocated on request, filled with values that must not be read."""
 
     def spare(self, field: str, like: Tensor) -> Tensor:
         """A tensor like `like`, full of NaN or 77."""
@@ -110,7 +110,7 @@ class RanksInProcess:
         return xs[0]
 
     def residual(self) -> Tensor:
-        """What has been given and has not arrived, in units of the mean."""
+        """The part of the inputs that has not arrived, in units of the mean."""
         total = torch.zeros(self.numel, dtype=torch.float64)
         parties = self.sessions[0].context.coordinate.here.peers
         starts = {each.name: each.start for each in self.sessions[0].buckets[0].slices}
@@ -171,7 +171,7 @@ def heavy_tailed(numel: int, dtype: torch.dtype, seed: int) -> Tensor:
 
 @contextmanager
 def naming(*what: object) -> Iterator[None]:
-    """Say under which circumstances a law does not hold; an error of what is checked is told as one, too."""
+    """Add to an error, also one of the checked code, under which circumstances a law does not hold."""
     try:
         yield
     except Exception as error:

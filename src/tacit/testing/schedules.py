@@ -9,19 +9,19 @@ from tacit.contracts import AdaptiveRounds, Rounds, ScheduleState
 from tacit.testing.ranks import naming
 
 KNOWN = {"steps_per_epoch": 10.0, "epochs": 50.0}
-"""What rounds are told of the training."""
+"""The facts about the training that rounds get."""
 
 
 def check_rounds(rounds: Rounds, *, steps: int = 300, known: Mapping[str, float] = KNOWN) -> int:
     """Check rounds against their laws, over so many steps of a training whose loss falls.
 
     Called twice, they give the same answer, and calling changes nothing: otherwise ranks would disagree, and
-    wait for each other. The state is numbers, and with the state that JSON gives back they go on in the same
-    way, as it is kept in checkpoints. No answer is applied before its round has left. Every part of the model
-    has a round.
+    wait for each other. The state is numbers, and they go on the same after a round trip of the state through
+    JSON, as in a checkpoint. No answer is applied before its round has left. Every part of the model has a
+    round.
 
     Args:
-        known: what rounds may need to know (`Rounds.needs`).
+        known: the values that rounds may need (`Rounds.needs`).
 
     Returns:
         How many rounds there were, over all parts.

@@ -1,1 +1,1 @@
-"""Gradients that leave layer by layer, in messages of tacit's own."""
+"""Gradients that are sent layer by layer, in messages that are not DDP's buckets."""

@@ -24,16 +24,16 @@ _INSTEAD = "attach 'fusion', whose means are there when backward ends"
 
 
 class AwaitedGradient(Tensor):
-    """Stands for a gradient whose mean is not there yet; whatever is done with it is an error."""
+    """Takes the place of a gradient whose mean is not there yet; every operation on it is an error."""
 
     _why: str
 
     @staticmethod
     def of(p: Tensor, name: str, algorithm: str) -> AwaitedGradient:
-        """In place of the gradient of `p`."""
+        """The placeholder for the gradient of `p`."""
         made: AwaitedGradient = without_memory(AwaitedGradient, p)
         made._why = (
-            f"the gradient of {name} is still on its way: with {algorithm!r} it comes when the next forward "
+            f"the gradient of {name} is still under way: with {algorithm!r} it comes when the next forward "
             f"pass needs it, so nothing can look at it, clip it, scale it or add to it: take the step, "
             f"accumulate with model.no_sync(), or {_INSTEAD}"
         )
@@ -72,7 +72,7 @@ def refuse_compiled(model: object, algorithm: str) -> None:
 
 
 def refuse_forward_steps(module: nn.Module, optimizers: Sequence[Optimizer], algorithm: str) -> None:
-    """Refuse what steps cannot be taken layer by layer for.
+    """Refuse optimizers and modules for which steps cannot be taken layer by layer.
 
     Raises:
         AttachError: there is no optimizer, or one that steps more than a parameter at a time; or the model
@@ -99,19 +99,19 @@ def refuse_forward_steps(module: nn.Module, optimizers: Sequence[Optimizer], alg
 
 
 def stepping(optimizer: Optimizer) -> type:
-    """The class whose `step` an optimizer takes."""
+    """The class that defines an optimizer's `step`."""
     return next(each for each in type(optimizer).__mro__ if "step" in vars(each))
 
 
 class Uses(TorchFunctionMode):
-    """While it is on, tells which parameter is about to be used."""
+    """A mode that calls a function with the name of each parameter that is about to be used."""
 
     def __init__(self, names: Mapping[int, str], used: Callable[[str], None]) -> None:
         super().__init__()
         self._names, self._used = names, used
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Tell of the parameters among the arguments."""
+        """Report the parameters among the arguments."""
         for each in _flat([*args, *(kwargs or {}).values()]):
             if id(each) in self._names:
                 self._used(self._names[id(each)])
@@ -120,11 +120,11 @@ class Uses(TorchFunctionMode):
 
 @dataclass
 class _Due:
-    """A step of one optimizer that is not taken for these parameters.
+    """A step of one optimizer that is still to be taken for some parameters.
 
     Attributes:
-        options: of each of its groups, as they were when the step was to be taken.
-        versions: of each parameter then: how often it had been written, and where it lay.
+        options: the options of each of its groups when `step` was called.
+        versions: parameter -> its version counter and its address at that time, to detect later writes.
     """
 
     options: list[dict[str, Any]]
@@ -134,18 +134,18 @@ class _Due:
 class ForwardSteps:
     """Puts an optimizer's step off, parameter by parameter, until the next forward pass needs the parameter.
 
-    At first it watches forward passes, for the modules in which parameters are used, and steps are taken as
-    ever; but gradients cannot be looked at then either. From `begin` on steps are put off.
+    At first it watches forward passes, to learn in which modules parameters are used, and steps are taken at
+    once; gradients are hidden then, too. From `begin` on steps are put off.
 
     Args:
         hook: has the means.
         module: the model.
         named: its parameters.
-        optimizers: whose steps are put off.
+        optimizers: their steps are put off.
         algorithm: its name, for errors.
 
     Attributes:
-        needed: each parameter's turn in a forward pass; empty until one has been seen.
+        needed: parameter -> its position in a forward pass; empty until one has been seen.
         at_work: whether steps are put off.
     """
 
@@ -211,7 +211,7 @@ class ForwardSteps:
             self.needed = {name: turn for turn, name in enumerate(self._used_in)}
 
     def begin(self) -> None:
-        """Put steps off from now on. Behind a forward pass that used the model."""
+        """Put steps off from now on. To be called after a forward pass of the model."""
         self.at_work = True
         self._hook.log.order_by(self.needed)
         for handle in self._handles:
@@ -222,7 +222,7 @@ class ForwardSteps:
             if own:
                 needs.setdefault(each, {}).update(dict.fromkeys(own))
         for name in self._named:
-            # What was never seen in use is waited for at once.
+            # Parameters that were never seen in use are waited for at the start of forward.
             needs.setdefault(self._used_in.get(name, self._module), {})[name] = None
         self._needs = {module: [*names] for module, names in needs.items()}
         self._handles = [self._module.register_forward_pre_hook(OnlyHere(self._before_forward))]
@@ -248,7 +248,7 @@ class ForwardSteps:
     # ---- backward and step ----------------------------------------------------------------------------
 
     def _ended(self) -> None:
-        """Backward is over: in place of each gradient stands one that nobody can read."""
+        """Put a placeholder, which cannot be read, in place of each gradient, as backward is over."""
         if not self.at_work:
             self._hook.give_means()
             self._given = {name: p.grad for name, p in self._named.items() if p.grad is not None}
@@ -257,10 +257,10 @@ class ForwardSteps:
         self._awaited = {*self._named}
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Put the step off, of what is awaited; at first, give the gradients back.
+        """Put off the step of parameters whose means are awaited; before `begin`, put the gradients back.
 
         Raises:
-            AttachError: the step before it is put off, and there was no backward since.
+            AttachError: the step before is still put off, and there was no backward since.
         """
         held = [id(p) for group in optimizer.param_groups for p in group["params"]]
         mine = [self._names[each] for each in held if self._names.get(each) in self._awaited]
@@ -282,7 +282,7 @@ class ForwardSteps:
     # ---- forward --------------------------------------------------------------------------------------
 
     def _before_forward(self, *_: Any) -> None:
-        if self._due:  # a forward may use a parameter where the one that was watched did not
+        if self._due:  # this forward may use a parameter in another module than the one that was watched
             self._begin_uses(lambda name: self._step([name]))
 
     def _before_module(self, module: nn.Module, _: Any) -> None:
@@ -301,7 +301,7 @@ class ForwardSteps:
 
     @shielded
     def _step(self, names: Collection[str]) -> None:
-        """Wait for these parameters' means, and step them, and all others whose means are here."""
+        """Wait for these parameters' means, and step them and all others whose means are complete."""
         wanted = [name for name in names if any(name in due.versions for due in self._due.values())]
         if not wanted or self._stepping:
             return
@@ -322,7 +322,7 @@ class ForwardSteps:
             p = self._named[name]
             if _version(p) != due.versions[name]:
                 raise AttachError(
-                    f"{name} was changed behind optimizer.step, and its step is still to be taken: with "
+                    f"{name} was changed after optimizer.step, and its step is still to be taken: with "
                     f"{self._algorithm!r} that is when the next forward pass needs it. Call session.flush() "
                     f"before you change parameters, or {_INSTEAD}"
                 )
@@ -340,7 +340,7 @@ def _version(p: Tensor) -> tuple[int, int]:
 
 
 def _copied(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group's options, as they are now."""
+    """A copy of a group's present options."""
     given = {key: value for key, value in group.items() if key != "params"}
     return {key: value.clone() if isinstance(value, Tensor) else value for key, value in given.items()}
 
@@ -349,7 +349,7 @@ def _copied(group: Mapping[str, Any]) -> dict[str, Any]:
 def _as_then(
     optimizer: Optimizer, options: Sequence[Mapping[str, Any]], some: Collection[int]
 ) -> Iterator[None]:
-    """A block in which the optimizer has these options, and of its parameters only some."""
+    """A block in which the optimizer has these options, and only some of its parameters."""
     groups = optimizer.param_groups
     now = [dict(group) for group in groups]
     try:

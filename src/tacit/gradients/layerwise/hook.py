@@ -1,4 +1,4 @@
-"""Gradients that leave as soon as backward has them, in messages of tacit's own and in a planned order."""
+"""The hook of `fusion` and `priority`: sends gradients as soon as backward has them, in planned messages."""
 
 # No `from __future__ import annotations` here: DDP checks the hook's annotations as objects.
 import math
@@ -23,11 +23,11 @@ from tacit.torch_compat import GradBucket, behind_accumulation
 
 
 class LayerwiseHook:
-    """Sends gradients from where they lie in DDP's buckets, as soon as they are there.
+    """Sends gradients as soon as they are computed, directly from DDP's buckets.
 
-    Until there is a plan it goes by DDP's buckets. Then a message leaves when DDP has copied the last of its
-    gradients into its bucket, though the bucket be not full; and DDP's own hook, which comes when it is,
-    answers at once. Means are waited for when backward ends.
+    Until there is a plan it sends DDP's buckets. Then a message is sent when DDP has copied the last of its
+    gradients into a bucket, even if the bucket is not full; DDP's communication hook, which is called when
+    the bucket is full, answers at once. Means are waited for when backward ends.
 
     Args:
         session: exchanges the messages.
@@ -35,12 +35,12 @@ class LayerwiseHook:
         named: the parameters.
 
     Attributes:
-        into_forward: whether means may come as late as the next forward pass.
-        times: when gradients were there.
-        link: when messages were under way.
-        log: when each message was where, once asked for.
+        into_forward: whether means may arrive as late as the next forward pass.
+        times: when each gradient was computed.
+        link: for how long messages were under way.
+        log: the times of each message, recorded once the timeline is asked for.
         buffers: DDP's buckets.
-        fixed, late: see `GradientHook`; nothing here is either.
+        fixed, late: as of `GradientHook`; empty and None here.
     """
 
     def __init__(self, session: Session, model: DistributedDataParallel, named: Mapping[str, Tensor]) -> None:
@@ -71,32 +71,33 @@ class LayerwiseHook:
         self._handles.append(model.module.register_forward_pre_hook(OnlyHere(self._before_forward)))
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
     def keep_means(self, begins: Callable[[], None], ended: Callable[[], None]) -> None:
-        """Leave the means here when backward ends, and wait for none.
+        """Do not wait for means when backward ends, but hold them here.
 
-        `begins` is called before a backward overwrites them; `ended`, when it has ended. It may `give_means`.
+        `begins` is called before a backward overwrites them; `ended`, when it has ended, and may call
+        `give_means`.
         """
         self._kept = begins, ended
 
-    # ---- which messages there are ---------------------------------------------------------------------
+    # ---- the plan ---------------------------------------------------------------------
 
     @property
     def is_planned(self) -> bool:
-        """Whether there is a plan, be it at work or not."""
+        """Whether there is a plan, at work or not."""
         return self._plan is not None
 
     @property
     def is_at_work(self) -> bool:
-        """Whether gradients leave by a plan."""
+        """Whether gradients are sent by a plan."""
         return bool(self._flats)
 
     @property
     def layout(self) -> list[list[str]] | None:
-        """The planned messages' members, in the order in which they leave; before, see `GradientHook`."""
+        """The planned messages' members, in the order of sending; without a plan, as of `GradientHook`."""
         return self._by_buckets.layout if self._plan is None else [[*each] for each in self._plan.messages]
 
     def use(self, plan: MessagePlan) -> None:
@@ -105,20 +106,20 @@ class LayerwiseHook:
         self._flats = []
 
     def resume(self, layout: list[list[str]] | None) -> None:
-        """Go on from a checkpoint; the session has its buckets already, which are the messages of a plan."""
+        """Go on from a checkpoint. The session has its buckets already, which are the messages of a plan."""
         self._flats, self._plan = [], None
         if layout is not None and self._session.round > SETTLED:
             self._plan, layout = MessagePlan(tuple(tuple(each) for each in layout)), None
         self._by_buckets.resume(layout)
 
     def _try_plan(self) -> None:
-        """Begin to send by the plan, where DDP has settled on its buckets."""
+        """Begin to send by the plan, if DDP's buckets no longer change."""
         if self._plan is None or self._flats or not self.buffers.are_settled:
             return
-        found = [self.buffers.stretch(names, self._named) for names in self._plan.messages]
+        found = [self.buffers.contiguous(names, self._named) for names in self._plan.messages]
         flats = [flat for flat in found if flat is not None]
         if len(flats) < len(found):
-            self._plan = None  # of other buckets: DDP was made with another bucket_cap_mb
+            self._plan = None  # the plan is for other buckets: DDP was made with another bucket_cap_mb
             return
         session = self._session
         if [bucket.members for bucket in session.buckets] != [*self._plan.messages]:
@@ -136,11 +137,11 @@ class LayerwiseHook:
     # ---- in backward ----------------------------------------------------------------------------------
 
     def _before_forward(self, *_: object) -> None:
-        self._open = False  # a backward that has failed is not gone on with
+        self._open = False  # drops a backward that has failed
 
     def _noting(self, name: str) -> Callable[[], None]:
         def accumulated() -> None:
-            # As DDP itself has noted in the last forward pass: not within `no_sync`.
+            # DDP's flag from the last forward pass: False within `no_sync`.
             if self._model.require_forward_param_sync:
                 self._begin()
                 if self._communicates:
@@ -150,10 +151,10 @@ class LayerwiseHook:
         return accumulated
 
     def __call__(self, ddp_bucket: GradBucket) -> BucketFuture:
-        """The hook's answer."""
+        """DDP's communication hook: a future with the bucket."""
         self._begin()
         parameters = ddp_bucket.parameters()
-        if ddp_bucket.is_last():  # of its own parameters some are still to be noted
+        if ddp_bucket.is_last():  # some of the bucket's parameters are still to be noted
             after_backward(self._ended, self._wait)
         if not self._flats:
             answer = self._by_buckets(ddp_bucket)
@@ -174,7 +175,7 @@ class LayerwiseHook:
         return no_exchange(ddp_bucket)
 
     def _begin(self) -> None:
-        """A backward begins: its first gradient is there, or DDP's first bucket."""
+        """Begin a backward, with its first gradient or with DDP's first bucket."""
         if not self._open:
             self._opened()
 
@@ -205,7 +206,7 @@ class LayerwiseHook:
             self._next = self._under_way = 0
 
     def _arrive(self, name: str) -> None:
-        """DDP has copied this gradient into its bucket."""
+        """Note that DDP has copied this gradient into its bucket."""
         if name in self._arrived or not self._flats:
             return
         self._arrived.add(name)
@@ -217,7 +218,7 @@ class LayerwiseHook:
 
     @shielded
     def _leave(self) -> None:
-        """Send what is ready and has its turn."""
+        """Send the messages that are ready, in the planned order."""
         with self._lock:  # called by backward and by the lane
             while self._next < len(self._order):
                 i, last = self._order[self._next]
@@ -249,7 +250,7 @@ class LayerwiseHook:
         self._waiting.__enter__()
 
     def _ended(self) -> None:
-        """Backward is over, and DDP has its answers."""
+        """Note that backward is over, and that DDP has its answers."""
         self._open = False
         try:
             if self._communicates and self._kept is not None:
@@ -260,20 +261,20 @@ class LayerwiseHook:
             self._waiting.__exit__(None, None, None)
 
     def give_means(self) -> None:
-        """Wait for the means, and have them be the gradients; where DDP's own hook waits, they are."""
+        """Wait for the means, and make them the gradients, as DDP's hook does when it waits itself."""
         if not self._flats:
             return
         self.wait_for(self._named)
         if self._model.gradient_as_bucket_view:
             return
-        for name, p in self._named.items():  # which DDP has given what was in its buckets before
+        for name, p in self._named.items():  # which DDP has filled from its buckets before the means came
             if p.grad is not None:
                 p.grad.copy_(self.mean(name))
 
-    # ---- what has come --------------------------------------------------------------------------------
+    # ---- means --------------------------------------------------------------------------------
 
     def wait_for(self, names: Iterable[str]) -> None:
-        """Wait until the means of these parameters are here.
+        """Wait until the means of these parameters are complete.
 
         Raises:
             RoundError: the round failed.
@@ -285,18 +286,18 @@ class LayerwiseHook:
         self._session.failure.raise_first()
 
     def is_here(self, name: str) -> bool:
-        """Whether the mean is."""
+        """Whether the parameter's mean is complete."""
         return all(self._messages[i].over.is_set() for i in self._places[name])
 
     def mean(self, name: str) -> Tensor:
         """The mean of the parameter's gradients: a view, of its shape and layout."""
-        flat = self.buffers.stretch([name], self._named)
+        flat = self.buffers.contiguous([name], self._named)
         assert flat is not None, "a parameter lies in one of DDP's buckets"
         return laid_out(flat, self._named[name])
 
 
 def laid_out(flat: Tensor, p: Tensor) -> Tensor:
-    """A view of `flat` as DDP lays a gradient of `p` out: in the order of its memory, if that has no gaps."""
+    """A view of `flat` with the layout of DDP's gradient of `p`: its memory order, if that has no gaps."""
     step = 1
     for stride, size in sorted(zip(p.stride(), p.shape, strict=True)):
         if size != 1 and stride != step:

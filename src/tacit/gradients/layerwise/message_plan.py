@@ -1,4 +1,4 @@
-"""Which gradients travel together, and in which order: by when they are ready, and what links cost."""
+"""Which gradients travel together, and in which order: planned by when they are ready, and by link costs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from itertools import pairwise
 __all__ = ["Gradient", "Link", "LinkUse", "MessagePlan", "by_priority", "by_size", "fitted", "merged"]
 
 _SMALL_SHARE = 20
-"""A message takes so many times what it costs before its first byte, where it is to be short."""
+"""A short message takes this many times the latency of the link."""
 _SHORTEST, _LONGEST = 256_000, 16_000_000
-"""Bytes of a message, where it is to be short; BytePS cuts at 4,096,000."""
+"""The least bytes of a short message; BytePS cuts at 4,096,000."""
 _ALIGNED = 1024
-"""Entries of a slice are a multiple of so many, so that the blocks of a codec are whole."""
+"""The entries of a slice are a multiple of this, so that the blocks of a codec are whole."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Gradient:
     """A parameter's gradient.
 
     Attributes:
-        nbytes: that travel for it.
-        ready: seconds from the first gradient of a backward pass until this one is there.
-        needed: its turn in the next forward pass.
-        bucket: which of DDP's buckets it lies in; the gradients of a message lie in one.
-        entries: how many it has, where it may be cut into slices; 0: it may not.
+        nbytes: the bytes that are sent for it.
+        ready: seconds from the first gradient of a backward pass until this one is computed.
+        needed: its position in the next forward pass.
+        bucket: the index of DDP's bucket in which it lies; the gradients of a message lie in one.
+        entries: its number of entries, if it may be cut into slices; 0: it may not.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Gradient:
     entries: int = 0
 
     def slices(self, most: float) -> list[Gradient]:
-        """Slices of about equal size, and of at most `most` bytes; itself, where it may not be cut."""
+        """Slices of about equal size, of at most `most` bytes each; itself, if it may not be cut."""
         count = min(math.ceil(self.nbytes / most), math.ceil(self.entries / _ALIGNED))
         if count < 2:
             return [self]
@@ -52,22 +52,22 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Link:
-    """What a message costs: `latency` seconds, and one for each `rate` bytes of a gradient.
+    """The cost of a message: `latency` seconds, and one second for each `rate` bytes of a gradient.
 
-    The latency counts what a message takes of a processor, where that is taken from computing.
+    The latency includes the processor time of a message, if that delays computing.
     """
 
     latency: float
     rate: float
 
     def seconds(self, nbytes: float) -> float:
-        """How long a message takes."""
+        """The seconds that a message takes."""
         return self.latency + nbytes / self.rate
 
 
 @dataclass(frozen=True)
 class LinkUse:
-    """What was sent while ranks computed: `seconds` with something under way, bytes, and messages."""
+    """Use of a link while ranks computed: `seconds` with a message under way, bytes, and messages."""
 
     seconds: float
     nbytes: float
@@ -75,10 +75,9 @@ class LinkUse:
 
 
 def fitted(few: LinkUse, many: LinkUse, idle: Link) -> Link:
-    """What a message costs while ranks compute, from rounds of few messages and of many.
+    """The cost of a message while ranks compute, fitted to rounds of few messages and of many.
 
-    Where ranks share cores with what carries their messages, that is more than on links that are `idle`; it
-    is never taken for less.
+    It is at least that of an `idle` link, and more if ranks share cores with the threads that carry messages.
     """
     if not few.nbytes or not many.nbytes:
         return idle
@@ -91,24 +90,25 @@ def fitted(few: LinkUse, many: LinkUse, idle: Link) -> Link:
 
 @dataclass(frozen=True)
 class MessagePlan:
-    """The messages in the order in which they leave, each with its parameters as backward has them.
+    """The messages in the order of sending, each with its parameters in the order of backward.
 
-    What is in a message is a parameter's name, or NAME[START:STOP] for a slice: see `session.buckets`.
+    The members of a message are names of parameters, or NAME[START:STOP] for a slice: see `session.buckets`.
     """
 
     messages: tuple[tuple[str, ...], ...]
 
 
 def merged(gradients: Sequence[Gradient], link: Link) -> MessagePlan:
-    """Join neighbours so that the last message is through as early as can be.
+    """Join neighbours so that the last message arrives as early as possible.
 
-    `gradients`: in the order in which backward has them. A message leaves when all of it is ready and the
-    link is free, and the gradients of one lie in one of DDP's buckets. MG-WFBP (Shi, Chu & Li, INFOCOM 2019)
-    goes through the layers once, and joins one with the next if that wait is shorter than the latency saved;
-    a chain of such waits can add up, so here all ways to cut are compared: that the first k gradients are
-    through early never makes the others later. Of ways that end at the same time, that of fewest messages.
+    `gradients`: in the order of backward. A message is sent when all of it is ready and the link is free, and
+    the gradients of one lie in one of DDP's buckets. MG-WFBP (Shi, Chu & Li, INFOCOM 2019) goes through the
+    layers once, and joins one with the next if that wait is shorter than the latency saved; a chain of such
+    waits can add up. So here all partitions are compared, by dynamic programming: if the first k gradients
+    arrive earlier, the others never arrive later. Of partitions that end at the same time, the one with the
+    fewest messages is taken.
     """
-    through: list[tuple[float, int]] = [(0.0, 0)]  # of the first k gradients: when, in how many messages
+    through: list[tuple[float, int]] = [(0.0, 0)]  # of the first k: arrival, messages
     begins = [0]
     for stop, last in enumerate(gradients, 1):
         nbytes = 0.0
@@ -137,12 +137,12 @@ def by_priority(
     credit: float = 0.0,
     split: bool = False,
 ) -> MessagePlan:
-    """Have the message leave first, of those that are ready, which the next forward pass needs first.
+    """Of the messages that are ready, send first the one that the next forward pass needs first.
 
-    `gradients`: in the order in which backward has them. Neighbours are joined up to `most` bytes, and what
-    is larger is cut; where it is None, that is what makes the latency of a message small beside it. A link
-    takes one message at a time, or as many as `credit` bytes allow, which then share it. With `split` they
-    leave as backward has them, as what is needed first then shows in the order of the second halves.
+    `gradients`: in the order of backward. Neighbours are joined up to `most` bytes, and larger ones are cut;
+        None: a size that makes the latency a small part of a message. A link takes one message at a time, or
+        as many as `credit` bytes allow, which then share it. With `split` the first halves are sent in the
+        order of backward, and the second halves in that of the next forward pass.
     """
     if most is None:
         most = min(max(_SMALL_SHARE * link.latency * link.rate, _SHORTEST), _LONGEST)
@@ -154,7 +154,7 @@ def by_priority(
 
 
 def by_size(gradients: Sequence[Gradient], most: float) -> MessagePlan:
-    """Neighbours are joined up to `most` bytes."""
+    """Join neighbours up to `most` bytes, and send them in the order of backward."""
     return MessagePlan(tuple(_names(each) for each in _up_to(most, gradients)))
 
 
@@ -180,7 +180,7 @@ def _joined(gradients: Sequence[Gradient]) -> Gradient:
 
 
 def _order(messages: Sequence[Gradient], link: Link, credit: float) -> list[int]:
-    """By a clock: whenever the link has room, the most urgent of the messages that are ready leaves."""
+    """The order of sending, simulated: whenever the link has room, the most urgent ready message is sent."""
     waiting = sorted(range(len(messages)), key=lambda i: (messages[i].ready, i))
     ready: list[tuple[int, int]] = []
     order: list[int] = []
@@ -193,7 +193,7 @@ def _order(messages: Sequence[Gradient], link: Link, credit: float) -> list[int]
             heappush(ready, (messages[i].needed, i))
         _, chosen = heappop(ready)
         order.append(chosen)
-        ahead = max(0.0, credit - messages[chosen].nbytes)  # what more may leave before it is through
+        ahead = max(0.0, credit - messages[chosen].nbytes)  # more bytes may be sent meanwhile
         now += max(0.0, link.seconds(messages[chosen].nbytes) - ahead / link.rate)
     return order
 

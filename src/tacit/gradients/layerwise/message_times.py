@@ -1,4 +1,7 @@
-"""When the planned messages of `fusion` and `priority` were ready, left and came, once somebody asks."""
+"""Records when each planned message of `fusion` and `priority` was ready, sent and complete.
+
+Nothing is recorded until the timeline is first asked for.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,21 @@ __all__ = ["MessageLog"]
 
 
 class MessageInRound(Protocol):
-    """A message in one round."""
+    """A planned message in one round: a new object in every round."""
 
     flat: Tensor
 
 
 @dataclass(eq=False)
 class _Times:
-    """Of one message in one round, as `perf_counter` has them."""
+    """The times of one message in one round, by `time.perf_counter`.
+
+    Attributes:
+        step: the number of steps before the round.
+        names: the message's parameters, in the order of backward.
+        at: "ready", "left" (sent) and "came" (complete) -> the time.
+        waits: the spans in which training waited for the message.
+    """
 
     step: int
     nbytes: int
@@ -37,9 +47,10 @@ class _Times:
 
 
 class MessageLog:
-    """Notes when messages were where, in the last rounds; nothing before `begin`.
+    """The times of the messages of the last rounds, as `Attached.timeline` reports them.
 
-    Messages are told apart as objects, one for each round. Training and the lane call it, each of its own.
+    A message is identified by its object, which is another in every round. The methods may be called by the
+    threads of training and of the lane: no two threads note the same event of a message.
     """
 
     def __init__(self) -> None:
@@ -48,16 +59,26 @@ class MessageLog:
         self._turns: Mapping[str, int] = {}
 
     def begin(self) -> None:
-        """Note from the next round on."""
+        """Record from the next round on; before, all other methods do nothing."""
         if self._rounds is None:
             self._rounds = deque(maxlen=KEPT)
 
     def order_by(self, turns: Mapping[str, int]) -> None:
-        """In which order the next forward pass needs the parameters; else backward's order, reversed."""
+        """Set the order in which a forward pass uses the parameters; by default backward's, reversed.
+
+        Args:
+            turns: parameter -> its position in a forward pass, from 0.
+        """
         self._turns = turns
 
     def next_round(self, step: int, messages: Sequence[MessageInRound], plan: MessagePlan | None) -> None:
-        """These messages of this plan are the next to leave, in this order."""
+        """Begin to record a round.
+
+        Args:
+            step: the number of steps before it.
+            messages: one object for each message of the plan, in the order in which they are sent.
+            plan: the plan; None: there is none yet, and nothing is recorded.
+        """
         if self._rounds is None or plan is None:
             return
         pairs = zip(messages, plan.messages, strict=True)
@@ -65,23 +86,23 @@ class MessageLog:
         self._rounds.append([*self._of.values()])
 
     def ready(self, message: object) -> None:
-        """Its last gradient is there."""
+        """Record that backward has computed the message's last gradient."""
         self._note(message, "ready")
 
     def left(self, message: object) -> None:
-        """It has its turn."""
+        """Record that the message is sent."""
         self._note(message, "left")
 
     def came(self, message: object) -> None:
-        """Its mean is here."""
+        """Record that the message's mean is complete."""
         self._note(message, "came")
 
     def _note(self, message: object, what: str) -> None:
         if (times := self._of.get(message)) is not None:
-            times.at.setdefault(what, perf_counter())  # of two halves, the first that leaves
+            times.at.setdefault(what, perf_counter())  # only the first of two halves counts
 
     def wait_for(self, message: object, over: Event) -> None:
-        """Wait until it is over."""
+        """Wait for `over`, which is set when the message is complete, and record the wait."""
         times = None if over.is_set() else self._of.get(message)
         if times is None:
             over.wait()
@@ -91,7 +112,7 @@ class MessageLog:
         times.waits.append(Span(since, perf_counter()))
 
     def messages(self) -> list[PlannedMessage]:
-        """All that have come, round by round, by the turn in which the next forward pass needs them."""
+        """The complete messages, round by round, in the order in which a forward pass needs them."""
         return [
             PlannedMessage(times.step, turn, _called(names), times.nbytes, **times.at, waits=(*times.waits,))
             for each in tuple(self._rounds or ())
@@ -100,7 +121,7 @@ class MessageLog:
         ]
 
     def _by_turn(self, times: Sequence[_Times]) -> list[tuple[_Times, list[str]]]:
-        """The messages of a round with their parameters, both in the order of the next forward pass."""
+        """The messages of a round with their parameters, both in the order of a forward pass."""
         late = len(self._turns)
         backward = [name for each in times for name in each.names]
         turns = {
@@ -112,5 +133,5 @@ class MessageLog:
 
 
 def _called(names: Sequence[str]) -> str:
-    """A message by the parameter of it that is needed first, and how many others it has."""
+    """A name for a message: its first parameter, and the number of others."""
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")

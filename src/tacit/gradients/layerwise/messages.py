@@ -1,4 +1,4 @@
-"""What gradients that leave layer by layer are noted by: messages, times, and where DDP keeps gradients."""
+"""Records of gradients that are sent layer by layer: messages, times, and the memory of DDP's buckets."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from tacit.exchange.halves import Halves
 from tacit.gradients.layerwise.message_plan import LinkUse
-from tacit.session.buckets import stretch_of
+from tacit.session.buckets import span_of
 from tacit.torch_compat import GradBucket
 
 _ROUNDS = 32
-"""More than are looked at until the last plan is made."""
+"""The rounds that are recorded: more than are measured until the last plan is made."""
 
 
 @dataclass(eq=False)
@@ -24,10 +24,10 @@ class LayerMessage:
     """A message in one round.
 
     Attributes:
-        flat: where in DDP's bucket its gradients lie, and then their means.
-        missing: how many of its gradients are not there.
-        halves: where its all-gather leaves later than its reduce-scatter.
-        reduced: whether the first of these is complete, or has failed.
+        flat: the span of DDP's bucket that holds its gradients, and then their means.
+        missing: how many of its gradients are not yet computed.
+        halves: its two halves, if its all-gather is sent later than its reduce-scatter.
+        reduced: whether the reduce-scatter is complete, or has failed.
         over: set when it is complete, or has failed.
     """
 
@@ -38,24 +38,24 @@ class LayerMessage:
     over: threading.Event = field(default_factory=threading.Event)
 
     def filled(self) -> bool:
-        """One more gradient is there; returns whether it is the last."""
+        """Note that one more gradient is computed. Returns whether it is the last."""
         self.missing -= 1
         return self.missing == 0
 
     def completed(self, last: bool) -> None:
-        """It is, or the first of its halves, or has failed."""
+        """Note that it is complete, or its first half, or that it has failed."""
         self.reduced = True
         if last:
             self.over.set()
 
     def may_leave(self, last: bool) -> bool:
-        """Whether it is ready, or its second half."""
+        """Whether it, or its second half, is ready to be sent."""
         return self.reduced if last and self.halves is not None else not self.missing
 
 
 @dataclass(eq=False)
 class GradientTimes:
-    """When backward had each gradient: seconds from the first one on, of the last rounds."""
+    """When backward had each gradient, in seconds after the first one, for the last rounds."""
 
     ready: dict[str, deque[float]] = field(default_factory=dict)
     began: float = 0.0
@@ -65,16 +65,16 @@ class GradientTimes:
         self.ready.clear()
 
     def begin(self) -> None:
-        """The first gradient of a backward pass is there."""
+        """Note that the first gradient of a backward pass is computed."""
         self.began = perf_counter()
 
     def note(self, name: str) -> None:
-        """This one is."""
+        """Note that this gradient is computed."""
         self.ready.setdefault(name, deque(maxlen=_ROUNDS)).append(perf_counter() - self.began)
 
 
 class LinkTime:
-    """For how long messages were under way, how many, and of how many bytes of gradients."""
+    """The seconds that messages were under way, their number, and the bytes of their gradients."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -83,11 +83,11 @@ class LinkTime:
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was."""
+        """Forget all messages so far."""
         self._seconds, self._nbytes, self._messages = 0.0, 0, 0
 
     def left(self, nbytes: int) -> None:
-        """A message of so many bytes leaves."""
+        """Note that a message of so many bytes is sent."""
         with self._lock:
             if not self._under_way:
                 self._began = perf_counter()
@@ -96,70 +96,70 @@ class LinkTime:
             self._nbytes += nbytes
 
     def came(self) -> None:
-        """One is complete."""
+        """Note that a message is complete."""
         with self._lock:
             self._under_way -= 1
             if not self._under_way:
                 self._seconds += perf_counter() - self._began
 
     def seen(self, share: float) -> LinkUse:
-        """What was under way since it was cleared; `share`: bytes on the wire for each of a gradient."""
+        """The use of the link since `clear`; `share`: bytes on the wire for each byte of a gradient."""
         with self._lock:
             return LinkUse(self._seconds, share * self._nbytes, self._messages)
 
 
 class DdpBuffers:
-    """DDP's buckets: which parameters lie where, in memory that it keeps once it has settled."""
+    """DDP's buckets: the position of each parameter, in memory that stays once buckets stay."""
 
     def __init__(self) -> None:
         self._now: list[tuple[list[str], Tensor]] = []
         self._before: list[tuple[list[str], int]] = []
-        self._places: dict[str, tuple[int, int]] = {}
+        self._positions: dict[str, tuple[int, int]] = {}
 
     def note(self, names: list[str], bucket: GradBucket) -> None:
-        """DDP gives this bucket to its hook."""
+        """Note a bucket that DDP passes to its hook."""
         if bucket.index() == 0:
             self._before = [(each, buffer.data_ptr()) for each, buffer in self._now]
             self._now = []
         self._now.append((names, bucket.buffer()))
-        self._places.clear()
+        self._positions.clear()
 
     @property
     def are_settled(self) -> bool:
-        """Whether two backward passes one after the other had the same."""
+        """Whether the last two backward passes had the same buckets, in the same memory."""
         now = [(names, buffer.data_ptr()) for names, buffer in self._now]
         return bool(now) and now == self._before
 
     @property
     def layout(self) -> list[list[str]]:
-        """The parameters of each, in order."""
+        """The parameters of each bucket, in order."""
         return [names for names, _ in self._now]
 
     def is_at(self, number: int, buffer: Tensor) -> bool:
-        """Whether bucket `number` lies there."""
+        """Whether bucket `number` has the memory of `buffer`."""
         return self._now[number][1].data_ptr() == buffer.data_ptr()
 
-    def stretch(self, members: Sequence[str], named: Mapping[str, Tensor]) -> Tensor | None:
-        """Where these lie one behind the other, in one bucket; None if they do not.
+    def contiguous(self, members: Sequence[str], named: Mapping[str, Tensor]) -> Tensor | None:
+        """The span of one bucket in which these members lie one after the other; None if there is none.
 
-        `members`: parameters, or stretches of them; see `session.buckets.stretch_of`.
+        `members`: parameters, or parts of them; see `session.buckets.span_of`.
         """
-        if not self._places:
-            self._find_places(named)
-        parts = [stretch_of(each, named) for each in members]
-        number, at = self._places[parts[0][0]]
+        if not self._positions:
+            self._find_positions(named)
+        parts = [span_of(each, named) for each in members]
+        number, at = self._positions[parts[0][0]]
         at += parts[0][1]
         first = at
         for name, start, stop in parts:
-            bucket, begins = self._places[name]
+            bucket, begins = self._positions[name]
             if (bucket, begins + start) != (number, at):
                 return None
             at += stop - start
         return self._now[number][1][first:at]
 
-    def _find_places(self, named: Mapping[str, Tensor]) -> None:
+    def _find_positions(self, named: Mapping[str, Tensor]) -> None:
         for number, (names, _) in enumerate(self._now):
             start = 0
             for name in names:
-                self._places[name] = number, start
+                self._positions[name] = number, start
                 start += named[name].numel()

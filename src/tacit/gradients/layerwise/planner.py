@@ -1,4 +1,4 @@
-"""Plans which gradients travel together, and in which order, once the first steps have been seen."""
+"""Plans which gradients travel together, and in which order, from the times of the first steps."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from tacit.gradients.layerwise.message_plan import (
     merged,
 )
 from tacit.session import Session
-from tacit.session.buckets import stretch_of
+from tacit.session.buckets import span_of
 from tacit.transports.probing import ring_cost
 from tacit.transports.process_groups import said
 
 SKIPPED, SEEN = 3, 5
-"""Rounds that are left out, as kernels are compiled and DDP's buckets change; and those looked at.
+"""The rounds that are skipped, as kernels are compiled and DDP's buckets change; and those that are measured.
 
-As many are looked at again, when messages leave by the plan: a link carries less while ranks compute."""
+As many are measured again by the first plan, as a link carries less while ranks compute."""
 
 _log = logging.getLogger("tacit")
 
 
 class MessagePlanner:
-    """Looks at the first rounds, and then has the hook send the messages that it has planned.
+    """Measures the first rounds, plans messages, and lets the hook send them.
 
     Args:
         hook: takes the gradients.
         session: exchanges them.
         named: the parameters.
-        group: all ranks.
-        forward: the steps that are put off, where they are.
+        group: the process group of all ranks.
+        forward: puts steps off until the next forward pass; None: they are not.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class MessagePlanner:
         self._few = LinkUse(0.0, 0.0, 0)
 
     def stepped(self) -> None:
-        """To be called behind every step, on all ranks; a collective call where a plan is made."""
+        """Note a step, on all ranks. A collective call in the steps after which a plan is made."""
         self._steps += 1
         hook = self._hook
         if self._steps == SKIPPED:
@@ -101,11 +101,11 @@ class MessagePlanner:
         return self._agreed(self._idle)
 
     def _agreed(self, link: Link) -> MessagePlan:
-        """The plan of the first rank, as each has its own times."""
+        """The plan of the first rank, for all ranks, as each has measured other times."""
         mine = json.dumps(self._planned(link).messages)
         plan = MessagePlan(tuple(tuple(each) for each in json.loads(said(mine, self._group)[0])))
         if self._group.rank() == 0:
-            stretches = [[stretch_of(member, self._named) for member in each] for each in plan.messages]
+            stretches = [[span_of(member, self._named) for member in each] for each in plan.messages]
             sizes = [
                 sum((stop - start) * self._named[name].itemsize for name, start, stop in each) / 1e6
                 for each in stretches
@@ -137,20 +137,20 @@ class MessagePlanner:
         return by_priority(found, link, most, 1e6 * (credit or 0.0), self._overlap.split)
 
     def _in_buckets(self, gradients: Iterable[Gradient]) -> list[Gradient]:
-        """As they lie in DDP's buckets, which is how backward comes to them; messages keep to one bucket."""
+        """The gradients in the order of DDP's buckets, which is backward's; no message spans two buckets."""
         by_name = {each.name: each for each in gradients}
         layout = self._hook.buffers.layout
         return [replace(by_name[name], bucket=i) for i, names in enumerate(layout) for name in names]
 
     def _cuttable(self) -> set[str]:
-        """The parameters of which any stretch may travel by itself, as nothing is kept of them."""
+        """The parameters that may be cut into slices, as their compressors have no state."""
         session = self._session
         kept = {name for name, _ in session.store.named_state()}
         anywhere = [bucket for bucket in session.buckets if isinstance(bucket.edges, range)]
         return {name for bucket in anywhere for name in bucket.names} - kept
 
     def _share(self) -> float:
-        """What a gradient's bytes are on the wire, for each byte of it, by the compressor's formulas."""
+        """The bytes on the wire for each byte of a gradient, by the compressor's formulas."""
         peers = self._session.transport.place(WORLD).peers
         dense = 2 * (peers - 1) / peers * sum(p.nbytes for p in self._named.values())
         return sum(cost.sent.total() for cost in self._session.store.costs) / dense if dense else 1.0

@@ -1,1 +1,1 @@
-"""What went wrong in a session: failures, and numbers that are not finite."""
+"""Errors of a session: failed exchanges, and numbers that are not finite."""

@@ -1,4 +1,4 @@
-"""Rounds on a device that the host does not wait for: what went wrong is noted there, and read once."""
+"""Notes that a device makes of NaN and overflow in rounds for which the host does not wait."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from tacit.session.buckets import Bucket
 from tacit.torch_compat import largest_of_each
 
 MEANS = 4
-"""How many `AllReduce`s of an exchange are distinguished when the ranks find out who had a NaN first."""
+"""The number of `AllReduce`s of an exchange that are distinguished when ranks find out which had a NaN first.
+"""
 
 
 class BucketHealth:
-    """What the device notes of one bucket while it is exchanged; it is read when the round is over.
+    """The notes of one bucket, written on the device during its exchange, and read when the round is over.
 
     Args:
-        nonfinite_flags: see `Plan.nonfinite_flags`: what ranks report of NaN, idle parameters and overflow.
-        ranks: how many they are; `me`, which of them this is.
+        nonfinite_flags: numbers by which ranks report NaN, idle parameters and overflow; see
+            `Plan.nonfinite_flags`.
+        ranks: the number of ranks.
+        me: the index of this one.
 
     Attributes:
-        overflow: one number, the largest magnitude of what may overflow on this rank.
-        finite_probe: the largest magnitudes of what this rank gives to its means (`watched`, in
+        overflow: one number, the largest magnitude on this rank of what may overflow.
+        finite_probe: the largest magnitude of this rank's input to each mean (`watched`, in
             exchange/joined_requests.py).
     """
 
@@ -44,7 +47,7 @@ class BucketHealth:
         self._views: tuple[int, list[Tensor]] = 0, []
 
     def begin(self, idle: Callable[[], Sequence[float]] | None) -> None:
-        """A round begins. `idle`: which parameters took no part in backward, where ranks must know."""
+        """Reset the notes for a round. `idle`: 1 for parameters without a gradient, if ranks must know."""
         self.nonfinite_flags.zero_()
         if idle is not None:
             self._idle.copy_(torch.tensor(idle(), dtype=torch.float32))
@@ -71,20 +74,20 @@ class BucketHealth:
 
     @property
     def reports_idle(self) -> bool:
-        """Whether the ranks report which parameters took no part in backward."""
+        """Whether the ranks report which parameters had no gradient."""
         return len(self.nonfinite_flags) > 2 * self.ranks
 
     @property
     def broken(self) -> Tensor:
-        """Whether a rank gave what is not finite, or the mean is not; on the device."""
+        """Whether a rank's tensor or the mean is not finite; on the device."""
         return torch.cat([self.nonfinite_flags[: self.ranks], self._mean]).isfinite().all().logical_not()
 
     def numbers(self) -> tuple[Tensor, Tensor]:
-        """All that is to be read."""
+        """All notes, as two tensors."""
         return self.nonfinite_flags, self._beside
 
     def report(self, nonfinite_flags: Tensor, beside: Tensor) -> HealthReport:
-        """What these numbers mean, on the host."""
+        """The report that the numbers encode, on the host."""
         given = beside[MEANS + 1 :].isfinite().logical_not().nonzero().view(-1).tolist()
         over = (nonfinite_flags[len(nonfinite_flags) - self.ranks :] * self.ranks).lt(OVERFLOWN).logical_not()
         return HealthReport(
@@ -99,14 +102,14 @@ class BucketHealth:
 
 @dataclass(frozen=True)
 class HealthReport:
-    """What was noted of one bucket, on the host.
+    """The notes of one bucket, on the host.
 
     Attributes:
-        given: the indices of the ranks that gave what is not finite.
-        idle: of each parameter, the share of the ranks on which it took no part in backward.
-        first: the first of the bucket's parameters that was not finite on this rank.
-        overflow: the indices of the ranks on which something became too large on the way.
-        finite_probe: what this rank gave to its means: not finite where that was not.
+        given: the indices of the ranks whose tensor was not finite.
+        idle: for each parameter, the share of the ranks on which it had no gradient.
+        first: the index of the first of the bucket's parameters that was not finite on this rank.
+        overflow: the indices of the ranks on which an entry became too large on the way.
+        finite_probe: one number for each mean: not finite if this rank's input to it was not.
         mean: whether the mean is not finite.
     """
 
@@ -124,7 +127,7 @@ class HealthReport:
 
 
 class DeviceReport:
-    """The numbers of a round on their way to the host, behind all that the round has launched."""
+    """The notes of a round, copied to the host after all that the round has launched."""
 
     def __init__(self, buckets: Sequence[tuple[int, BucketHealth]], began: Any) -> None:
         self._buckets, self._began = buckets, began
@@ -145,34 +148,34 @@ class DeviceReport:
 
     @property
     def quiet(self) -> bool:
-        """Whether there is nothing to report: nothing is as large as the share of one rank in a mean may be.
+        """Whether there is nothing to report: no number reaches the share of one rank in a mean.
 
-        Only when it is `done`.
+        To be read only once it is `done`.
         """
         ranks = max((health.ranks for _, health in self._buckets), default=1)
         return not self._idle and bool(self._host.abs().lt(OVERFLOWN / ranks).all())
 
     @property
     def done(self) -> bool:
-        """Whether the device has come so far."""
+        """Whether the device has made the copy."""
         return self._ended is None or bool(self._ended.query())
 
     def waits(self, mark: Any) -> None:
-        """Training waits for the round from there on, as its own stream has it."""
+        """Note the event from which on training's stream waits for the round."""
         self._waited = mark
 
     def seconds(self) -> tuple[float, float] | None:
-        """How long the round took on the device, and for how long of it training waited; once it is done."""
+        """The seconds that the round took on the device, and that training waited; None before it is done."""
         if self._ended is None or self._began is None:
             return None
         took = self._began.elapsed_time(self._ended) / 1e3
         waited = 0.0
-        if self._waited is not None and self._waited.query():  # else the round was over before training came
+        if self._waited is not None and self._waited.query():  # else training never waited
             waited = max(0.0, self._waited.elapsed_time(self._ended) / 1e3)
         return took, min(took, waited)
 
     def read(self) -> dict[int, HealthReport]:
-        """By bucket, where there is something to report; waits until the device has come so far."""
+        """The reports by bucket, where there is something to report; waits until the copy is made."""
         if self._ended is not None:
             self._ended.synchronize()
         found: dict[int, HealthReport] = {}

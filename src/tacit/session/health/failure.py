@@ -1,4 +1,4 @@
-"""What went wrong in a session: whatever it is asked for later fails with the same error."""
+"""The failure of a session: every later call raises the same error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class SessionFailure:
     """The error that ended a session's exchanges, if one did.
 
     Attributes:
-        error: what is raised from now on; None while nothing has failed.
+        error: the error that is raised from now on; None while nothing has failed.
     """
 
     def __init__(self) -> None:
@@ -30,10 +30,11 @@ class SessionFailure:
         alarm: Callable[[], BaseException | None] | None = None,
         meet: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """Ask `explain` which error to raise for one of a collective, as that may be a peer's fault.
+        """Ask `explain` which error to raise for an error of a collective, as a peer may be the cause.
 
-        `report` is called with an error that all ranks of the session's scope know of, and no others. `alarm`
-        says which peer others have missed, if they have. `meet` is called before an error is raised at first.
+        `report` is called with an error that all ranks of the session's scope know, and no others. `alarm`
+        returns the loss of a peer that other ranks have noticed, or None. `meet` is called before an error is
+        raised for the first time.
         """
         self._explain = explain
         self._alarm = alarm or self._alarm
@@ -41,15 +42,15 @@ class SessionFailure:
         self._meet = meet or self._meet
 
     def fail(self, error: BaseException) -> None:
-        """Note an error, if none was noted before."""
+        """Store an error, if none was stored before."""
         self.error = self.error or error
 
     def lane_failed(self, error: BaseException) -> None:
-        """Note the error with which a lane has ended, whatever was noted before."""
+        """Store the error with which a lane has ended, in place of any before."""
         self.error = error
 
     def raise_first(self) -> None:
-        """Raise what went wrong, if anything did."""
+        """Raise the stored error, if there is one."""
         if self.error is not None:
             first, self._raised = not self._raised, True
             if first:
@@ -57,9 +58,10 @@ class SessionFailure:
             raise self.error
 
     def raise_lost(self) -> None:
-        """Raise the peer's loss that others have noticed, if they have: what a device holds may be due to it.
+        """Raise the loss of a peer that other ranks have noticed, if they have.
 
-        A peer that gives up a collective ends it here too, without an error, and with any numbers.
+        A peer that aborts a collective ends it here too, without an error and with arbitrary numbers. So NaN
+        on a device may be due to the loss.
         """
         self.raise_first()
         lost = self._alarm()
@@ -69,12 +71,12 @@ class SessionFailure:
 
     @property
     def unraised(self) -> bool:
-        """Whether something has failed, and it was raised to nobody."""
+        """Whether there is an error that has not been raised."""
         return self.error is not None and not self._raised
 
     def explained(self, error: BaseException) -> BaseException:
-        """The error to raise for this one."""
-        # A server knows which connection broke, and the ranks together why: it may have been the second.
+        """The error to raise in place of this one."""
+        # A server knows which connection broke; the ranks together know why, which may be an earlier loss.
         if isinstance(error, PeerLost) or not isinstance(error, RoundError):
             return self._explain(error)
         self._report(error)
@@ -82,7 +84,7 @@ class SessionFailure:
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Explain an error of a collective that is waited for inside the block, as the lane does.
+        """Replace an error of a collective inside the block by the explained one, as the lane does.
 
         Raises:
             RoundError: the explained error.

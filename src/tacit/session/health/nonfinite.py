@@ -1,4 +1,10 @@
-"""NaN and infinity in what is exchanged: who had it where, what becomes of the round, and what is raised."""
+"""NaN and infinity in exchanged tensors: which rank had them in which parameter, and which error is raised.
+
+Every rank reports what it finds in numbers, the nonfinite flags, which are averaged with the round. 0 means
+that
+all was finite. Any other number is a code: it says in which parameter a NaN was first seen on that rank, and
+how many steps ago (`nonfinite_origin`). So all ranks raise the same error, or skip the same round.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +24,9 @@ SCALER_HINT = ". With a GradScaler, write attach(..., scaler=scaler): such a ste
 
 
 class NonfiniteChecks:
-    """Looks at what a session exchanges.
+    """Checks the tensors and means of a session for NaN and infinity.
 
-    Without a GradScaler, what is not finite is an error on all ranks. With one, the round is skipped on all.
+    Without a GradScaler, either is an error on all ranks. With one, all ranks skip the round.
 
     Attributes:
         scaled: whether there is a GradScaler.
@@ -35,61 +41,74 @@ class NonfiniteChecks:
         self._origin: Callable[[int], Origin | None] = lambda step: None
 
     def count_from(self, steps: int) -> None:
-        """So many were taken before, with other strategies: errors count them too."""
+        """Set the number of steps before this session, with other strategies: errors count them too."""
         self.begun = steps
 
-    def told(self, step: int) -> int:
-        """The step as errors call it."""
+    def global_step(self, step: int) -> int:
+        """The number of a step for errors: those before this session, with other strategies, count too."""
         return self.begun + step
 
     def follow_buckets(self, buckets: Sequence[Bucket]) -> None:
-        """Number the parameters as they lie in these buckets, on all ranks alike."""
+        """Number the parameters, for codes, in the order of these buckets, which all ranks share."""
         self._names = [*dict.fromkeys(param.name for bucket in buckets for param in bucket.slices)]
 
     def use_scale(self, read: Callable[[], float | Tensor]) -> None:
-        """A GradScaler puts this factor on all gradients. In stream order it is on the device."""
+        """Set the function that reads the GradScaler's factor; in stream order that is a tensor on the
+        device.
+        """
         self._scale, self.scaled = read, True
 
     def use_origin(self, origin: Callable[[int], Origin | None]) -> None:
-        """Where what is not finite began on this rank, as seen from a step; None where that is not known."""
+        """Set the function of a step that says where NaN began on this rank; None: unknown."""
         self._origin = origin
 
     def scale_of(self, bucket: Bucket) -> float | Tensor:
-        """What to divide a gradient by: residuals outlive the scaler's factor, and norms are not those of it.
+        """The number to divide a gradient by before it is encoded: the GradScaler's factor, or 1.
 
-        1 where what arrives scales with what is given: the factor is there to keep it from vanishing on its
-        way.
+        It is divided out, as residuals stay when the factor changes, and norms are those of the gradient. It
+        is 1
+        if the compressors only scale with their input (`Compressor.scales`): the factor then keeps small
+        gradients from underflowing on the way.
         """
         if self._scale is None or all(each.scales for each in bucket.chosen):
             return 1.0
         return self._scale()
 
-    # ---- where it began, as a number that ranks send each other -------------------------------------------
+    # ---- codes: where a NaN began, as a number that ranks send each other -------------------------------
 
     def origin_code(self, step: int) -> int:
-        """Where what is not finite began on this rank, for `origins_of`; 0 where that is not known."""
+        """The code for where NaN began on this rank, before `step`; 0 if that is not known."""
         began = self._origin(step)
         return 0 if began is None else encode(began, self._names)
 
     def parameter_code(self, step: int, name: str) -> int:
-        """The same, where it is in this parameter now; never 0."""
+        """The code for where NaN began, if this parameter now holds it: by default here. Never 0."""
         return encode(self._origin(step) or Origin(name), self._names)
 
     def mean_code(self, index: int, step: int) -> int:
-        """In which of its `AllReduce`s this rank had it first (from 1 on; 0: in none), and where it began."""
+        """A code for a NaN that shows only in a mean; 0: this rank's input was finite.
+
+        Args:
+            index: the `AllReduce` of the exchange to which this rank first gave a NaN, from 1 on; 0: to none.
+            step: the present step.
+        """
         return 0 if not index else index + (MEANS + 1) * self.origin_code(step)
 
     def origins_of(self, codes: Sequence[float]) -> dict[int, Origin]:
-        """By rank, of the ranks whose code is not 0."""
+        """Decode one code a rank. Returns by rank where NaN began, without the ranks whose code is 0."""
         each = zip(self._config.context.global_ranks, map(round, codes), strict=True)
         return {rank: decode(code, self._names) for rank, code in each if code > 0}
 
-    # ---- what is looked at --------------------------------------------------------------------------------
+    # ---- checks -----------------------------------------------------------------------------------------
 
     def divide(self, bucket: Bucket, x: Tensor, scale: float, step: int) -> int:
-        """Divide `x` by the scale; 0 where it is finite, else the `parameter_code` of where it is not.
+        """Divide `x` (flat, the bucket's gradients) by the scale, in place, and check it.
 
-        Where a round can be skipped, `x` then becomes zeros, which no compressor minds.
+        With a GradScaler, `x` is zeroed if it is not finite: the round will be skipped, and compressors need
+        finite input.
+
+        Returns:
+            0 if `x` is finite, else the `parameter_code` of its first parameter that is not.
         """
         finite_probe = torch.zeros((), dtype=torch.float32)
         divide_(x, scale, finite_probe)
@@ -101,25 +120,30 @@ class NonfiniteChecks:
         return self.parameter_code(step, bucket.slices[broken].name)
 
     def skips_given(self, nonfinite_flags: Tensor, step: int) -> bool:
-        """Whether the round is skipped, as a rank gave what is not finite; `nonfinite_flags`: which ranks.
+        """Whether the round is skipped, as the input of a rank was not finite.
+
+        Args:
+            nonfinite_flags: the mean of the ranks' flags: one number a rank, its code over the number of
+                ranks.
+            step: the present step.
 
         Raises:
-            NonFinite: one did, and there is no scaler.
+            NonFinite: a rank's input was not finite, and there is no GradScaler.
         """
         if not bool(nonfinite_flags.any()):
             return False
         if self.scaled:
             return True
-        # Where replicas go on without each other, the flags are this rank's own: nobody has averaged them.
+        # Where replicas do not wait for each other, the flags are not averaged: they are this rank's.
         times = 1 if self._config.independent else len(nonfinite_flags)
         found = self.origins_of([float(w) * times for w in nonfinite_flags])
         where = ", ".join(f"{began.name} on rank {rank}" for rank, began in found.items())
         raise self._error(where, step, "this rank has pushed nothing", found)
 
     def mean_error(self, bucket: Bucket, mean: Tensor, nonfinite_flags: Tensor, step: int) -> NonFinite:
-        """For a mean that is not finite; `nonfinite_flags`: the mean of the ranks' `mean_code`s."""
+        """The error for a mean that is not finite. `nonfinite_flags`: the mean of the ranks' `mean_code`s."""
         names = [param.name for param in bucket.slices if not finite(mean[param.start : param.stop])]
-        # The first to have it: what others gave to later means came of the first.
+        # Only ranks with NaN in the earliest mean are blamed: later ones may follow from that mean.
         codes = [divmod(round(float(w) * len(nonfinite_flags)), MEANS + 1) for w in nonfinite_flags]
         first = min((index for _, index in codes if index), default=0)
         ranks = self._config.context.global_ranks
@@ -134,8 +158,8 @@ class NonfiniteChecks:
         return self._error(f"{', '.join(names)} {where}", step, alone, began)
 
     def _error(self, where: str, step: int, alone: str, found: Mapping[int, Origin]) -> NonFinite:
-        """`alone`: what is so where replicas go on without each other; `found`: where it began, by rank."""
-        strategy, step = self._config.strategy, self.told(step)
+        """The error. `alone`: its end where replicas do not wait for each other; `found`: origins by rank."""
+        strategy, step = self._config.strategy, self.global_step(step)
         gradient = strategy.subject == "gradient"
         what = "the gradient of" if gradient else "the parameter"
         hint = SCALER_HINT if gradient and not strategy.late else ""
@@ -147,6 +171,6 @@ class NonfiniteChecks:
 
 
 def first_infinite(finite_probe: Tensor) -> int:
-    """1 + the index of the first number that is not finite; 0 where all are."""
+    """1 + the index of the first entry that is not finite; 0 if all are."""
     broken = finite_probe.isfinite().logical_not().nonzero()
     return 1 + int(broken[0]) if len(broken) else 0
