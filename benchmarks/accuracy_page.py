@@ -14,7 +14,7 @@ from tacit.files import put
 
 PAGE = ROOT / "docs" / "accuracy.md"
 FIGURE = ROOT / "docs" / "images" / "accuracy.svg"
-FACTS = ROOT / "src" / "tacit" / "algorithms" / "accuracy.json"
+FACTS = ROOT / "src" / "tacit_lab" / "accuracy.json"
 TITLES = {
     "cifar10": "resnet8 on 48,000 images of CIFAR-10 (JPEG q75), 16 x 16 pixels",
     "cifar10-large": "resnet8 on 10,000 images of CIFAR-10 (JPEG q75), 32 x 32 pixels",

@@ -78,10 +78,10 @@ def _by_clock(profile: Any, nodes: int, arm: str) -> dict[str, Any]:
     from tacit.algorithms import parse
     from tacit.planning.cluster_prediction import predict
     from tacit.planning.profile import Profile
-    from tacit.planning.simulation import networks
+    from tacit_lab.cluster_plans import described
 
     taken = Profile.from_json(profile)
-    network = networks.described(nodes, 1, [1e6 * MBIT] * nodes, 0.0, taken)
+    network = described(nodes, 1, [1e6 * MBIT] * nodes, 0.0, taken)
     predicted = predict(parse(arm), taken, network)
     return _row("clock", nodes, arm, [predicted.seconds], predicted.bytes_out / 1e6)
 

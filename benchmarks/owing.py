@@ -40,7 +40,7 @@ T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78}
 def owing_arms() -> None:
     """Let the text form say `rescale`, which is no parameter of the algorithms."""
     from tacit.algorithms import ALGORITHMS
-    from tacit.algorithms.named_options import way
+    from tacit.algorithms.options.named_options import way
     from tacit.compressors import ErrorFeedback, PowerSGD, Sign, TopK
     from tacit.strategy import Strategy
 

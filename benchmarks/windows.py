@@ -57,7 +57,7 @@ class Part:
 def parts(algorithm: str, epochs: int, steps: int) -> list[Part]:
     """What a run of so many epochs of so many steps is made of; first what a long run has most of."""
     from tacit import algorithms
-    from tacit.algorithms.warmups import WARMUP
+    from tacit.algorithms.options.warmups import WARMUP
     from tacit.rounds import Cycling, Every, EveryEpoch
 
     name, given = _words(algorithm)

@@ -59,7 +59,8 @@ def _copy(path: str) -> str:
 def line_by_line() -> str:
     """Every algorithm's parameters and its module's docstring, in the order of `tacit list`."""
     from tacit.algorithms import ALGORITHMS
-    from tacit.algorithms.registry import ENTRIES, parameters_of
+    from tacit.algorithms.registry import ENTRIES
+    from tacit_lab.algorithm_facts import parameters_of
 
     modules: dict[str, list[str]] = {}
     for name, build in ALGORITHMS.items():

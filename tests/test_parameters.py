@@ -12,7 +12,7 @@ import torch
 import tacit.compressors
 from cases import for_each
 from tacit import algorithms
-from tacit.algorithms.text import parameters
+from tacit.algorithms.options.text import parameters
 from tacit.compressors import (
     AdamMomentum,
     Cascade,

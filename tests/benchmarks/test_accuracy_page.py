@@ -8,7 +8,7 @@ import accuracy
 import accuracy_page
 from paired import RESULTS
 from tacit import algorithms
-from tacit.algorithms.measured_accuracy import MeasuredGap, gaps, gaps_of
+from tacit_lab.algorithm_facts import MeasuredGap, gaps, gaps_of
 
 
 def row(arm: str, steps: int, gap: float, half: float | None = 0.002, rate: float = 1.0) -> dict[str, Any]:

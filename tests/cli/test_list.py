@@ -13,6 +13,7 @@ from tacit.contracts import WORLD
 from tacit.prediction import Nowcast
 from tacit.strategy import Strategy
 from tacit.topologies import Star
+from tacit_lab import algorithm_facts as facts
 
 
 def test_every_algorithm_has_an_entry_and_no_entry_is_stale() -> None:
@@ -24,7 +25,7 @@ def test_an_entry_says_what_the_strategy_does(name: str) -> None:
     entry = registry.ENTRIES[name]
     assert entry.family in get_args(registry.Family)
     assert "20" in entry.paper
-    required = [each.name for each in registry.parameters_of(name) if each.required]
+    required = [each.name for each in facts.parameters_of(name) if each.required]
     if not required:
         levels = algorithms.parse(name).levels
         # A leap is no message, and what is mixed is sent whole.
@@ -47,10 +48,10 @@ def example(ratio: float, rank: int | None = None, way: Literal["a", "b"] = "a")
 
 def test_parameters_are_told_as_they_are_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(algorithms.ALGORITHMS, "example", example)
-    assert registry.parameters_of("example") == [
-        registry.Parameter("ratio", "float", None, True),
-        registry.Parameter("rank", "int | None", None, False),
-        registry.Parameter("way", "'a' | 'b'", "a", False),
+    assert facts.parameters_of("example") == [
+        facts.Parameter("ratio", "float", None, True),
+        facts.Parameter("rank", "int | None", None, False),
+        facts.Parameter("way", "'a' | 'b'", "a", False),
     ]
 
 
@@ -117,7 +118,7 @@ def test_the_table_fits_80_columns_and_tells_all(monkeypatch: pytest.MonkeyPatch
     assert max(map(len, lines)) <= 80
     for name in algorithms.known():
         assert any(line.startswith(name) for line in lines)
-        for each in registry.parameters_of(name):
+        for each in facts.parameters_of(name):
             assert any(line.startswith(f" {each.name}=") for line in lines), each
     words = " ".join(done.out.split())
     assert "[bold]" not in words

@@ -11,7 +11,7 @@ from samples import DDP, HEAD
 
 from tacit import algorithms
 from tacit.algorithms import registry
-from tacit.algorithms.text import split_text
+from tacit.algorithms.options.text import split_text
 from tacit_lab import cli
 from tacit_lab.cluster import Cluster
 from tacit_lab.recipes import worker

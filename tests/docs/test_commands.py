@@ -15,8 +15,8 @@ from typer.core import TyperGroup as Group
 
 from cases import for_each
 from tacit.algorithms import ALGORITHMS, parse
-from tacit.algorithms.registry import parameters_of
 from tacit_lab import recipes
+from tacit_lab.algorithm_facts import parameters_of
 from tacit_lab.cli.application import app
 from tacit_lab.cli.parsing import split_algorithms
 from tacit_lab.cluster import Cluster

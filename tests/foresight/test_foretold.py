@@ -8,9 +8,9 @@ import made_training as made
 from tacit.algorithms import parse
 from tacit.errors import ConfigError
 from tacit.planning.cluster_prediction import Prediction, predict
-from tacit.planning.ranking import plan
 from tacit.planning.simulation import networks
 from tacit.planning.simulation.timeline import ENCODING, MAIN, WAITING
+from tacit_lab.cluster_plans import FRAMES, described, plan
 
 COMPUTE = 0.017
 """Seconds of the made step."""
@@ -156,18 +156,18 @@ def test_a_plan_leaves_out_what_does_not_fit_the_memory() -> None:
 
 def test_described_links_carry_payload_in_frames() -> None:
     profile = replace(made.profile(), cores=2)
-    real = networks.described(4, 2, [1e9, 1e8, 1e9, 1e9], 0.01, profile)
-    assert real.rate == pytest.approx(1e8 / 8 * networks.FRAMES)
+    real = described(4, 2, [1e9, 1e8, 1e9, 1e9], 0.01, profile)
+    assert real.rate == pytest.approx(1e8 / 8 * FRAMES)
     assert real.cores / real.sharing >= 1
-    emulated = networks.described(4, 2, [None] * 4, 0.0, profile, emulated=True)
+    emulated = described(4, 2, [None] * 4, 0.0, profile, emulated=True)
     assert (emulated.cores, emulated.sharing) == (2, 8)
     assert emulated.rate == float("inf")
 
 
 def test_unequal_stretches_wait_for_one_times_the_bytes_of_the_slow_link() -> None:
     profile = made.with_cost(made.with_cost(made.profile(), "uneven", 4, 1), "ddp", 4, 1)
-    network = networks.described(4, 1, [1e8, 1e8, 1e8, 1e7], 0.0, profile, cores=100.0)
-    assert network.rates == pytest.approx([1e8 / 8 * networks.FRAMES] * 3 + [1e7 / 8 * networks.FRAMES])
+    network = described(4, 1, [1e8, 1e8, 1e8, 1e7], 0.0, profile, cores=100.0)
+    assert network.rates == pytest.approx([1e8 / 8 * FRAMES] * 3 + [1e7 / 8 * FRAMES])
     network = replace(network, latency=0.0)
     even = replace(network, rates=())
     ddp, uneven = (predict(parse(text), profile, network) for text in ("ddp", "uneven"))
@@ -181,9 +181,9 @@ def test_unequal_stretches_wait_for_one_times_the_bytes_of_the_slow_link() -> No
 
 def test_topologies_by_links_are_told_a_networks_rates() -> None:
     profile = made.profile()
-    network = networks.described(3, 2, [1e8, None, 1e7], 0.0, profile)
+    network = described(3, 2, [1e8, None, 1e7], 0.0, profile)
     topology = networks.strategy_on(network, parse("uneven")).levels[0].topology
-    assert topology.rates[4:] == pytest.approx([0.5e7 * networks.FRAMES] * 2)  # type: ignore[attr-defined]
+    assert topology.rates[4:] == pytest.approx([0.5e7 * FRAMES] * 2)  # type: ignore[attr-defined]
     given = parse("uneven:rates=5/5/5/5/5/5")
     assert networks.strategy_on(network, given) == given
     levels = networks.strategy_on(network, parse("daso"))

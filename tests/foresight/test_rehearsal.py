@@ -9,10 +9,10 @@ from tacit.algorithms import parse
 from tacit.errors import ConfigError
 from tacit.planning.cluster_prediction import refuse
 from tacit.planning.profile import Profile
-from tacit.planning.ranking import every_algorithm, layouts
 from tacit.planning.simulation.costs import cost_on
 from tacit.planning.simulation.rehearsal import ddp_buckets, rehearse
 from tacit.planning.strategy_costs import measured_cost
+from tacit_lab.cluster_plans import every_algorithm, layouts
 
 
 def predictable() -> list[str]:

@@ -8,10 +8,10 @@ import made_training as made
 from tacit.algorithms import parse
 from tacit.algorithms.auto import candidates, shaped
 from tacit.planning.profile import ParamReady, Profile, StepProfile
-from tacit.planning.ranking import shapes_worth_a_look
 from tacit.planning.simulation.clock import Activity, Clock
 from tacit.planning.simulation.rehearsal import rehearse
 from tacit.topologies import schedules
+from tacit_lab.cluster_plans import shapes_worth_a_look
 
 ALPHA, RATE = 1e-3, 1e8
 SHAPES = ("ring", "halving-doubling", "double-tree", "torus", "blueconnect")

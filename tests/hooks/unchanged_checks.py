@@ -29,7 +29,8 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import tacit
-from tacit.algorithms.registry import ENTRIES, parameters_of
+from tacit.algorithms.registry import ENTRIES
+from tacit_lab.algorithm_facts import parameters_of
 
 CHECKS = Checks()
 check = CHECKS.add

@@ -7,7 +7,7 @@ No error feedback: the rounding error is relative to each entry, 2^-9 at most.
 
 from __future__ import annotations
 
-from tacit.algorithms.named_options import AdditiveWay, way
+from tacit.algorithms.options.named_options import AdditiveWay, way
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.cast import BF16
 from tacit.strategy import Strategy

@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tacit import checks
-from tacit.algorithms.codecs import of_bits
+from tacit.algorithms.options.codecs import of_bits
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.cast import BF16
 from tacit.compressors.dense import Dense

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from tacit import checks
 from tacit.algorithms.choco import Fixed, check_fixed
-from tacit.algorithms.codecs import levels_of
 from tacit.algorithms.gossip import mixing
+from tacit.algorithms.options.codecs import levels_of
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.difference_copy import DifferenceCopy
 from tacit.strategy import Buffers, Strategy

@@ -9,7 +9,7 @@ is a power of two.
 
 from __future__ import annotations
 
-from tacit.algorithms.named_options import AdditiveWay, way
+from tacit.algorithms.options.named_options import AdditiveWay, way
 from tacit.algorithms.registry import algorithm
 from tacit.strategy import Strategy
 

@@ -23,8 +23,8 @@ the introduction could be read, and others' accounts of the algorithm; the autho
 
 from __future__ import annotations
 
-from tacit.algorithms.codecs import of_bits
-from tacit.algorithms.named_options import AdditiveWay, way
+from tacit.algorithms.options.codecs import of_bits
+from tacit.algorithms.options.named_options import AdditiveWay, way
 from tacit.algorithms.registry import algorithm
 from tacit.merges import Average
 from tacit.rounds import Every, MomentPeriods

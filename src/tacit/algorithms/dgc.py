@@ -29,10 +29,10 @@ masking.
 
 from __future__ import annotations
 
-from tacit.algorithms.codecs import EntryValues, values_of
-from tacit.algorithms.named_options import Way, way
+from tacit.algorithms.options.codecs import EntryValues, values_of
+from tacit.algorithms.options.named_options import Way, way
+from tacit.algorithms.options.warmups import warmed_up
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.warmups import warmed_up
 from tacit.compressors.clip import Clip
 from tacit.compressors.momentum import MomentumCorrection
 from tacit.compressors.topk import TopK

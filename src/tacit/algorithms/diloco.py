@@ -28,8 +28,8 @@ time, and with a delay fragments travel behind the steps.
 from __future__ import annotations
 
 from tacit import checks
-from tacit.algorithms.codecs import of_bits
-from tacit.algorithms.named_options import AdditiveWay, staggered, way
+from tacit.algorithms.options.codecs import of_bits
+from tacit.algorithms.options.named_options import AdditiveWay, staggered, way
 from tacit.algorithms.registry import algorithm
 from tacit.merges import OuterStep
 from tacit.rounds import Every

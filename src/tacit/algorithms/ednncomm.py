@@ -24,8 +24,8 @@ from __future__ import annotations
 from typing import Literal
 
 from tacit import checks
-from tacit.algorithms.codecs import of_bits
-from tacit.algorithms.named_options import staggered
+from tacit.algorithms.options.codecs import of_bits
+from tacit.algorithms.options.named_options import staggered
 from tacit.algorithms.registry import algorithm
 from tacit.contracts import NODE, Overlap, Rounds
 from tacit.merges import Average

@@ -17,7 +17,7 @@ some sends half of its entries in a round; momentum is the optimizer's. `sign` h
 
 from __future__ import annotations
 
-from tacit.algorithms.named_options import Way, way
+from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.sign import Sign
 from tacit.compressors.wrappers import ErrorFeedback

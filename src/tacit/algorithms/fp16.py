@@ -8,7 +8,7 @@ that is infinity, and a round that fails; smaller entries lose bits.
 
 from __future__ import annotations
 
-from tacit.algorithms.named_options import AdditiveWay, way
+from tacit.algorithms.options.named_options import AdditiveWay, way
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.cast import FP16
 from tacit.strategy import Strategy

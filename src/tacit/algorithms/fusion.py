@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tacit import checks
-from tacit.algorithms.named_options import FEW_BITS, AdditiveWay, way
+from tacit.algorithms.options.named_options import FEW_BITS, AdditiveWay, way
 from tacit.algorithms.registry import algorithm
 from tacit.overlap import Fused
 from tacit.strategy import Strategy

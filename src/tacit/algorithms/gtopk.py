@@ -19,8 +19,8 @@ DGC's.
 
 from __future__ import annotations
 
+from tacit.algorithms.options.warmups import warmed_up
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.warmups import warmed_up
 from tacit.compressors.topk import TopK
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.contracts import Compressor

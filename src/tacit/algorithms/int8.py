@@ -17,7 +17,7 @@ for each matrix, and error feedback; biases and norms are sent densely in the sa
 
 from __future__ import annotations
 
-from tacit.algorithms.named_options import Way, way
+from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.int8 import Int8
 from tacit.compressors.wrappers import ErrorFeedback

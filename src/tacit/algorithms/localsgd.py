@@ -20,8 +20,8 @@ done since (CoCoD-SGD: Shen et al., IJCAI 2019), and training waits only for wha
 
 from __future__ import annotations
 
-from tacit.algorithms.codecs import of_bits
-from tacit.algorithms.named_options import AdditiveWay, staggered, way
+from tacit.algorithms.options.codecs import of_bits
+from tacit.algorithms.options.named_options import AdditiveWay, staggered, way
 from tacit.algorithms.registry import algorithm
 from tacit.merges import Average
 from tacit.strategy import Beside, Buffers, Strategy, Variance

@@ -34,9 +34,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tacit.algorithms.codecs import few_bits, of_bits
 from tacit.algorithms.diloco import diloco
-from tacit.algorithms.named_options import AdditiveWay
+from tacit.algorithms.options.codecs import few_bits, of_bits
+from tacit.algorithms.options.named_options import AdditiveWay
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.errors import ConfigError

@@ -16,7 +16,7 @@ Differences from the paper: 2^127 is the largest power.
 
 from __future__ import annotations
 
-from tacit.algorithms.named_options import Way, way
+from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.natural import Natural
 from tacit.strategy import Strategy

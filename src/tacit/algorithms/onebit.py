@@ -18,7 +18,7 @@ and norms are sent densely. The paper starts with unquantized steps where the fi
 
 from __future__ import annotations
 
-from tacit.algorithms.named_options import Way, way
+from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.onebit import OneBit
 from tacit.compressors.wrappers import ErrorFeedback

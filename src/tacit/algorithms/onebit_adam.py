@@ -30,7 +30,7 @@ then not end with m. Biases and norms are sent densely, with the same momentum.
 from __future__ import annotations
 
 from tacit import checks
-from tacit.algorithms.named_options import Way, way
+from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.adam_momentum import AdamMomentum
 from tacit.compressors.blockwise import Blockwise

@@ -12,7 +12,7 @@ Differences from the paper: momentum is the optimizer's own. Vectors are sent de
 
 from __future__ import annotations
 
-from tacit.algorithms.named_options import AdditiveWay, way
+from tacit.algorithms.options.named_options import AdditiveWay, way
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.powersgd import PowerSGD
 from tacit.compressors.wrappers import ErrorFeedback

@@ -25,8 +25,8 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from tacit import checks
-from tacit.algorithms.codecs import EntryValues, levels_of
 from tacit.algorithms.dgc import dgc
+from tacit.algorithms.options.codecs import EntryValues, levels_of
 from tacit.algorithms.registry import algorithm
 from tacit.algorithms.topk import topk
 from tacit.compressors.cast import BF16, FP16

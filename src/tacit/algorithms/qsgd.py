@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tacit.algorithms.named_options import Way, way
+from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.qsgd import QSGD
 from tacit.strategy import Strategy

@@ -11,16 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
-from inspect import Parameter as Declared
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from tacit import checks
-from tacit.algorithms.text import alternatives, parameters, split_text, typed
-from tacit.compressors.dense import Dense
+from tacit.algorithms.options.text import split_text, typed
 from tacit.contracts import Compressor
 from tacit.errors import ConfigError, unknown
 from tacit.exports import homes, load_all
-from tacit.strategy import AnyStrategy, Strategy
+from tacit.strategy import AnyStrategy
 
 Family: TypeAlias = Literal[
     "synchronous",
@@ -57,16 +55,6 @@ class Entry:
     compresses: bool
     changes: str
     instead: str = ""
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter of an algorithm's text form; `default` is None where it is required."""
-
-    name: str
-    type: str
-    default: Any
-    required: bool
 
 
 ALGORITHMS: dict[str, Callable[..., AnyStrategy]]
@@ -164,7 +152,7 @@ def parse(text: str) -> AnyStrategy:
     if name not in known():
         raise unknown("algorithm", name, known())
     if name == "mp2":
-        from tacit.algorithms.old_texts import check_mp2
+        from tacit.algorithms.options.old_texts import check_mp2
 
         check_mp2(pairs)
     build = _build(name)
@@ -195,38 +183,3 @@ def strategy_of(given: object) -> AnyStrategy:
             else "a text such as 'topk:ratio=0.01', or a tacit.Strategy(...)"
         )
     )
-
-
-def collective_of(name: str) -> str:
-    """By which collectives an algorithm's messages travel, as it is by its name alone.
-
-    Where the choice is the session's, both ways are named.
-    """
-    if any(each.required for each in parameters_of(name)):
-        return "what its parameters say"
-    return "; ".join(dict.fromkeys(map(_collective, _build(name)().levels)))
-
-
-def _collective(level: Strategy) -> str:
-    if level.subject == "nothing":
-        return "DDP's own all-reduce"
-    return level.topology.collectives([level.compressor, level.compressor.exempted() or Dense()])
-
-
-def parameters_of(name: str) -> list[Parameter]:
-    """What may stand behind the colon of an algorithm's text form, in order."""
-    return [
-        Parameter(
-            key, _written(kind), None if default is Declared.empty else default, default is Declared.empty
-        )
-        for key, (kind, default) in parameters(_build(name)).items()
-    ]
-
-
-def _written(kind: Any) -> str:
-    """A type as it is written: `int`, `float | None`, or the words that may stand there."""
-    if len(alternatives(kind)) > 1:
-        return " | ".join(_written(each) for each in alternatives(kind))
-    if typing.get_origin(kind) is Literal:
-        return " | ".join(repr(each) for each in kind.__args__)
-    return "None" if kind is type(None) else str(kind.__name__)

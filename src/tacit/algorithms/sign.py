@@ -18,7 +18,7 @@ the same message.
 
 from __future__ import annotations
 
-from tacit.algorithms.named_options import Way, way
+from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.sign import Sign
 from tacit.compressors.wrappers import ErrorFeedback

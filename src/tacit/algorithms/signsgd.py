@@ -15,7 +15,7 @@ each worker's momentum, which is not this.
 
 from __future__ import annotations
 
-from tacit.algorithms.named_options import Way, way
+from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.majority import MajoritySign
 from tacit.strategy import Strategy

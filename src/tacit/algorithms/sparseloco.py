@@ -29,8 +29,8 @@ Covenant-72B (arXiv 2603.08163), which was not read; alpha = 1 is plain averagin
 from __future__ import annotations
 
 from tacit import checks
-from tacit.algorithms.codecs import few_bits
-from tacit.algorithms.named_options import Way, way
+from tacit.algorithms.options.codecs import few_bits
+from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.dense import Dense
 from tacit.compressors.topk import TopK

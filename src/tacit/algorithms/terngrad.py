@@ -17,7 +17,7 @@ of scalers, as the mean is taken of decoded numbers; biases and norms are sent d
 
 from __future__ import annotations
 
-from tacit.algorithms.named_options import Way, way
+from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.terngrad import TernGrad
 from tacit.strategy import Strategy

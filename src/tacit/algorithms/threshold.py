@@ -16,7 +16,7 @@ optimizer. Biases and norms are sent densely in the same message.
 
 from __future__ import annotations
 
-from tacit.algorithms.named_options import Way, way
+from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.threshold import Threshold
 from tacit.compressors.wrappers import ErrorFeedback

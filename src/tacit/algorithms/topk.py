@@ -23,10 +23,10 @@ message), not tensor by tensor; parameters of fewer than two dimensions are sent
 
 from __future__ import annotations
 
-from tacit.algorithms.codecs import EntryValues, values_of
-from tacit.algorithms.named_options import Way, way
+from tacit.algorithms.options.codecs import EntryValues, values_of
+from tacit.algorithms.options.named_options import Way, way
+from tacit.algorithms.options.warmups import warmed_up
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.warmups import warmed_up
 from tacit.compressors.topk import TopK
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.contracts import Compressor

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tacit import checks
-from tacit.algorithms.named_options import ADDED_UP
+from tacit.algorithms.options.named_options import ADDED_UP
 from tacit.algorithms.registry import algorithm
 from tacit.errors import ConfigError
 from tacit.strategy import Strategy

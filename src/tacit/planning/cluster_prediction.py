@@ -16,7 +16,10 @@ from tacit.planning.simulation.timeline import ENCODING, MAIN, SimulatedSpan
 from tacit.rounds import MomentPeriods
 from tacit.strategy import AnyStrategy
 
-__all__ = ["Prediction", "predict", "refuse"]
+__all__ = ["BASE", "Prediction", "predict", "refuse"]
+
+BASE = "ddp"
+"""What all others are compared with."""
 
 
 @dataclass(frozen=True)

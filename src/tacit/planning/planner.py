@@ -11,10 +11,9 @@ from tacit.algorithms import parse
 from tacit.errors import AttachError, ConfigError
 from tacit.levels.node_layout import read_nodes
 from tacit.model.trained_model import locals_of
-from tacit.planning.cluster_prediction import Prediction
+from tacit.planning.cluster_prediction import BASE, Prediction
 from tacit.planning.decider import Choice, ChoosingSession, from_all_texts
 from tacit.planning.profile import Profile
-from tacit.planning.ranking import BASE
 from tacit.planning.simulation import networks
 from tacit.planning.step_prediction import Foreteller
 from tacit.planning.step_profiler import take

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from tacit.errors import ConfigError, TacitError
-from tacit.planning.cluster_prediction import Prediction, predict, refuse
+from tacit.planning.cluster_prediction import BASE, Prediction, predict, refuse
 from tacit.planning.profile import Profile
-from tacit.planning.ranking import BASE
 from tacit.planning.simulation.clock import Network
 from tacit.planning.simulation.costs import without_cost
 from tacit.planning.strategy_costs import measured_cost

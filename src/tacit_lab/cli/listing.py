@@ -11,8 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tacit.algorithms.measured_accuracy import MeasuredGap
-    from tacit.algorithms.registry import Parameter
+    from tacit_lab.algorithm_facts import MeasuredGap, Parameter
 
 __all__ = ["command"]
 
@@ -49,16 +48,16 @@ def command(
 
 def _described(name: str) -> list[str]:
     """What one algorithm changes, and its parameters with their defaults and what may stand there."""
-    from tacit.algorithms import registry
-    from tacit.algorithms.measured_accuracy import gaps_of
+    from tacit.algorithms.registry import ENTRIES
+    from tacit_lab import algorithm_facts as facts
 
-    entry = registry.ENTRIES[name]
+    entry = ENTRIES[name]
     baseline = f"; a baseline of the survey: take {entry.instead}" if entry.instead else ""
-    parameters = [f"  {_format(each)[1:]:28}{each.type}" for each in registry.parameters_of(name)]
-    costs = [_cost(gap).replace("[dim]", "").replace("[/dim]", "").split("\n") for gap in gaps_of(name)]
+    parameters = [f"  {_format(each)[1:]:28}{each.type}" for each in facts.parameters_of(name)]
+    costs = [_cost(gap).replace("[dim]", "").replace("[/dim]", "").split("\n") for gap in facts.gaps_of(name)]
     return [
         f"{name}: {entry.changes}",
-        f"{entry.family}; by {registry.collective_of(name)}{baseline}",
+        f"{entry.family}; by {facts.collective_of(name)}{baseline}",
         entry.paper,
         *(["", f"Parameters, written {name}:key=value,key=value", *parameters] if parameters else []),
         *(["", "Accuracy, points of plain training's (docs/accuracy.md):"] if costs else []),
@@ -67,16 +66,16 @@ def _described(name: str) -> list[str]:
 
 
 def _objects(names: list[str]) -> list[dict[str, Any]]:
-    from tacit.algorithms import registry
-    from tacit.algorithms.measured_accuracy import gaps_of
+    from tacit.algorithms.registry import ENTRIES
+    from tacit_lab import algorithm_facts as facts
 
     return [
         {
             "name": name,
-            **asdict(registry.ENTRIES[name]),
-            "collective": registry.collective_of(name),
-            "parameters": [asdict(each) for each in registry.parameters_of(name)],
-            "accuracy": [asdict(each) for each in gaps_of(name)],
+            **asdict(ENTRIES[name]),
+            "collective": facts.collective_of(name),
+            "parameters": [asdict(each) for each in facts.parameters_of(name)],
+            "accuracy": [asdict(each) for each in facts.gaps_of(name)],
         }
         for name in names
     ]
@@ -87,20 +86,22 @@ def _table() -> Table:
     from rich.table import Table
 
     from tacit import algorithms
-    from tacit.algorithms import registry
-    from tacit.algorithms.measured_accuracy import gaps_of
+    from tacit.algorithms.registry import ENTRIES
+    from tacit_lab import algorithm_facts as facts
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 1, 0), show_edge=False)
     for heading in ("algorithm", "family: what it changes, and the paper"):
         table.add_column(heading, overflow="fold")
     table.add_column("accuracy, points docs/accuracy.md", width=16, overflow="fold")
-    for name in sorted(algorithms.known(), key=lambda name: bool(registry.ENTRIES[name].instead)):
-        entry = registry.ENTRIES[name]
-        names = "\n".join([f"[bold]{name}[/bold]", *map(_format, registry.parameters_of(name))])
-        changes = f"{entry.family}: {entry.changes}; by {registry.collective_of(name)}"
+    for name in sorted(algorithms.known(), key=lambda name: bool(ENTRIES[name].instead)):
+        entry = ENTRIES[name]
+        names = "\n".join([f"[bold]{name}[/bold]", *map(_format, facts.parameters_of(name))])
+        changes = f"{entry.family}: {entry.changes}; by {facts.collective_of(name)}"
         if entry.instead:
             changes += f"\n[bold]a baseline of the survey: take {entry.instead}[/bold]"
-        table.add_row(names, f"{changes}\n[dim]{entry.paper}[/dim]", "\n".join(map(_cost, gaps_of(name))))
+        table.add_row(
+            names, f"{changes}\n[dim]{entry.paper}[/dim]", "\n".join(map(_cost, facts.gaps_of(name)))
+        )
     return table
 
 

@@ -16,9 +16,9 @@ from tacit_lab.cli.interrupts import interruptible
 
 if TYPE_CHECKING:
     from tacit.planning.profile import Profile
-    from tacit.planning.ranking import ClusterPlan
     from tacit.planning.simulation.clock import Network
     from tacit_lab.cluster import Cluster
+    from tacit_lab.cluster_plans import ClusterPlan
 
 __all__ = ["EPILOG", "command"]
 
@@ -114,31 +114,31 @@ def command(
 
     E.g. tacit plan digits --cluster 64x8@10gbit,0.1ms, or tacit plan --profile profile.json
     """
-    from tacit.planning import ranking
-    from tacit.planning.ranking import LARGEST
     from tacit.planning.step_profiler import processor
+    from tacit_lab import cluster_plans
     from tacit_lab.reports import plan as drawing
 
     shape = parsing.cluster(cluster, 0, planned=True)
     drawn = parsing.path("--page", page)
     if drawn is not None:
         output(drawn, "--page")
-    texts = [*ranking.CANDIDATES] if algorithms is None else parsing.split_algorithms(algorithms)
+    texts = [*cluster_plans.CANDIDATES] if algorithms is None else parsing.split_algorithms(algorithms)
     if texts == ["all"]:
-        texts = ranking.every_algorithm()
+        texts = cluster_plans.every_algorithm()
     rates = None if sweep is None else _rates(sweep)
-    wanted = ranking.layouts(shape.nodes, shape.ranks_per_node)
+    wanted = cluster_plans.layouts(shape.nodes, shape.ranks_per_node)
     if rates is not None:
-        wanted = [*dict.fromkeys([*wanted, (2, shape.ranks_per_node), (LARGEST, shape.ranks_per_node)])]
+        swept = [(nodes, shape.ranks_per_node) for nodes in (2, cluster_plans.LARGEST)]
+        wanted = [*dict.fromkeys([*wanted, *swept])]
     with interruptible():
         found = _profiled(recipe, parsing.path("--profile", profile), model, data, texts, wanted)
     network = _network(shape, found, links, cores, emulated)
     if algorithms is None:
-        shapes = ranking.shapes_worth_a_look(found, network)
+        shapes = cluster_plans.shapes_worth_a_look(found, network)
         texts = [*texts, *shapes]
         if found.processor == processor():  # else they are listed with the command that measures them
             found = _with_costs(found, shapes, wanted)
-    made = ranking.plan(found, network, texts, None if memory is None else memory * 1e9)
+    made = cluster_plans.plan(found, network, texts, None if memory is None else memory * 1e9)
     grid = [] if rates is None else _sweep(shape, found, network, texts, rates)
     title = f"{recipe or profile} on {shape}"
     typer.echo(
@@ -217,12 +217,13 @@ def _network(
 ) -> Network:
     from tacit.links import Links
     from tacit.planning.simulation import networks
+    from tacit_lab import cluster_plans
 
     if cores is not None and not cores > 0:
         raise ConfigError(f"--cores {cores} must be more than 0, e.g. --cores 16")
     rates = [shape.free_rate_of(node) for node in range(shape.nodes)]
     latency = max(shape.latency_of(node) for node in range(shape.nodes))
-    network = networks.described(
+    network = cluster_plans.described(
         shape.nodes, shape.ranks_per_node, rates, latency, profile, cores=cores, emulated=emulated
     )
     saved = parsing.path("--links", links)
@@ -254,13 +255,12 @@ def _sweep(
     shape: Cluster, profile: Profile, network: Network, texts: Sequence[str], rates: Sequence[float]
 ) -> list[ClusterPlan]:
     """Plans for all these rates, and for 2, 4, 8 and so on of the nodes."""
-    from tacit.planning import ranking
-    from tacit.planning.simulation import networks
+    from tacit_lab import cluster_plans
 
     counts = [count for count in (2**i for i in range(1, 11)) if count < shape.nodes] + [shape.nodes]
     found = []
     for nodes in counts:
         for rate in rates:
-            scaled = replace(network, nodes=nodes, rate=rate * networks.FRAMES / 8, rates=())
-            found.append(ranking.plan(profile, scaled, texts))
+            scaled = replace(network, nodes=nodes, rate=rate * cluster_plans.FRAMES / 8, rates=())
+            found.append(cluster_plans.plan(profile, scaled, texts))
     return found

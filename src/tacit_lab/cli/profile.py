@@ -47,9 +47,9 @@ def command(
     On real machines: set TACIT_STEP_PROFILE=profile.json, and start the script as always; it trains on.
     E.g. tacit profile --cluster local:2 -- train.py
     """
-    from tacit.planning.ranking import CANDIDATES
     from tacit_lab import step_profiles
     from tacit_lab.cluster import Cluster
+    from tacit_lab.cluster_plans import CANDIDATES
 
     if not script:
         raise ConfigError("there is no script: write it after --, such as tacit profile -- train.py")

@@ -8,9 +8,8 @@ from typing import Any
 
 from tacit.contracts import NET, NODE
 from tacit.planning.cluster_prediction import Prediction
-from tacit.planning.ranking import ClusterPlan
-from tacit.planning.simulation.networks import FRAMES
 from tacit.planning.simulation.timeline import ENCODING, MAIN, WAITING
+from tacit_lab.cluster_plans import FRAMES, ClusterPlan
 from tacit_lab.reports.document import document
 
 __all__ = ["page", "to_json", "to_text"]

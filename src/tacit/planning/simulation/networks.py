@@ -1,10 +1,9 @@
-"""The links and processors of a cluster for the clock: as measured, or as one describes them."""
+"""The links and processors of a measured cluster, for the clock."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import replace
 
 from tacit.contracts import LinkRates, made_for
@@ -13,11 +12,9 @@ from tacit.planning.profile import Profile
 from tacit.planning.simulation.clock import Network
 from tacit.strategy import AnyStrategy, AutoStrategy, Strategy
 
-__all__ = ["FRAMES", "described", "measured", "of_ring", "strategy_on"]
+__all__ = ["LATENCY", "measured", "of_ring", "strategy_on"]
 
-FRAMES = 1448 / 1514
-"""The share of a link's bytes that is payload: TCP with time stamps, in Ethernet frames of 1,500 bytes."""
-_LATENCY = 7e-5
+LATENCY = 7e-5
 """Seconds of a small message between two machines, without what the link itself adds."""
 
 
@@ -41,7 +38,7 @@ def measured(links: Links, profile: Profile) -> Network:
         per_byte=profile.per_byte,
         per_hop=profile.per_message,
         near_rate=min((rate for rate in near if rate is not None), default=math.inf) / 8,
-        near_latency=max((each for each in inside if each is not None), default=_LATENCY),
+        near_latency=max((each for each in inside if each is not None), default=LATENCY),
         rates=tuple(each / 8 for each in LinkRates(links.rate_both_ways, links.ranks).of_nodes())
         if nodes > 1
         else (),
@@ -59,40 +56,6 @@ def of_ring(nodes: int, ranks: int, rate: float, latency: float, profile: Profil
         sharing=profile.ranks,
         per_byte=profile.per_byte,
         per_hop=profile.per_message,
-    )
-
-
-def described(
-    nodes: int,
-    ranks: int,
-    rates: Sequence[float | None],
-    latency: float,
-    profile: Profile,
-    *,
-    cores: float | None = None,
-    emulated: bool = False,
-) -> Network:
-    """A cluster that one does not have.
-
-    Args:
-        rates: bit/s of the nodes' links; None: as fast as the processors.
-        latency: seconds that a link adds, one way.
-        cores: of each node; None: as many as its ranks can use.
-        emulated: whether all nodes are on the machine of the profile, as in the testbed.
-    """
-    slowest = min((rate for rate in rates if rate is not None), default=math.inf)
-    uneven = len({*rates}) > 1
-    own = ranks * (profile.threads + 1) if cores is None else cores
-    return Network(
-        nodes=nodes,
-        ranks=ranks,
-        rate=slowest * FRAMES / 8,
-        latency=latency + _LATENCY,
-        cores=profile.cores if emulated else own,
-        sharing=nodes * ranks if emulated else ranks,
-        per_byte=profile.per_byte,
-        per_hop=profile.per_message,
-        rates=tuple((rate or math.inf) * FRAMES / 8 for rate in rates) if uneven else (),
     )
 
 

@@ -1,7 +1,8 @@
-"""How fast a cluster would run each strategy: all candidates, from the fastest on, and what was left out."""
+"""How fast a cluster that one may not have would run each strategy, from the fastest on."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,16 +10,18 @@ from tacit.algorithms import known, parse
 from tacit.algorithms.auto import shaped
 from tacit.algorithms.registry import ENTRIES
 from tacit.errors import ConfigError, TacitError
-from tacit.planning.cluster_prediction import Prediction, predict
+from tacit.planning.cluster_prediction import BASE, Prediction, predict
 from tacit.planning.profile import Profile
 from tacit.planning.simulation.clock import Network
 from tacit.planning.simulation.costs import without_cost
+from tacit.planning.simulation.networks import LATENCY
 
 __all__ = [
-    "BASE",
     "CANDIDATES",
+    "FRAMES",
     "LARGEST",
     "ClusterPlan",
+    "described",
     "every_algorithm",
     "layouts",
     "plan",
@@ -42,10 +45,12 @@ CANDIDATES = (
 )
 """What is planned where nobody says what: one of each kind that is worth a try on slow links."""
 _UNPLANNED = ("parameter server", "automatic")
-BASE = "ddp"
-"""What all others are compared with."""
 LARGEST = 8
 """The most nodes of a cluster on which a strategy's own work is measured; that of more is extrapolated."""
+
+
+FRAMES = 1448 / 1514
+"""The share of a link's bytes that is payload: TCP with time stamps, in Ethernet frames of 1,500 bytes."""
 
 
 @dataclass(frozen=True)
@@ -127,3 +132,37 @@ def plan(
     busy = max(1.0, profile.threads * network.sharing / network.cores)
     compute = (profile.step.seconds - profile.step.loading) * busy + profile.step.loading
     return ClusterPlan(network, tuple(found), refused, compute)
+
+
+def described(
+    nodes: int,
+    ranks: int,
+    rates: Sequence[float | None],
+    latency: float,
+    profile: Profile,
+    *,
+    cores: float | None = None,
+    emulated: bool = False,
+) -> Network:
+    """A cluster that one does not have.
+
+    Args:
+        rates: bit/s of the nodes' links; None: as fast as the processors.
+        latency: seconds that a link adds, one way.
+        cores: of each node; None: as many as its ranks can use.
+        emulated: whether all nodes are on the machine of the profile, as in the testbed.
+    """
+    slowest = min((rate for rate in rates if rate is not None), default=math.inf)
+    uneven = len({*rates}) > 1
+    own = ranks * (profile.threads + 1) if cores is None else cores
+    return Network(
+        nodes=nodes,
+        ranks=ranks,
+        rate=slowest * FRAMES / 8,
+        latency=latency + LATENCY,
+        cores=profile.cores if emulated else own,
+        sharing=nodes * ranks if emulated else ranks,
+        per_byte=profile.per_byte,
+        per_hop=profile.per_message,
+        rates=tuple((rate or math.inf) * FRAMES / 8 for rate in rates) if uneven else (),
+    )

@@ -1,0 +1,101 @@
+"""What `tacit list` says of algorithms: their parameters, their collectives, and what they cost in accuracy.
+
+Accuracy is as `benchmarks/accuracy.py` measures it; docs/accuracy.md says how.
+"""
+
+from __future__ import annotations
+
+import json
+import typing
+from dataclasses import dataclass
+from functools import cache
+from inspect import Parameter as Declared
+from pathlib import Path
+from typing import Any, Literal
+
+from tacit.algorithms import ALGORITHMS
+from tacit.algorithms.options.text import alternatives, parameters
+from tacit.compressors import Dense
+from tacit.strategy import Strategy
+
+__all__ = ["MeasuredGap", "Parameter", "collective_of", "gaps", "gaps_of", "parameters_of"]
+
+_FILE = Path(__file__).with_name("accuracy.json")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of an algorithm's text form; `default` is None where it is required."""
+
+    name: str
+    type: str
+    default: Any
+    required: bool
+
+
+def collective_of(name: str) -> str:
+    """By which collectives an algorithm's messages travel, as it is by its name alone.
+
+    Where the choice is the session's, both ways are named.
+    """
+    if any(each.required for each in parameters_of(name)):
+        return "what its parameters say"
+    return "; ".join(dict.fromkeys(map(_collective, ALGORITHMS[name]().levels)))
+
+
+def _collective(level: Strategy) -> str:
+    if level.subject == "nothing":
+        return "DDP's own all-reduce"
+    return level.topology.collectives([level.compressor, level.compressor.exempted() or Dense()])
+
+
+def parameters_of(name: str) -> list[Parameter]:
+    """What may stand behind the colon of an algorithm's text form, in order."""
+    return [
+        Parameter(
+            key, _written(kind), None if default is Declared.empty else default, default is Declared.empty
+        )
+        for key, (kind, default) in parameters(ALGORITHMS[name]).items()
+    ]
+
+
+def _written(kind: Any) -> str:
+    """A type as it is written: `int`, `float | None`, or the words that may stand there."""
+    if len(alternatives(kind)) > 1:
+        return " | ".join(_written(each) for each in alternatives(kind))
+    if typing.get_origin(kind) is Literal:
+        return " | ".join(repr(each) for each in kind.__args__)
+    return "None" if kind is type(None) else str(kind.__name__)
+
+
+@dataclass(frozen=True)
+class MeasuredGap:
+    """The accuracy of trainings with an algorithm, minus that of plain training with equal seeds.
+
+    Attributes:
+        algorithm: the name; `attached`: the whole text that was attached.
+        task: what was trained, by its name on the page; `steps`: for how long.
+        bytes: of plain training's, as a share.
+        gap: the mean difference of accuracies in 0..1; `half`: half the width of its 95 % interval, None for
+            one seed; `seeds`: how many.
+    """
+
+    algorithm: str
+    attached: str
+    task: str
+    steps: int
+    bytes: float
+    gap: float
+    half: float | None
+    seeds: int
+
+
+@cache
+def gaps() -> tuple[MeasuredGap, ...]:
+    """All that was measured, of each algorithm and task the longest training."""
+    return tuple(MeasuredGap(**each) for each in json.loads(_FILE.read_text()))
+
+
+def gaps_of(name: str) -> list[MeasuredGap]:
+    """Those of one algorithm."""
+    return [each for each in gaps() if each.algorithm == name]
