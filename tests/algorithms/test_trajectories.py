@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from crew import LR, SIZES, Crew, gradient
+from replica_threads import LR, SIZES, Crew, gradient
 from torch import Tensor
 
 from cases import for_each

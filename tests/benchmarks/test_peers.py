@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from forked import ran
 
 import launched
 import peer_list
 import peer_rank
 import peer_table
 import peers
+from forks import ran
 from tacit.algorithms import parse
 from tacit_lab import recipes
 from tacit_lab.testbed import Failure, Result

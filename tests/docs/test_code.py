@@ -32,7 +32,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     """For each block what went wrong."""
     env = os.environ | ENV | {"GROUP_RANK": "0"}
     done = subprocess.run(
-        [sys.executable, str(HERE / "given.py")],
+        [sys.executable, str(HERE / "run_blocks.py")],
         input=json.dumps([(str(block), block.text) for block in RUN]),
         cwd=tmp_path_factory.mktemp("reader"),
         env=env,

@@ -35,7 +35,7 @@ CASES = {
 
 
 def gradient(x: Tensor, rank: int, step: int) -> Tensor:
-    """As in tests/algorithms/crew.py."""
+    """As in tests/replicas/replica_threads.py."""
     return x - torch.sin(torch.arange(len(x)) * (1.0 + rank) + 0.1 * step)
 
 

@@ -11,16 +11,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from pages import ROOT, blocks
+from rank_training import Checks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "docs"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "hooks"))
-from launching import Ended, ended, started
-from pages import ROOT, blocks
-from replicas import Checks
-
 import tacit
+from rank_processes import Ended, ended, started
 
 HERE = Path(__file__).resolve().parent
 PAGE = ROOT / "docs" / "frameworks.md"
@@ -39,6 +36,7 @@ def launched(script: str, *names: str) -> list[Ended]:
         "TORCHELASTIC_RUN_ID": "tests",
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
     }
     with tempfile.TemporaryDirectory() as folder:
         process = started([str(HERE / script), folder, *names], os.environ | launcher)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState, GradientState
 from frameworks import GRADIENT, PROGRESS, STEPS, WORLD, batches, network, optimizer_of, plain_losses
-from replicas import Checks, flat, raises, same_on_all_ranks
+from rank_training import Checks, flat, raises, same_on_all_ranks
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel

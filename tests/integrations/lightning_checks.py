@@ -18,7 +18,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
-from replicas import Checks, flat, raises, same_on_all_ranks
+from rank_training import Checks, flat, raises, same_on_all_ranks
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.functional import cross_entropy

@@ -2,14 +2,11 @@
 
 import ast
 import functools
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 from frameworks import HERE, launched
-from launching import Ended
+
+from rank_processes import Ended
 
 SCRIPTS = sorted(file.name for file in HERE.glob("*_checks.py"))
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import ranks
 
+from rank_processes import ranks
 from tacit.environment import SERVER_SECRET
 from tacit.stores.secret import Secret
 from tacit.stores.server.process import ServerProcess

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
+from replica_threads import LR, SIZES, Crew, Replica, gradient
 from torch import Tensor
 
 from tacit.errors import NonFinite
 from tacit.topologies import Gossip, Groups
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "algorithms"))
-from crew import LR, SIZES, Crew, Replica, gradient
 
 N = sum(SIZES.values())
 

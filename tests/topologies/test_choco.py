@@ -1,13 +1,13 @@
 """Compressed gossip: the papers' recursions over plain tensors, and that replicas come together."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import replica_threads
 import torch
 from mixed_replicas import N, assert_followed, assert_nan_named, assert_resumed, matrix, synced
+from replica_threads import LR, SIZES, Crew, gradient
 from torch import Tensor
 
 from tacit.algorithms import choco, parse
@@ -32,10 +32,6 @@ from tacit.errors import ConfigError
 from tacit.merges import Average, Mix
 from tacit.strategy import Strategy
 from tacit.topologies import Flat, Gossip
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "algorithms"))
-import crew
-from crew import LR, SIZES, Crew, gradient
 
 UNEVEN = ((0.5, 0.5, 0.0), (0.25, 0.25, 0.5), (0.25, 0.25, 0.5))
 BIG = {"a": 640, "b": 360}
@@ -234,9 +230,9 @@ def distances(
 ) -> tuple[float, float]:
     """How far, on a quadratic, the mean is from the minimum, and replicas from their mean; by its norm."""
     monkeypatch.setattr(
-        crew, "gradient", lambda x, rank, _: x - torch.sin(torch.arange(len(x)) * (1.0 + rank))
+        replica_threads, "gradient", lambda x, rank, _: x - torch.sin(torch.arange(len(x)) * (1.0 + rank))
     )
-    monkeypatch.setattr(crew, "LR", 0.05)
+    monkeypatch.setattr(replica_threads, "LR", 0.05)
     replicas = Crew(strategy, peers=4, sizes=BIG)
     x = torch.stack([trace[-1] for trace in replicas.train(steps)])
     replicas.close()

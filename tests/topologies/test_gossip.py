@@ -1,11 +1,9 @@
 """Neighbours that average: who sends to whom, that the mean stays, and that replicas come together."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from mixed_replicas import N, assert_followed, assert_nan_named, assert_resumed, matrix, mixed_by_hand, synced
+from replica_threads import Crew
 
 from tacit.algorithms import parse
 from tacit.compressors import BF16, Dense, ErrorFeedback, TopK
@@ -14,9 +12,6 @@ from tacit.errors import ConfigError
 from tacit.merges import Average, Mix
 from tacit.strategy import Levels, Strategy
 from tacit.topologies import Flat, Gossip
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "algorithms"))
-from crew import Crew
 
 GRAPHS = ("ring", "exponential", "one-peer", "complete")
 UNEVEN = ((0.5, 0.5, 0.0), (0.25, 0.25, 0.5), (0.25, 0.25, 0.5))

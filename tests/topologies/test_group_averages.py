@@ -1,11 +1,9 @@
 """Groups that change from round to round: who averages with whom, and that it is their mean."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from mixed_replicas import N, assert_followed, assert_resumed, matrix, mixed_by_hand, synced
+from replica_threads import Crew
 from torch import Tensor
 
 from cases import for_each
@@ -15,9 +13,6 @@ from tacit.errors import ConfigError
 from tacit.merges import Average, Mix
 from tacit.strategy import Levels, Strategy
 from tacit.topologies import Groups
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "algorithms"))
-from crew import Crew
 
 
 def sizes(w: Tensor) -> list[int]:

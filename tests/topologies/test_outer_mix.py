@@ -1,11 +1,9 @@
 """NoLoCo: the outer steps of its authors' code in plain tensors, what is kept, and what ranks cannot be."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from mixed_replicas import N, assert_followed, assert_nan_named, assert_resumed, matrix, synced
+from replica_threads import LR, Crew, gradient
 from torch import Tensor
 
 from tacit.algorithms import parse
@@ -15,9 +13,6 @@ from tacit.errors import ConfigError
 from tacit.merges import Average, Mix
 from tacit.strategy import Strategy
 from tacit.topologies import Directed, Flat, Gossip, Groups
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "algorithms"))
-from crew import LR, Crew, gradient
 
 
 def by_hand(

@@ -1,11 +1,10 @@
 """Push-sum on directed graphs: the paper's recursion, what is kept, and what no graph may be."""
 
-import sys
-from pathlib import Path
-
 import pytest
+import replica_threads
 import torch
 from mixed_replicas import N, assert_followed, assert_nan_named, assert_resumed, synced
+from replica_threads import LR, Crew, gradient
 from torch import Tensor
 
 from tacit.algorithms import parse
@@ -17,10 +16,6 @@ from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import Every
 from tacit.strategy import Strategy
 from tacit.topologies import Directed, Gossip
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "algorithms"))
-import crew
-from crew import LR, Crew, gradient
 
 UNEVEN = ((0.5, 0.25, 0.0), (0.5, 0.25, 0.9), (0.0, 0.5, 0.1))
 """Column-stochastic: rank 1 gets more than it gives, and rank 2 hears of rank 0 by rank 1 alone."""
@@ -106,8 +101,8 @@ def test_the_minimum_of_the_mean_is_found_although_ranks_have_other_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without the weights it would be the minimum of a mean in which rank 0 counts for more."""
-    monkeypatch.setattr(crew, "gradient", lambda x, rank, _: x - float(rank == 0))
-    monkeypatch.setattr(crew, "LR", 0.02)
+    monkeypatch.setattr(replica_threads, "gradient", lambda x, rank, _: x - float(rank == 0))
+    monkeypatch.setattr(replica_threads, "LR", 0.02)
     replicas = Crew(pushing(Directed("star")), peers=4)
     replicas.train(250)
     replicas.sync()

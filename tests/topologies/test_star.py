@@ -1,4 +1,4 @@
-"""A star as a value: what it refuses, and what travels; numbers over Gloo are in tests/parameter_server."""
+"""A star as a value: what it refuses, and what travels; numbers over Gloo are in tests/stores."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,13 +1,12 @@
 """Merging along a tree on a loopback: against a slow reference, to the entry and to the byte."""
 
-import sys
-from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from laws import Peers, tensors
 from torch import Tensor
 
 from cases import for_each
@@ -34,9 +33,6 @@ from tacit.strategy import Strategy
 from tacit.topologies import GlobalTopK
 from tacit.topologies.tree import reduce_steps, result_step
 from tacit.transports.loopback import Loopback, LoopbackTransport
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "compressors"))
-from laws import Peers, tensors
 
 Entries: TypeAlias = dict[int, tuple[float, frozenset[int]]]
 """Position -> the value, and the ranks whose values are in it."""

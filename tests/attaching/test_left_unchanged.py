@@ -1,0 +1,22 @@
+"""What attaching leaves as it is, with every algorithm; one launch of two ranks."""
+
+import pytest
+from left_unchanged_checks import CHECKS
+
+from rank_processes import Ended, assert_passed, ranks
+
+WORLD = 2
+
+
+@pytest.fixture(scope="module")
+def ended() -> list[Ended]:
+    return ranks("left_unchanged_checks.py", WORLD, seconds=600)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_gloo(name: str, ended: list[Ended]) -> None:
+    assert_passed(name, ended)
+
+
+def test_the_ranks_end_well(ended: list[Ended]) -> None:
+    assert [each.code for each in ended] == [0] * WORLD

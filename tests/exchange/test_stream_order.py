@@ -1,0 +1,506 @@
+"""Streams of a simulated GPU: whatever reads waits for what wrote, and nobody waits for more than that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from simulated_gpu import HOST, Event, Future, Gpu, Stream, simulated
+from torch import Tensor
+
+from tacit.algorithms import parse
+from tacit.contracts import WORLD, AllGather, AllGatherInto, AllReduce, AllToAll, AxisRank, Collective, Posted
+from tacit.errors import PeerLost
+from tacit.exchange import stream_lane
+from tacit.exchange.lane import Job
+from tacit.exchange.stream_lane import StreamLane
+from tacit.gradients import ddp_hook, host_copies
+from tacit.gradients.ddp_hook import GradientHook
+from tacit.kernels import dispatch
+from tacit.replicas.fragments import fragments
+from tacit.replicas.rounds_after_step import OptimizerHook
+from tacit.session import Session
+from tacit.session.buckets import group_names
+from tacit.session.device_rounds import DeviceRounds
+from tacit.session.health.device_notes import BucketHealth, DeviceReport, mark
+from tacit.session.health.failure import SessionFailure
+from tacit.session.lanes import Lanes
+from tacit.strategy import Strategy
+
+SHAPES = {"a": (30, 20), "b": (30,), "c": (12, 30), "d": (12,), "e": (5, 12), "f": (5,)}
+BUCKETS = [["f", "e"], ["d", "c"], ["b", "a"]]
+LR = 0.1
+STEPS = 6
+
+GRADIENTS = [
+    "dense",
+    "bf16",
+    "topk:ratio=0.1",
+    "dgc:ratio=0.1",
+    "onebit-adam:freeze_step=3,refresh=1",
+    "powersgd",
+    "efsign",
+    "qsgd",
+    "int8",
+    "signsgd",
+]
+PROGRESS = [
+    "localsgd:sync_every=2",
+    "diloco:sync_every=2,bits=4",
+    "slowmo:sync_every=2",
+    "easgd:sync_every=2",
+    "overlap-localsgd:sync_every=2",
+    "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=1,bits=4",
+]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    monkeypatch.setenv("TACIT_KERNELS", "reference")
+    dispatch.find_backend.cache_clear()
+    dispatch.active_backend.cache_clear()
+    with simulated(monkeypatch) as found:
+        yield found
+    dispatch.find_backend.cache_clear()
+    dispatch.active_backend.cache_clear()
+
+
+class Twin:
+    """A transport in order, to one peer that says what this rank says."""
+
+    nodes: tuple[tuple[int, ...], ...] = ()
+
+    def open(self, stages: Mapping[str, int]) -> None:
+        pass
+
+    def ranks(self, axis: str) -> list[int]:
+        return [0, 1]
+
+    def place(self, axis: str = WORLD) -> AxisRank:
+        return AxisRank(0, 2)
+
+    def global_rank(self, replica: int) -> int:
+        return replica
+
+    def post(self, request: Collective, stage: int, key: str) -> Posted:
+        if isinstance(request, AllGather):
+            return Now([tuple(x.clone() for x in request.payload) for _ in range(2)])
+        if isinstance(request, AllToAll):
+            return Now([tuple(x.clone() for x in request.payloads[0]) for _ in range(2)])
+        if isinstance(request, AllGatherInto):
+            request.x.add_(0)
+            return Now(request.x)
+        assert isinstance(request, AllReduce)
+        for x in request.payload:
+            x.add_(0)
+        return Now(request.payload)
+
+
+class Now:
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        call()
+
+    def answer(self) -> Any:
+        return self.found
+
+
+# ---- the checker itself -------------------------------------------------------------------------------
+
+
+def test_what_no_event_orders_is_a_race(gpu: Gpu) -> None:
+    x = torch.zeros(4, device=gpu.device)
+    other = torch.cuda.Stream(gpu.device)
+    with torch.cuda.stream(other):
+        x.mul(2.0)
+    assert gpu.races == ["mul on stream 1 reads what zeros on main writes"]
+
+
+def test_memory_beside_it_is_none_and_what_waits_is_none(gpu: Gpu) -> None:
+    x = torch.zeros(4, device=gpu.device)
+    event = torch.cuda.current_stream().record_event()
+    x[:2].add_(1.0)
+    other = torch.cuda.Stream(gpu.device)
+    event.wait(other)
+    with torch.cuda.stream(other):
+        x[2:].add_(1.0)
+    assert not gpu.races
+    torch.cuda.current_stream().wait_stream(other)
+    x.add_(1.0)
+    assert not gpu.races
+
+
+def test_a_write_waits_for_who_reads(gpu: Gpu) -> None:
+    x, other = torch.zeros(4, device=gpu.device), torch.cuda.Stream(gpu.device)
+    other.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(other):
+        x.mul(2.0)
+    x.add_(1.0)
+    assert gpu.races == ["add_ on main writes what mul on stream 1 reads"]
+
+
+def test_the_host_reads_pinned_memory_when_it_has_waited(gpu: Gpu) -> None:
+    x = torch.zeros(4, device=gpu.device)
+    there = torch.empty(4, pin_memory=True).copy_(x, non_blocking=True)
+    event = mark(gpu.device)
+    there.sum()
+    assert gpu.races == ["sum on host reads what copy_ on main writes"]
+    event.synchronize()
+    there.sum()
+    assert len(gpu.races) == 1
+
+
+# ---- StreamLane, HostCopies, Pending ------------------------------------------------------------------
+
+
+def explained(error: BaseException) -> BaseException:
+    return RuntimeError(f"explained: {error}")
+
+
+def test_a_lane_waits_for_who_submits_and_who_joins_waits_for_the_lane(gpu: Gpu) -> None:
+    lane = StreamLane(Twin(), explained, gpu.device)
+    x = torch.zeros(4, device=gpu.device)
+
+    def talk() -> Iterator[Any]:
+        gpu.log.append(("open", gpu.current.name))
+        yield AllReduce((x,), WORLD)
+        gpu.log.append(("answered", gpu.current.name))
+
+    lane.submit(Job("bucket", talk, lambda _: gpu.log.append(("landed", gpu.current.name)), pytest.fail))
+    ours = lane.stream.name
+    assert gpu.log == [("wait", ours, "main"), ("open", ours), ("answered", ours), ("landed", ours)]
+    gpu.log.clear()
+    lane.flush()
+    assert gpu.log == [], "the host waits for nothing"
+    lane.join()
+    assert gpu.log == [("wait", "main", ours)]
+    x.add_(1.0)
+    lane.close()
+    assert gpu.log[1:] == [("synchronize", ours)]
+    assert not gpu.races
+
+
+def test_a_failure_in_a_lane_ends_all_that_comes_later(gpu: Gpu) -> None:
+    lane, errors = StreamLane(Twin(), explained, gpu.device), list[BaseException]()
+
+    def broken() -> Iterator[Any]:
+        yield AllReduce((torch.zeros(1, device=gpu.device),), WORLD)
+        raise ConnectionError("the wire is cut")
+
+    for _ in range(2):
+        lane.submit(Job("bucket", broken, lambda _: pytest.fail("it landed"), errors.append))
+    assert [str(error) for error in errors] == ["explained: the wire is cut"] * 2
+    assert errors[0] is errors[1]
+    assert gpu.current is gpu.main
+
+
+def test_copies_come_down_behind_the_gradient_and_are_ready_behind_themselves(gpu: Gpu) -> None:
+    both = host_copies.HostCopies(gpu.device)
+    here, there = torch.ones(4, device=gpu.device), torch.empty(4, pin_memory=True)
+    down, up = both._down.name, both._up.name
+    both.down(here, there)
+    ready = both.arrived()
+    assert gpu.log == [("wait", down, "main"), ("record", down)]
+    ready()
+    there.add_(1.0)  # on the host
+    both.up([(here, there)])
+    with both.inside():
+        assert gpu.current.name == up
+        future = Future(gpu)
+        future.set_result(here)
+    future.wait()
+    assert (here + 0).tolist() == [2.0] * 4
+    assert not gpu.races
+
+
+def test_what_is_not_ready_is_a_race(gpu: Gpu) -> None:
+    both = host_copies.HostCopies(gpu.device)
+    here, there = torch.ones(4, device=gpu.device), torch.empty(4, pin_memory=True)
+    both.down(here, there)
+    there.add_(1.0)
+    assert "add_ on host writes what copy_ on stream 1 writes" in gpu.races
+
+
+def healthy(gpu: Gpu, ranks: int = 2) -> BucketHealth:
+    named = {"w": torch.zeros(4, 3, device=gpu.device)}
+    session = Session(parse("topk"), named, Twin(), [["w"]], in_stream=True)
+    return BucketHealth(session.buckets[0], torch.zeros(2 * ranks, device=gpu.device), ranks, 0)
+
+
+def test_a_report_is_read_behind_the_event_that_is_behind_its_copy(gpu: Gpu) -> None:
+    health = healthy(gpu)
+    gpu.log.clear()
+    gpu.waited.clear()
+    lane = torch.cuda.Stream(gpu.device)
+    lane.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(lane):
+        health.note_given(torch.ones(12, device=gpu.device))
+        pending = DeviceReport([(0, health)], mark(gpu.device))
+    assert gpu.log[-1] == ("record", lane.name)
+    assert pending._ended.clock == gpu.clock(lane.name)
+    assert not gpu.waited
+    assert not pending.done
+    pending.read()
+    assert gpu.waited == [f"an event of {lane.name}"]
+    assert pending.done
+    assert not gpu.races
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 64])
+def test_an_overflow_of_one_of_many_is_reported(gpu: Gpu, ranks: int) -> None:
+    """Ranks tell it by a mean; codecs cap their scales at 3.4e38."""
+    health = healthy(gpu, ranks)
+    health.overflow.fill_(3.4e38)
+    health.nonfinite_flags.div_(ranks)
+    found = DeviceReport([(0, health)], None).read()
+    assert found[0].overflow == [0]
+
+
+def test_what_is_too_large_behind_a_lost_peer_is_that_peer(gpu: Gpu) -> None:
+    """A collective that another rank has given up ends here without an error, and with any numbers."""
+    named = {"w": torch.zeros(4, 3, device=gpu.device)}
+    session = Session(parse("topk"), named, Twin(), [["w"]], in_stream=True)
+    told: list[PeerLost] = []
+    session.failure.report_to(lambda error: error, alarm=lambda: told.pop() if told else None)
+    session.submit(0, torch.ones(12, device=gpu.device), lambda: None)
+    assert isinstance(session.pending, DeviceRounds)
+    report = session.pending._unverified[0].device_report
+    assert report is not None
+    report._host.fill_(3.4e38)
+    told.append(PeerLost("rank 1 did not answer in round 0"))
+    with pytest.raises(PeerLost, match="rank 1 did not answer"):
+        session.pending.verify()
+    with pytest.raises(PeerLost, match="rank 1 did not answer"):
+        session.failure.raise_first()
+
+
+# ---- whole steps --------------------------------------------------------------------------------------
+
+
+class Bucket:
+    """As DDP's."""
+
+    def __init__(self, i: int, parameters: list[Tensor], buffer: Tensor) -> None:
+        self._i, self._parameters, self._buffer = i, parameters, buffer
+
+    def index(self) -> int:
+        return self._i
+
+    def is_last(self) -> bool:
+        return self._i == len(BUCKETS) - 1
+
+    def parameters(self) -> list[Tensor]:
+        return self._parameters
+
+    def buffer(self) -> Tensor:
+        return self._buffer
+
+
+class Backward:
+    """DDP's buckets, and the optimizer, on the main stream; exchanges as the session has them."""
+
+    def __init__(self, gpu: Gpu, algorithm: str, patch: pytest.MonkeyPatch, in_stream: bool = True) -> None:
+        self.gpu = gpu
+        (strategy,) = parse(algorithm).levels
+        self.strategy: Strategy = strategy.for_training({"steps_per_epoch": 5.0, "epochs": 4.0})
+        self.named = {name: torch.zeros(shape, device=gpu.device) for name, shape in SHAPES.items()}
+        parts = fragments(self.named, self.strategy.parts)
+        buckets = [bucket for part in parts for bucket in group_names(part, self.named, 1000)]
+        self.session = Session(
+            *(self.strategy, self.named, Twin(), buckets),
+            lr=lambda: LR,
+            rates=self.rates,
+            device=None if in_stream else torch.device("cpu"),
+            in_stream=in_stream,
+        )
+        self._queued: list[Callable[[], None]] = []
+        patch.setattr(ddp_hook, "_future", lambda buffer: Future(gpu))
+        patch.setattr(
+            ddp_hook, "after_backward", lambda call, before=lambda: None: self._queued.extend([before, call])
+        )
+        self.buffers = [
+            torch.zeros(sum(self.named[name].numel() for name in names), device=gpu.device)
+            for names in BUCKETS
+        ]
+        self.gradients = [torch.zeros_like(buffer) for buffer in self.buffers]
+        gradients = self.strategy.subject == "gradient"
+        self.gradient = GradientHook(self.session, self.named) if gradients else None
+        self.progress = None if gradients else OptimizerHook(self.session, self.named, rates=self.rates)
+
+    def rates(self) -> dict[str, float]:
+        return dict.fromkeys(self.named, LR)
+
+    def backward(self) -> None:
+        futures = []
+        for i, (names, buffer) in enumerate(zip(BUCKETS, self.buffers, strict=True)):
+            buffer.copy_(torch.linspace(-1, 1, buffer.numel(), device=self.gpu.device))
+            if self.gradient is not None:
+                bucket: Any = Bucket(i, [self.named[name] for name in names], buffer)
+                futures.append(self.gradient(bucket))
+        for future in futures:
+            future.wait()
+        for gradient, buffer in zip(self.gradients, self.buffers, strict=True):
+            gradient.copy_(buffer)  # as DDP does, where gradients are no views of its buckets
+        for call in self._queued:
+            call()
+        self._queued.clear()
+
+    def step(self) -> None:
+        if self.gradient is not None and not self.session.strategy.late:
+            self.session.pending.verify()
+        for names, gradient in zip(BUCKETS, self.gradients, strict=True):
+            at = 0
+            for name in names:
+                p = self.named[name]
+                p.sub_(gradient[at : at + p.numel()].view(p.shape), alpha=LR)
+                at += p.numel()
+        if self.progress is not None:
+            self.progress.after_step()
+        else:
+            self.session.advance()
+
+    def train(self, steps: int = STEPS) -> None:
+        for _ in range(steps):
+            self.backward()
+            self.step()
+        self.session.flush()
+        for p in self.named.values():
+            p.add(0)
+        if self.progress is not None:
+            self.progress.sync()
+        self.session.close()
+
+
+@pytest.mark.parametrize("algorithm", [*GRADIENTS, "pipesgd", *PROGRESS])
+def test_in_whole_steps_nothing_races(algorithm: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Backward(gpu, algorithm, monkeypatch)
+    model.train()
+    assert not gpu.races, "\n".join(dict.fromkeys(gpu.races))
+    assert model.session.round >= 2
+    assert any(each.startswith("stream") for each in gpu.clocks), "nothing ran beside"
+
+
+@pytest.mark.parametrize("algorithm", ["dense", "topk:ratio=0.1", "pipesgd"])
+def test_on_copies_on_the_host_nothing_races(
+    algorithm: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Backward(gpu, algorithm, monkeypatch, in_stream=False)
+    model.train()
+    assert not gpu.races, "\n".join(dict.fromkeys(gpu.races))
+    assert model.session.buckets[0].device.type == "cpu"
+    assert {"stream 1", "stream 2"} & gpu.clocks.keys()
+
+
+@pytest.mark.parametrize("algorithm", GRADIENTS)
+def test_a_step_waits_for_the_device_once(algorithm: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Backward(gpu, algorithm, monkeypatch)
+    for _ in range(STEPS):
+        model.backward()
+        model.step()
+    gpu.waited.clear()
+    model.backward()
+    assert gpu.waited == []
+    model.step()
+    lane = model.session.lanes.buckets.stream.name  # type: ignore[union-attr]
+    assert gpu.waited == [f"an event of {lane}"]
+    model.session.close()
+
+
+def test_a_late_mean_is_not_waited_for_in_the_backward_that_sends(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Backward(gpu, "pipesgd", monkeypatch)
+    for _ in range(3):
+        model.backward()
+        model.step()
+    model.backward()
+    lane = model.session.lanes.buckets.stream.name  # type: ignore[union-attr]
+    assert not gpu.covers("main", gpu.clock(lane)), "the optimizer would wait for the round of its own step"
+    model.session.close()
+
+
+def test_to_apply_one_fragment_is_not_to_wait_for_the_next(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=3"
+    model, overlapped = Backward(gpu, algorithm, monkeypatch), 0
+    for _ in range(12):
+        model.backward()
+        model.step()
+        for flight in model.session.pending._unverified:
+            assert flight.device_report is not None
+            overlapped += 1
+            assert not gpu.covers("main", flight.device_report._ended.clock)
+    assert overlapped > 12
+    model.session.close()
+
+
+# ---- each wait is needed ------------------------------------------------------------------------------
+
+
+def submit_without_waiting(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Stream, "wait_stream", lambda self, other: None)
+
+
+def set_outside(patch: pytest.MonkeyPatch) -> None:
+    """The future notes a moment of the main stream."""
+    completed = ddp_hook._DdpBucket.completed
+
+    def outside(self: Any) -> None:
+        self.inside = lambda: torch.cuda.stream(None)
+        completed(self)
+
+    patch.setattr(ddp_hook._DdpBucket, "completed", outside)
+
+
+def future_without_waiting(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Future, "wait", lambda self: self.found)
+
+
+def no_join(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(stream_lane.StreamLane, "join", lambda self: None)
+
+
+def event_without_waiting(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Event, "synchronize", lambda self: None)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "left_out", "race"),
+    [
+        ("topk:ratio=0.1", submit_without_waiting, "on main writes"),
+        ("dense", set_outside, "on main"),
+        ("dense", future_without_waiting, "on main"),
+        ("dense", event_without_waiting, f"on {HOST} reads"),
+    ],
+)
+def test_a_wait_that_is_left_out_is_found(
+    algorithm: str,
+    left_out: Callable[[pytest.MonkeyPatch], None],
+    race: str,
+    gpu: Gpu,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Backward(gpu, algorithm, monkeypatch)
+    left_out(monkeypatch)
+    model.train(4)
+    assert any(race in each for each in gpu.races), gpu.races
+
+
+def test_a_device_that_stands_still_is_overdue() -> None:
+    lanes = Lanes(Twin(), torch.device("cpu"), True, SessionFailure(), "topk")
+    assert not lanes.overdue(0)
+    lane: Any = lanes.buckets
+    lanes.posted_at = time.monotonic() - 5
+    assert not lanes.overdue(4)
+    asked = []
+    lane.stream = SimpleNamespace(query=lambda: bool(asked.append(1)))
+    assert lanes.overdue(4)
+    assert not lanes.overdue(6)
+    assert len(asked) == 1, "a stream is asked only where it is late"
+    lane.stream = SimpleNamespace(query=lambda: True)
+    assert not lanes.overdue(4)

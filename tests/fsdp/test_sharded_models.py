@@ -1,0 +1,39 @@
+"""Models that FSDP2 shards, on real processes over Gloo; all checks in one launch."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sharded_setup_checks import CHECKS
+
+from rank_processes import Ended, assert_passed, ranks
+from tacit.errors import AttachError
+from tacit.fsdp.model import _check_placed
+
+WORLD = 4
+
+
+@pytest.fixture(scope="module")
+def ended() -> list[Ended]:
+    return ranks("sharded_setup_checks.py", WORLD, seconds=240)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_gloo(name: str, ended: list[Ended]) -> None:
+    assert_passed(name, ended)
+
+
+def test_the_ranks_end_well(ended: list[Ended]) -> None:
+    assert [each.code for each in ended] == [0] * WORLD
+
+
+def test_what_is_offloaded_to_the_cpu_is_refused() -> None:
+    """As it would be on a GPU: the mesh is of one, and the parameter is not there."""
+    p: Any = SimpleNamespace(
+        device=torch.device("cpu"), device_mesh=SimpleNamespace(ndim=1, device_type="cuda")
+    )
+    with pytest.raises(
+        AttachError, match=r"w is on cpu, and its mesh is for cuda \(CPU offload\).*leave offload_policy out"
+    ):
+        _check_placed("w", p)

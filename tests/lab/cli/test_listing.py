@@ -1,0 +1,130 @@
+"""`tacit list`, and the facts that it tells."""
+
+import json
+from typing import Literal, get_args
+
+import pytest
+
+from in_process_command import called
+from tacit import algorithms
+from tacit.algorithms import registry
+from tacit.compressors import Dense, OuterMix
+from tacit.contracts import WORLD
+from tacit.prediction import Nowcast
+from tacit.strategy import Strategy
+from tacit.topologies import Star
+from tacit_lab import algorithm_facts as facts
+
+
+def test_every_algorithm_has_an_entry_and_no_entry_is_stale() -> None:
+    assert list(registry.ENTRIES) == algorithms.known()
+
+
+@pytest.mark.parametrize("name", algorithms.known())
+def test_an_entry_says_what_the_strategy_does(name: str) -> None:
+    entry = registry.ENTRIES[name]
+    assert entry.family in get_args(registry.Family)
+    assert "20" in entry.paper
+    required = [each.name for each in facts.parameters_of(name) if each.required]
+    if not required:
+        levels = algorithms.parse(name).levels
+        # A leap is no message, and what is mixed is sent whole.
+        said = [
+            each.inner if isinstance(each, Nowcast) else Dense() if isinstance(each, OuterMix) else each
+            for each in (level.compressor for level in levels)
+        ]
+        assert entry.compresses == any(compressor != Dense() for compressor in said)
+        by_node = any(level.topology.scope != WORLD or level.topology.meets != WORLD for level in levels)
+        assert (entry.family == "hierarchical") == by_node
+        served = isinstance(levels[-1].topology, Star)
+        assert (entry.family == "parameter server") == served
+        alone = levels[-1].subject == "delta" and not (by_node or served)
+        assert (entry.family in ("periodic", "gossip", "predictive")) == alone
+
+
+def example(ratio: float, rank: int | None = None, way: Literal["a", "b"] = "a") -> Strategy:
+    raise NotImplementedError
+
+
+def test_parameters_are_told_as_they_are_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(algorithms.ALGORITHMS, "example", example)
+    assert facts.parameters_of("example") == [
+        facts.Parameter("ratio", "float", None, True),
+        facts.Parameter("rank", "int | None", None, False),
+        facts.Parameter("way", "'a' | 'b'", "a", False),
+    ]
+
+
+def test_json_lists_what_is_known() -> None:
+    done = called("list", "--json")
+    assert done.code == 0, done.err
+    told = {each["name"]: each for each in json.loads(done.out)}
+    assert list(told) == algorithms.known()
+    for each in told.values():
+        assert set(each) == {
+            "name",
+            "paper",
+            "family",
+            "compresses",
+            "changes",
+            "instead",
+            "collective",
+            "parameters",
+            "accuracy",
+        }
+    assert told["topk"]["compresses"] is True
+    assert told["localsgd"]["family"] == "periodic"
+    assert told["ddp"]["collective"] == "DDP's own all-reduce"
+    assert told["bf16"]["collective"] == told["powersgd"]["collective"] == "all-reduce"
+    assert told["signsgd"]["collective"] == "all-gather"
+    for name in ("int8", "qsgd"):
+        assert told[name]["collective"].startswith("all-gather, or where it is worth it by two phases")
+    for name in ("topk", "dgc", "sign"):
+        assert told[name]["collective"] == "all-gather"
+    for name in ("stc", "efsign", "onebit"):
+        assert told[name]["collective"] == "two phases, which compress the mean too"
+    assert told["topk"]["parameters"][0] == {
+        "name": "ratio",
+        "type": "float",
+        "default": 0.01,
+        "required": False,
+    }
+    # What is told can be typed: every default is accepted behind the colon.
+    for name, each in told.items():
+        given = [f"{p['name']}={p['default']}" for p in each["parameters"] if not p["required"]]
+        if len(given) == len(each["parameters"]):
+            algorithms.parse(":".join(filter(None, (name, ",".join(given)))))
+
+
+def test_one_algorithm_is_described_with_its_parameters() -> None:
+    done = called("list", "topk")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0].startswith("topk: only the largest entries travel")
+    assert "  ratio=0.01                  float" in lines
+    assert "  bits=None                   int | None" in lines
+    assert any(line.startswith("  ") and "ratio=0.03" in line for line in lines)
+    assert [each["name"] for each in json.loads(called("list", "ps", "--json").out)] == ["ps"]
+    unknown = called("list", "tokp")
+    assert unknown.code == 2
+    assert "Did you mean 'topk'" in unknown.err
+
+
+def test_the_table_fits_80_columns_and_tells_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = called("list")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in algorithms.known():
+        assert any(line.startswith(name) for line in lines)
+        for each in facts.parameters_of(name):
+            assert any(line.startswith(f" {each.name}=") for line in lines), each
+    words = " ".join(done.out.split())
+    assert "[bold]" not in words
+    assert "1805.09767" in words
+    last = [name for name in algorithms.known() if registry.ENTRIES[name].instead]
+    assert "randomk" in last
+    assert {registry.ENTRIES[name].instead for name in last} < set(algorithms.known()) - {*last}
+    firsts = [word for line in lines if (word := line.partition(" ")[0]) in algorithms.known()]
+    assert firsts[-len(last) :] == last

@@ -1,0 +1,129 @@
+"""`tacit plan` and `tacit profile`: predictions, their page, and what cannot be planned."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import made_training as made
+import pytest
+
+from in_process_command import called
+from tacit.planning.profile import Profile
+from tacit.planning.step_profiler import processor
+
+EXAMPLE = str(Path(__file__).parents[3] / "examples" / "01_ddp_topk.py")
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    """Of this machine, without costs: they are measured when they are asked for."""
+    path = tmp_path / "profile.json"
+    replace(made.profile(), processor=processor()).save(path)
+    return str(path)
+
+
+def planned(*words: str) -> dict[str, Any]:
+    done = called("plan", *words, "--json")
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def test_a_profile_of_this_machine_is_planned_with_costs_measured_here(profile: str, tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    words = ("--cluster", "4x1@1mbit", "--algorithms", "ddp,topk,ps,diloco", "--page", str(page))
+    found = planned("--profile", profile, *words)
+    seconds = {each["algorithm"]: each["seconds"] for each in found["predictions"]}
+    assert [*seconds] == sorted(seconds, key=lambda name: seconds[name])
+    assert seconds["ddp"] > 5 * seconds["diloco"]
+    assert [*found["refused"]] == ["ps"]
+    ddp = next(each for each in found["predictions"] if each["algorithm"] == "ddp")
+    assert ddp["bytes_out_of_a_node"] == pytest.approx(1.5 * made.profile().model_bytes, rel=0.01)
+    html = page.read_text()
+    assert "diloco would be the fastest" in html or "topk would be the fastest" in html
+    assert html.count("<svg") == 6
+    assert "between nodes" in html
+
+
+def test_the_table_says_what_it_assumes_and_where_which_one_wins(profile: str) -> None:
+    words = ("--cluster", "4x2@1gbit", "--algorithms", "ddp,topk", "--cores", "16")
+    done = called("plan", "--profile", profile, *words, "--sweep", "bandwidth=1mbit,100gbit")
+    assert done.code == 0, done.err
+    assert "2 ranks share 16 cores" in done.out
+    assert "1 Mbit/s" in done.out
+    assert "100 Gbit/s" in done.out
+    rows = [line.split() for line in done.out.splitlines() if line.split()[:1] in (["2"], ["4"])]
+    assert [row[1] for row in rows] == ["topk", "topk"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "a recipe, such as tacit plan digits"),
+        (("digits", "--profile", "p.json"), "by one of the two"),
+        (("--profile", "/nowhere/p.json"), "tacit profile --out"),
+        (("nothing",), "nothing"),
+        (("digits", "--cluster", "0x1"), "0 nodes"),
+        (("digits", "--sweep", "nodes=3"), "--sweep bandwidth=10mbit,1gbit"),
+        (("digits", "--page", "/nowhere/p.html"), "--page /nowhere/p.html"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: tuple[str, ...], said: str) -> None:
+    done = called("plan", *words)
+    assert done.code == 2, done.out
+    assert said in done.err
+
+
+def test_links_of_another_cluster_are_refused(profile: str, tmp_path: Path) -> None:
+    one = ((None, 1e8), (1e8, None))
+    links = {
+        **dict.fromkeys(("latency", "rate", "rate_of_flows", "rate_both_ways"), one),
+        "form": 1,
+        "hosts": ["a", "b"],
+        "ranks": [[0], [1]],
+        "flows": 4,
+        "backend": "gloo",
+        "date": "",
+    }
+    path = tmp_path / "links.json"
+    path.write_text(json.dumps(links))
+    words = ("--profile", profile, "--algorithms", "ddp", "--links", str(path))
+    done = called("plan", "--cluster", "4x1@1gbit", *words)
+    assert done.code == 2
+    assert "measured on 2 nodes of 1 rank" in done.err
+    slow = planned("--cluster", "2x1@1gbit", *words)["predictions"][0]["seconds"]
+    fast = planned("--cluster", "2x1@1gbit", *words[:4])["predictions"][0]["seconds"]
+    assert slow > fast, "the measured links are slower than the described ones"
+
+
+def test_costs_of_another_machine_are_not_measured_here(profile: str) -> None:
+    path = Path(profile)
+    replace(Profile.load(path), processor="another").save(path)
+    done = called("plan", "--profile", profile, "--algorithms", "topk", "--cluster", "4x1@1gbit")
+    assert done.code == 2
+    assert "tacit profile --algorithms topk --layout 4x1" in done.err
+
+
+def test_a_script_is_profiled_and_ends_and_a_recipe_too(tmp_path: Path) -> None:
+    saved = tmp_path / "profile.json"
+    words = ("--algorithms", "topk", "--layout", "4x1", "--out", str(saved))
+    done = called("profile", *words, "--", EXAMPLE)
+    assert done.code == 0, done.err
+    profile = Profile.load(saved)
+    assert {each.algorithm for each in profile.costs} == {"topk"}
+    assert profile.ranks == 2
+    assert profile.step.backward > 0
+    assert profile.per_byte > 0
+    found = planned("digits", "--cluster", "64x2@1gbit", "--algorithms", "ddp,topk")
+    assert {each["algorithm"] for each in found["predictions"]} == {"ddp", "topk"}
+    assert not found["refused"]
+
+
+def test_a_script_that_attaches_nothing_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('trained')\n")
+    done = called("profile", "--out", str(tmp_path / "p.json"), "--", str(script))
+    assert done.code == 1
+    assert "must attach tacit" in done.err
+    assert called("profile").code == 2

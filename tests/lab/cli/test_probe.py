@@ -1,0 +1,78 @@
+"""`tacit probe`: links as they are shaped, saved and drawn."""
+
+from pathlib import Path
+
+import pytest
+
+from in_process_command import called
+from tacit import probe
+from tacit.errors import ProbeError
+from tacit.links import Links
+from tacit.transports.probing import _Link
+
+
+def test_links_are_measured_as_they_are_shaped(namespaces: None, tmp_path: Path) -> None:
+    saved, drawn = tmp_path / "links.json", tmp_path / "links.html"
+    words = (
+        "--cluster",
+        "2x2@50mbit",
+        "--seconds",
+        "0.1",
+        "--out",
+        str(saved),
+        "--page",
+        str(drawn),
+        "--json",
+    )
+    done = called("probe", *words)
+    assert done.code == 0, done.err
+    links = Links.from_json(done.out)
+    assert links == Links.load(saved)
+    assert links.hosts == ("node0", "node1")
+    assert links.ranks == ((0, 1), (2, 3))
+    for matrix in (links.rate, links.rate_of_flows, links.rate_both_ways):
+        for i, row in enumerate(matrix):
+            for j, rate in enumerate(row):
+                assert rate is not None
+                # What else runs can only make a link seem slower, and a link that was idle lets a burst pass.
+                assert 5e6 < rate < (1e12 if i == j else 55e6), (i, j)
+    assert "One stream, Mbit/s" in drawn.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--cluster", "4x1@fast"), "4x1@fast"),
+        (("--seconds", "0"), "--seconds"),
+        (("--out", "/nowhere/links.json"), "--out /nowhere/links.json"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: tuple[str, ...], said: str) -> None:
+    done = called("probe", *words)
+    assert done.code == 2
+    assert said in done.err
+
+
+def test_without_a_launcher_it_says_how_to_start_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit) as exit_:
+        probe.main([])
+    assert exit_.value.code == 2
+    assert "or tacit probe --cluster 4x1@100mbit" in capsys.readouterr().err
+
+
+class _Down:
+    def wait(self) -> None:
+        raise RuntimeError("Timed out waiting 20000ms for recv operation to complete\nsecond line")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "where"), [((1, 3), "between node 1 and node 3"), ((2, 2), "within node 2")]
+)
+def test_a_link_that_is_down_is_named(nodes: tuple[int, int], where: str) -> None:
+    link = _Link((), 1, 0.2, True, nodes)
+    with pytest.raises(ProbeError, match=f"nothing comes through {where}") as raised:
+        link._wait(_Down())  # type: ignore[arg-type]
+    assert "second line" not in str(raised.value)

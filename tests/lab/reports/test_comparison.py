@@ -1,0 +1,100 @@
+from dataclasses import replace
+
+import pytest
+import sample_records
+from rich.console import Console
+from sample_records import ALONE, DDP, HEAD
+
+from tacit.errors import ConfigError
+from tacit_lab import records, reports
+
+TOPK = replace(sample_records.TOPK, algorithm="topk", seconds=7.5, accuracy=0.9, seconds_to_target=None)
+
+
+def rows(*ends: records.EndRecord) -> dict[str, reports.Row]:
+    return {row.algorithm: row for row in reports.compare([HEAD, *ends]).rows}
+
+
+def printed(*ends: records.EndRecord, head: records.RunRecord = HEAD) -> str:
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(reports.table(reports.compare([head, *ends])))
+    return capture.get()
+
+
+def test_a_row_is_measured_against_ddp_wherever_it_stands() -> None:
+    row = rows(TOPK, DDP, ALONE)["topk"]
+    assert row.speedup == 8.0
+    assert row.reduction == pytest.approx(0.95)
+    assert row.of_compute_only == 0.4
+    assert (row.accuracy, row.seconds_to_target, row.status) == (0.9, None, "ok")
+
+
+def test_ddp_is_one_time_as_fast_as_itself() -> None:
+    row = rows(DDP)["ddp"]
+    assert (row.speedup, row.reduction, row.of_compute_only, row.seconds_to_target) == (1.0, 0.0, None, 30.0)
+
+
+def test_without_ddp_the_first_row_is_the_base() -> None:
+    other = replace(TOPK, algorithm="bf16", seconds=15.0, mb_between_nodes=100.0)
+    found = rows(TOPK, other)
+    assert (found["topk"].speedup, found["bf16"].speedup, found["bf16"].reduction) == (1.0, 0.5, -1.0)
+
+
+def test_compute_only_is_the_limit_and_no_row() -> None:
+    comparison = reports.compare([HEAD, ALONE, DDP])
+    assert comparison.compute_only_seconds == 3.0
+    assert [row.algorithm for row in comparison.rows] == ["ddp"]
+    assert comparison.rows[0].of_compute_only == 0.05
+
+
+def test_what_cannot_be_divided_is_none() -> None:
+    nothing = replace(DDP, mb_between_nodes=0.0, seconds=0.0)
+    row = rows(nothing, ALONE)["ddp"]
+    assert (row.speedup, row.reduction, row.of_compute_only, row.mb_between_nodes) == (None, None, None, 0.0)
+    row = rows(DDP, replace(TOPK, mb_between_nodes=None))["topk"]
+    assert (row.mb_between_nodes, row.reduction, row.speedup) == (None, None, 8.0)
+
+
+def test_a_failed_run_has_a_row_of_nothing_but_its_status() -> None:
+    failed = records.EndRecord(algorithm="topk", status="failed", error="rank 1 was killed")
+    row = rows(DDP, failed, ALONE)["topk"]
+    assert row.status == "failed"
+    assert {row.seconds, row.speedup, row.reduction, row.of_compute_only, row.accuracy} == {None}
+
+
+def test_the_last_end_of_an_algorithm_counts() -> None:
+    assert rows(DDP, TOPK, replace(TOPK, seconds=6.0))["topk"].speedup == 10.0
+
+
+def test_runs_that_differ_in_their_task_are_not_compared() -> None:
+    other = replace(HEAD, algorithm="topk", seed=1)
+    with pytest.raises(ConfigError, match="ddp and topk cannot be compared: seed was 7 for one and 1"):
+        reports.compare([HEAD, other, DDP, TOPK])
+    with pytest.raises(ConfigError, match="no run"):
+        reports.compare([DDP])
+
+
+def test_the_table_fits_80_characters_and_says_what_its_columns_mean() -> None:
+    text = printed(DDP, replace(TOPK, algorithm="localsgd:sync_every=8"), ALONE)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "localsgd:sync_every=8 " in text
+    assert "8.00x" in text
+    assert "95.0%" in text
+    assert "40.0%" in text
+    assert "no network" not in text
+    for name in reports.MEANINGS:
+        assert f"{name}: {reports.MEANINGS[name]}" in text
+
+
+def test_a_table_without_a_shaped_network_says_so_and_shows_dashes() -> None:
+    head = replace(HEAD, cluster="local:4", shaped=False)
+    text = printed(replace(DDP, mb_between_nodes=None), head=head)
+    assert text.splitlines()[0] == "digits on local:4 (no network was shaped)"
+    line = next(line for line in text.splitlines() if line.startswith("ddp"))
+    assert line.split() == ["ddp", "0.9800", "60.0", "30.0", "1.00x", "–", "–", "–"]
+
+
+def test_a_failed_run_is_marked_in_the_table() -> None:
+    failed = records.EndRecord(algorithm="topk", status="failed")
+    assert "topk (failed)" in printed(DDP, failed)

@@ -1,0 +1,116 @@
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from sample_records import ALONE, DDP, HEAD, TOPK, WHOLE, comparison
+
+from tacit.errors import ConfigError
+from tacit_lab import records, reports
+from tacit_lab.reports import summary
+
+
+def headline(*ends: records.EndRecord, head: records.RunRecord = HEAD) -> str:
+    return summary.headline(reports.compare(comparison(*ends, head=head)))
+
+
+def test_the_headline_says_how_the_best_did_against_ddp() -> None:
+    assert headline(DDP, TOPK, ALONE) == (
+        "topk:ratio=0.01 trained 6.0x as fast as ddp over 100 Mbit/s links and sent 95.0 % less, "
+        "at 0.972 against 0.980 accuracy."
+    )
+
+
+def test_the_fastest_of_those_that_reached_the_target_is_the_best() -> None:
+    faster = replace(TOPK, algorithm="fast", seconds=1.0, seconds_to_target=None)
+    assert headline(DDP, TOPK, faster).startswith("topk:ratio=0.01 trained 6.0x")
+    assert headline(DDP, faster).endswith("accuracy; it did not reach the target accuracy 0.95.")
+    late = replace(DDP, seconds_to_target=None)
+    assert headline(late, faster).endswith("; neither reached the target accuracy 0.95.")
+
+
+def test_that_nothing_was_gained_is_an_answer() -> None:
+    slower = replace(TOPK, seconds=75.0, mb_between_nodes=1100.0)
+    assert headline(DDP, slower).startswith(
+        "Nothing trained faster than ddp: topk:ratio=0.01 took 1.25x as long as ddp over 100 Mbit/s links "
+        "and sent 10.0 % more"
+    )
+    assert "trained 1.03x as fast as ddp" in headline(DDP, replace(TOPK, seconds=58.0))
+
+
+def test_what_is_unknown_is_left_out_of_the_headline() -> None:
+    bare = replace(TOPK, mb_between_nodes=None, accuracy=None)
+    assert headline(DDP, bare) == "topk:ratio=0.01 trained 6.0x as fast as ddp over 100 Mbit/s links."
+
+
+def test_without_a_shaped_network_the_headline_says_so() -> None:
+    head = replace(HEAD, cluster="local:4", shaped=False)
+    assert "as fast as ddp on local:4 (no network was shaped)" in headline(DDP, TOPK, head=head)
+
+
+def test_one_algorithm_and_none() -> None:
+    assert headline(DDP) == (
+        "ddp trained in 60.0 s over 100 Mbit/s links and sent 1000.0 MB, at 0.980 accuracy."
+    )
+    failed = records.EndRecord(algorithm="ddp", status="failed")
+    assert headline(failed) == "No algorithm finished over 100 Mbit/s links."
+
+
+def test_a_failed_base_leaves_the_others_to_be_told() -> None:
+    failed = records.EndRecord(algorithm="ddp", status="failed")
+    assert headline(failed, TOPK).startswith("topk:ratio=0.01 trained in 10.0 s")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        ("2x2@1gbit", "1 Gbit/s links"),
+        ("4x1@2.5gbit,20ms", "2.5 Gbit/s links with 20 ms of latency"),
+        ("2x1@500kbit", "500 kbit/s links"),
+        ("2x2", "full-speed links"),
+        ("what?", "what?"),
+        ("4x1@1gbit+load=50mbit", "1 Gbit/s links, each with a background load of 50 Mbit/s"),
+        (
+            "nodes=[1@1gbit,1@100mbit,5ms+load=20mbit]",
+            "uneven 100 Mbit/s to 1 Gbit/s links with 0 to 5 ms of latency, with background loads of "
+            "0 kbit/s to 20 Mbit/s",
+        ),
+    ],
+)
+def test_links_in_words(cluster: str, words: str) -> None:
+    assert summary.links(cluster) == words
+
+
+def test_a_whole_comparison_needs_no_notice() -> None:
+    assert summary.notices(reports.compare(WHOLE), WHOLE) == []
+
+
+def test_what_auto_went_on_with_is_told_with_its_reason() -> None:
+    choice = {"algorithm": "bf16", "reason": "bf16 halves the bytes", "seconds": 0.1, "considered": []}
+    auto = replace(TOPK, algorithm="auto", metrics={"choice": choice})
+    whole = [*WHOLE, auto]
+    assert records.parse(auto.to_json()) == auto
+    assert summary.notices(reports.compare(whole), whole) == ["auto went on with bf16: bf16 halves the bytes"]
+    console = Console(width=80, file=io.StringIO())
+    console.print(reports.table(reports.compare(whole)))
+    assert "auto went on with bf16" in console.file.getvalue()  # type: ignore[attr-defined]
+    broken = replace(auto, metrics={"choice": {"algorithm": 3}})
+    with pytest.raises(ConfigError, match=r"choice is .*write an object with algorithm and reason"):
+        records.parse(broken.to_json())
+
+
+def test_failures_and_what_is_missing_are_noticed() -> None:
+    failed = replace(TOPK, status="failed", error="topk:ratio=0.01 failed: rank 1 was killed")
+    head = replace(HEAD, shaped=False)
+    found = comparison(replace(DDP, mb_between_nodes=None), failed, head=head)
+    told = "\n".join(summary.notices(reports.compare(found), found))
+    assert told.startswith("topk:ratio=0.01 failed: rank 1 was killed\nNo network was shaped")
+    assert "No bytes were counted" in told
+    assert "no finished compute-only run" in told
+
+
+def test_a_run_without_an_end_is_seen() -> None:
+    *_, end = summary.close_open_runs(WHOLE[:-1])
+    assert isinstance(end, records.EndRecord)
+    assert (end.algorithm, end.status, end.error) == ("compute-only", "interrupted", summary.UNFINISHED)
+    assert summary.close_open_runs(WHOLE) == WHOLE

@@ -1,0 +1,100 @@
+"""`session.footprint()`: which memory a session keeps beside the model."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+
+from loopback_training import Member
+from model_features import Feature, Net
+from torch import Tensor, nn
+
+from in_threads import in_threads
+from tacit.algorithms import parse
+from tacit.kernels.thread_scratch import all_scratch
+from tacit.planning.footprint import footprint
+from tacit.transports.loopback import Loopback
+
+PARAMS = 4 * sum(p.numel() for p in Net().parameters())
+RANKS = 2
+ALGORITHMS: dict[str, dict[str, int]] = {
+    "topk": {},
+    "dgc": {},
+    "efsign": {},
+    "powersgd": {},
+    "localsgd:sync_every=2": {"anchor": 1, "delta": 1},
+    "diloco:sync_every=2": {"anchor": 1, "momentum": 1},
+    "lowbit": {"anchor": 1, "own delta": 2},
+    "onebit-adam:freeze_step=1": {"kept variance": 1},
+    "zeroone-adam:freeze_step=1,refresh=1": {"anchor": 1, "kept variance": 1},
+}
+"""What some of them keep, in sizes of the model."""
+
+
+def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if not t.is_meta}
+
+
+def alive() -> dict[int, int]:
+    gc.collect()
+    return storages(each for each in gc.get_objects() if isinstance(each, Tensor))
+
+
+def crew_of(algorithm: str) -> list[Member]:
+    """Two replicas behind five steps."""
+    nets = [Loopback.of_nodes(1, RANKS) for _ in parse(algorithm).levels]
+    feature = Feature()
+    crew = [Member(rank, feature, algorithm, nets) for rank in range(RANKS)]
+    for step in range(5):
+        for member in crew:
+            member.backward(step)
+        layout = [[slot.name for slot in bucket.slices] for bucket in crew[0].near.session.buckets]
+        in_threads(RANKS, lambda rank, layout=layout: crew[rank].exchange(layout))
+        in_threads(RANKS, lambda rank, step=step: crew[rank].step(step, set()))
+    return crew
+
+
+def of_training(crew: Sequence[Member]) -> Iterator[Tensor]:
+    """What is not the sessions': parameters, gradients, the optimizers' state, and the test's buckets."""
+    for member in crew:
+        yield from getattr(member, "given", {}).values()
+        for p in member.net.parameters():
+            yield p
+            if p.grad is not None:
+                yield p.grad
+        for state in member.optimizer.state.values():
+            yield from (each for each in state.values() if isinstance(each, Tensor))
+
+
+def told_by(crew: Sequence[Member]) -> dict[str, int]:
+    nets = nn.ModuleList(member.net for member in crew)
+    return footprint([member.levels for member in crew], nets, [member.optimizer for member in crew])
+
+
+def close(crew: Iterable[Member]) -> None:
+    for member in crew:
+        member.close()
+
+
+def test_every_byte_that_is_kept_is_counted() -> None:
+    before = alive()
+    crews = [crew_of(algorithm) for algorithm in ALGORITHMS]
+    everyone = [member for crew in crews for member in crew]
+    known = before | storages(of_training(everyone))
+    kept = sum(size for at, size in alive().items() if at not in known)
+    older = sum(size for at, size in storages(all_scratch()).items() if at in before)
+    assert sum(told_by(everyone).values()) - older == kept
+    for crew, expected in zip(crews, ALGORITHMS.values(), strict=True):
+        told = told_by(crew)
+        assert {field: told[field] for field in expected} == {
+            field: times * RANKS * PARAMS for field, times in expected.items()
+        }
+    close(everyone)
+
+
+def test_a_state_has_its_own_name_and_a_second_buffer() -> None:
+    crew = crew_of("topk")
+    told = told_by(crew)
+    states = [each.tensor for member in crew for each in member.near.session.store.named_state().values()]
+    close(crew)
+    assert told["residual"] == told["second buffers"] >= sum(t.numel() * t.element_size() for t in states) > 0

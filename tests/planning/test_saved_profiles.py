@@ -1,0 +1,96 @@
+"""Profiles: taken of a real loop, saved, read, and refused where they are of something else."""
+
+import re
+import time
+from pathlib import Path
+
+import made_training as made
+import pytest
+import torch
+from torch import nn
+
+from tacit.errors import ConfigError
+from tacit.planning.profile import Profile
+from tacit.planning.step_timer import StepTimer
+
+
+def test_a_profile_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    profile = made.with_cost(made.profile(), "topk", 4, 1, 0.001)
+    profile.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == profile
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"form": 2}', '{"form": 1, "step": {}}', made.profile().to_json()[:-20]]
+)
+def test_another_text_is_no_profile(text: str) -> None:
+    with pytest.raises(ConfigError, match="tacit profile"):
+        Profile.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ('"per_byte": 0.0', '"per_byte": -1', "it.per_byte is -1, where 0 or more belongs"),
+        ('"threads": 1', '"threads": 0', "it.threads is 0, where 1 to"),
+        ('"float32"', '"manual_seed"', "of a type that torch does not have"),
+        ('"ranks": 1', '"ranks": 2', "its checksum"),
+    ],
+)
+def test_what_cannot_be_is_refused(before: str, after: str, says: str) -> None:
+    text = made.profile().to_json()
+    assert before in text
+    if says != "its checksum":
+        text = re.sub(r', "checksum": \d+', "", text)
+    with pytest.raises(ConfigError, match=f"no profile .*{says}"):
+        Profile.from_json(text.replace(before, after))
+
+
+def test_a_profile_of_another_model_names_what_differs() -> None:
+    named = {name: torch.empty(shape) for name, shape in made.SHAPES.items()}
+    made.profile().check_model(named)
+    with pytest.raises(ConfigError, match=r"'second\.bias'"):
+        made.profile().check_model({**named, "second.bias": torch.empty(3)})
+
+
+def slow(_: object, seconds: float) -> None:
+    """Keep the processor busy."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def test_steps_are_timed_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    named = dict(model.named_parameters())
+    timer = StepTimer(model, [optimizer], named)
+    model[0].register_forward_hook(lambda *_: slow(None, 0.004))
+    model[1].weight.register_hook(lambda grad: slow(None, 0.006))
+    for _ in range(5):
+        time.sleep(0.03)
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    timer.close()
+    found = timer.profile(skipped=1)
+    assert len(timer.steps) == 4, "the first has no beginning"
+    assert 0.004 <= found.forward < 0.02
+    assert 0.006 <= found.backward < 0.03
+    assert found.loading >= 0.025, "the loop slept, as if it waited for a loader"
+    assert found.data >= found.loading
+    ready = {each.name: each.ready for each in found.parameters}
+    assert ready["0.weight"] > ready["1.weight"] >= 0.006, "the last layer's gradient is there first"
+    assert [each.name for each in found.parameters] == [*named]
+    before = len(timer.steps)
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    assert len(timer.steps) == before, "a closed timer times nothing"
+
+
+def test_no_step_is_an_error_that_says_what_is_missing() -> None:
+    model = nn.Linear(2, 2)
+    timer = StepTimer(model, [], dict(model.named_parameters()))
+    with pytest.raises(ConfigError, match=r"optimizer\.step"):
+        timer.profile()

@@ -1,0 +1,195 @@
+"""Checks of the other scripts, on models on the CPU that are exchanged as those on a GPU are; each kind once.
+
+Left out, as it is known to be different there:
+
+* `the_bytes_are_those_of_the_formula`, `not_told_four_ranks_send_bytes_in_two_phases`: ranks tell each other
+  of an overflow too, by a few more numbers;
+* `a_nan_is_told_with_where_it_began_and_not_where_it_came_to`: parameters are not looked up at once;
+* everything of `GlobalTopK`: it stays on the host.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from unittest.mock import patch
+
+import auto_checks
+import daso_checks
+import delayed_checks
+import gloo_checks
+import localsgd_checks
+import replica_checks
+import three_rank_checks
+import torch
+import torch.distributed as dist
+import training_loop_checks
+from rank_training import Checks, flat, raises, sgd, steps, wrapped
+from torch import Tensor
+
+import tacit
+from tacit.errors import NonFinite
+from tacit.session.health.device_notes import DeviceReport
+
+IN_STREAM = "on the GPU in stream order"
+CHOSEN = {
+    auto_checks: """
+        from_the_choice_on_it_is_the_chosen_strategy_bit_for_bit
+    """,
+    gloo_checks: """
+        dense_is_ddp
+        dense_is_ddp_with_accumulated_gradients
+        votes_move_every_entry_by_the_learning_rate
+        post_local_sgd_is_synchronous_up_to_its_step
+        a_variance_that_is_kept_is_given_back_or_refused
+        late_answers_land_on_all_ranks_alike
+        lots_settle_on_the_buckets_of_ddp
+        frozen_shared_and_unused_parameters_work
+        buffers_are_left_alone_between_rounds_and_averaged_in_them
+        by_node_what_ranks_keep_follows_its_parameters
+        what_one_node_knows_all_are_told
+        every_level_has_its_state_in_a_checkpoint
+        parameters_without_elements_and_of_two_types_work
+        an_infinity_on_one_rank_stops_all_by_name
+        numbers_of_a_session
+    """,
+    training_loop_checks: """
+        a_void_round_keeps_nothing_and_lowers_the_factor_on_all_ranks
+        replicas_that_pass_over_steps_meet_all_the_same
+        scaled_levels_overflow_on_one_node
+        two_optimizers_pass_over_a_step_together
+        a_rank_counts_for_its_weight
+    """,
+    delayed_checks: """
+        gradients_accumulate_without_sync
+        a_checkpoint_holds_the_mean_that_is_under_way
+        closing_drops_the_last_mean_and_sync_changes_nothing
+        what_is_not_finite_is_told_a_step_later_of_the_step_it_is_of
+        the_bare_hook_is_late_too
+    """,
+    replica_checks: """
+        parameters_that_are_given_other_memory_are_found_there
+        buffers_of_all_kinds_meet
+        a_buffer_that_becomes_nan_on_one_rank_is_named_on_all
+        a_loss_that_is_nan_may_have_begun_anywhere
+    """,
+    localsgd_checks: """
+        what_is_local_differs_between_rounds_and_what_is_averaged_is_equal_to_the_bit
+        late_answers_in_fragments_average_momentum_when_they_land
+        where_a_rank_has_no_momentum_yet_all_keep_their_own
+    """,
+    daso_checks: """
+        daso_keeps_node_mates_equal_and_ends_every_epoch_with_equal_replicas
+        daso_takes_turns
+        daso_tells_all_ranks_of_a_nan
+    """,
+}
+
+CHECKS = Checks()
+check = CHECKS.add
+
+
+@check
+def a_run_is_resumed_bit_for_bit() -> None:
+    folder = Path(sys.argv[1])
+    for algorithm in (
+        "topk:ratio=0.1",
+        "powersgd",
+        gloo_checks.STREAMING,
+        gloo_checks.BY_NODE["sparse slices"],
+    ):
+        never, stopped = gloo_checks.resumed(algorithm, 6, 5, folder)
+        assert torch.equal(never, stopped), algorithm
+
+
+@check
+def in_stream_and_on_the_host_bits_are_the_same() -> None:
+    def there(algorithm: str, where: str | None) -> Tensor:
+        model = wrapped()
+        optimizer = sgd(model)
+        with tacit.attach(model, optimizer, algorithm, exchange_on=where) as session:  # type: ignore[arg-type]
+            assert (IN_STREAM in session.active_path) == (where != "host")
+            steps(model, optimizer, 6)
+        return flat(model)
+
+    for algorithm in (
+        "topk:ratio=0.1",
+        "powersgd",
+        "efsign",
+        "qsgd",
+        "pipesgd",
+        "diloco:sync_every=3,bits=4",
+        "qsr:sync_every=2,bits=4",
+    ):
+        assert torch.equal(there(algorithm, None), there(algorithm, "host")), algorithm
+
+
+@check
+def a_discarded_step_leaves_no_trace() -> None:
+    with patch(
+        "three_rank_checks.DISCARDED",
+        ("topk:ratio=0.1,topology=two-phase", "onebit-adam:freeze_step=2,refresh=1"),
+    ):
+        three_rank_checks.a_discarded_step_leaves_no_trace()
+
+
+@check
+def ranks_that_exchange_elsewhere_are_told() -> None:
+    model = wrapped()
+    mine = "host" if dist.get_rank() == 1 else None
+    raises(
+        tacit.AttachError,
+        lambda: tacit.attach(model, sgd(model), "topk", exchange_on=mine),  # type: ignore[arg-type]
+        "ranks [1] attach another exchange_on than rank 0",
+    )
+
+
+@check
+def a_nan_is_told_to_all_where_one_device_is_ahead() -> None:
+    """Only the first rank's device has run a round when its host looks."""
+    model = wrapped()
+    optimizer = sgd(model)
+    algorithm = "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=3"
+
+    def train() -> None:
+        with tacit.attach(model, optimizer, algorithm):
+            steps(model, optimizer, 5)
+            if dist.get_rank() == 1:
+                model.module[4].weight.register_hook(lambda gradient: gradient * float("nan"))
+            steps(model, optimizer, 12)
+
+    with patch.object(DeviceReport, "done", property(lambda self: dist.get_rank() == 0)):
+        raises(NonFinite, train, "on rank 1, in step 5")
+
+
+def noting(name: str, function: Callable[[], None]) -> Callable[[], None]:
+    """The check, which says where the sessions that it attached have run."""
+
+    def noted() -> None:
+        paths: list[str] = []
+        attach = tacit.attach
+
+        def attached(*given: object, **options: object) -> object:
+            session = attach(*given, **options)  # type: ignore[arg-type]
+            paths.append(session.active_path)
+            return session
+
+        tacit.attach = attached  # type: ignore[assignment]
+        try:
+            function()
+        finally:
+            tacit.attach = attach
+            print(json.dumps({"check": f"where {name} ran", "error": None, "paths": paths}), flush=True)
+
+    return noted
+
+
+for module, names in CHOSEN.items():
+    for name in names.split():
+        CHECKS[name] = noting(name, module.CHECKS[name])
+
+if __name__ == "__main__":
+    # Here a host waits inside a collective whose peers are gone, until its time-out. NCCL's is given up.
+    with patch("tacit.transports.torch.LATER", timedelta(seconds=5)):
+        CHECKS.run(sys.argv[2:])

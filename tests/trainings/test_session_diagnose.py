@@ -1,0 +1,22 @@
+"""`session.diagnose` on real processes over Gloo; all checks in one launch of two ranks."""
+
+import pytest
+from session_diagnose_checks import CHECKS
+
+from rank_processes import Ended, assert_passed, ranks
+
+WORLD = 2
+
+
+@pytest.fixture(scope="module")
+def ended() -> list[Ended]:
+    return ranks("session_diagnose_checks.py", WORLD, seconds=120)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_gloo(name: str, ended: list[Ended]) -> None:
+    assert_passed(name, ended)
+
+
+def test_the_ranks_end_well(ended: list[Ended]) -> None:
+    assert [each.code for each in ended] == [0] * WORLD

@@ -1,0 +1,22 @@
+"""Processes over Gloo whose training loops scale, clip, schedule and freeze; one launch of four ranks."""
+
+import pytest
+from training_loop_checks import CHECKS
+
+from rank_processes import Ended, assert_passed, ranks
+
+WORLD = 4
+
+
+@pytest.fixture(scope="module")
+def ended() -> list[Ended]:
+    return ranks("training_loop_checks.py", WORLD, seconds=240)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_gloo(name: str, ended: list[Ended]) -> None:
+    assert_passed(name, ended)
+
+
+def test_the_ranks_end_well(ended: list[Ended]) -> None:
+    assert [each.code for each in ended] == [0] * WORLD
