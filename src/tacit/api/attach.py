@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Literal, ParamSpec
 
 import torch.distributed as dist
@@ -34,20 +35,29 @@ if TYPE_CHECKING:
     from tacit.planning.decider import Decider
 
 Given = ParamSpec("Given")
+_log = logging.getLogger("tacit")
 
 
 def from_env(variable: str = ALGORITHM) -> AnyStrategy:
-    """The strategy that an environment variable names; plain `ddp` where it is not set.
+    """The strategy that an environment variable names; plain `ddp` where it is not set, which is logged once.
 
     Raises:
         ConfigError: the text is no strategy.
     """
     observers.called("from_env")
     text = os.environ.get(variable, "ddp")
+    if variable not in os.environ:
+        _log_unset(variable)
     try:
         return parse(text)
     except ConfigError as error:
         raise ConfigError(f"environment variable {variable}={text!r}: {error}") from None
+
+
+@cache
+def _log_unset(variable: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        _log.warning("%s is not set: training with plain DDP ('ddp')", variable)
 
 
 def _suggesting(call: Callable[Given, Attached]) -> Callable[Given, Attached]:
@@ -70,7 +80,7 @@ def _suggesting(call: Callable[Given, Attached]) -> Callable[Given, Attached]:
 def attach(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer] | None,
-    strategy: AnyStrategy | str,
+    strategy: AnyStrategy | str = "auto",
     *,
     scaler: GradScaler | None = None,
     policy: Policy | None = None,
@@ -96,7 +106,8 @@ def attach(
         optimizer: of the model's parameters, or several, all that step them; a step counts when each has
             stepped, or when one is about to step again. Wrappers of Accelerate and Lightning are fine. None
             will do where gradients are exchanged.
-        strategy: a value, or its text form such as "topk:ratio=0.01".
+        strategy: a value, or its text form such as "topk:ratio=0.01". By default "auto", which chooses by
+            what the first steps have measured.
         scaler: the GradScaler that scales the loss, if there is one. All ranks then skip a step in which a
             gradient overflows, where infinity is an error without it; replicas that step alone skip steps
             alone. Steps are then counted by backward passes: accumulate under `no_sync`.
