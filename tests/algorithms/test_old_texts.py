@@ -7,7 +7,7 @@ import pytest
 
 import tacit
 from cases import for_each
-from tacit.algorithms import old_texts
+from tacit.algorithms.options import old_texts
 
 
 @for_each(
