@@ -1,10 +1,10 @@
-"""`tacit list`: every algorithm, its parameters and its paper."""
+"""`tacit list`: a line for every algorithm; of one, its parameters, its paper and what it costs."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -26,7 +26,7 @@ def command(
         typer.Option("--json", help="Print a list of JSON objects, e.g. tacit list --json | jq '.[].name'"),
     ] = False,
 ) -> None:
-    """List the algorithms: what each changes, its parameters, its paper, and what it costs in accuracy.
+    """List the algorithms by what they change, or describe one: its parameters, its paper, what it costs.
 
     E.g. tacit list, or tacit list topk
     """
@@ -54,14 +54,14 @@ def _described(name: str) -> list[str]:
     entry = ENTRIES[name]
     baseline = f"; a baseline of the survey: take {entry.instead}" if entry.instead else ""
     parameters = [f"  {_format(each)[1:]:28}{each.type}" for each in facts.parameters_of(name)]
-    costs = [_cost(gap).replace("[dim]", "").replace("[/dim]", "").split("\n") for gap in facts.gaps_of(name)]
+    costs = [*map(_cost, facts.gaps_of(name))]
     return [
         f"{name}: {entry.changes}",
         f"{entry.family}; by {facts.collective_of(name)}{baseline}",
         entry.paper,
         *(["", f"Parameters, written {name}:key=value,key=value", *parameters] if parameters else []),
         *(["", "Accuracy, points of plain training's (docs/accuracy.md):"] if costs else []),
-        *(f"  {points:16}{where}" for points, where in costs),
+        *costs,
     ]
 
 
@@ -82,34 +82,44 @@ def _objects(names: list[str]) -> list[dict[str, Any]]:
 
 
 def _table() -> Table:
+    """A line for each algorithm, by family: what it changes, and what it costs as it is by its name alone."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from tacit import algorithms
-    from tacit.algorithms.registry import ENTRIES
+    from tacit.algorithms import ALGORITHMS, parse
+    from tacit.algorithms.registry import ENTRIES, Family
     from tacit_lab import algorithm_facts as facts
 
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 1, 0), show_edge=False)
-    for heading in ("algorithm", "family: what it changes, and the paper"):
-        table.add_column(heading, overflow="fold")
-    table.add_column("accuracy, points docs/accuracy.md", width=16, overflow="fold")
-    for name in sorted(algorithms.known(), key=lambda name: bool(ENTRIES[name].instead)):
-        entry = ENTRIES[name]
-        names = "\n".join([f"[bold]{name}[/bold]", *map(_format, facts.parameters_of(name))])
-        changes = f"{entry.family}: {entry.changes}; by {facts.collective_of(name)}"
-        if entry.instead:
-            changes += f"\n[bold]a baseline of the survey: take {entry.instead}[/bold]"
-        table.add_row(
-            names, f"{changes}\n[dim]{entry.paper}[/dim]", "\n".join(map(_cost, facts.gaps_of(name)))
-        )
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("algorithm", no_wrap=True)
+    table.add_column("what it changes", overflow="fold")
+    table.add_column("accuracy, points", no_wrap=True)
+    for family in get_args(Family):
+        table.add_row(f"[bold]{family}[/bold]", "", "")
+        members = [name for name, entry in ENTRIES.items() if entry.family == family]
+        for name in sorted(members, key=lambda name: bool(ENTRIES[name].instead)):
+            entry = ENTRIES[name]
+            baseline = f" (a baseline of the survey: take {entry.instead})" if entry.instead else ""
+            by_name = [
+                gap
+                for gap in facts.gaps_of(name)
+                if gap.attached == name or parse(gap.attached) == ALGORITHMS[name]()
+            ]
+            cost = f"{_points(by_name[0])} {by_name[0].task}" if by_name else ""
+            table.add_row(f"  {name}", entry.changes + baseline, cost)
+    table.caption = "tacit list NAME: its parameters, its paper, all that was measured of it"
     return table
+
+
+def _points(gap: MeasuredGap) -> str:
+    width = "" if gap.half is None else f" ± {100 * gap.half:.1f}"
+    return f"{100 * gap.gap:+.1f}{width}"
 
 
 def _cost(gap: MeasuredGap) -> str:
     """What it cost; where, at how many bytes; and which parameters it had."""
-    width = "" if gap.half is None else f" ± {100 * gap.half:.1f}"
-    given = gap.attached.partition(":")[2].replace(",", " ")
-    return f"{100 * gap.gap:+.1f}{width}\n[dim]{gap.task}, {gap.bytes:.1%} {given}[/dim]"
+    parameters = gap.attached.partition(":")[2].replace(",", " ")
+    return f"  {_points(gap):16}{gap.task}, {gap.bytes:.1%} {parameters}".rstrip()
 
 
 def _format(parameter: Parameter) -> str:
