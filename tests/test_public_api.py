@@ -195,3 +195,10 @@ def test_the_finder_is_asked_last_and_stands_once() -> None:
     assert sys.meta_path.count(_moved.OldImports) == 1
     code = "import sys, tacit; assert sys.meta_path[-1] is tacit._moved.OldImports"
     assert run(code).returncode == 0
+
+
+def test_a_name_that_is_nearly_public_is_suggested() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'atach'. Did you mean 'attach'\?"):
+        tacit.atach  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'Topk'. Did you mean 'TopK'\?"):
+        tacit.compressors.Topk  # noqa: B018

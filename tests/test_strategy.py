@@ -149,7 +149,9 @@ def test_the_collective_can_be_told(name: str, way: str, topology: Topology) -> 
     ("text", "says"),
     [
         ("", "names no algorithm"),
-        ("tokp", "unknown algorithm 'tokp'.*Did you mean 'topk'.*Known:.*localsgd"),
+        ("tokp", r"unknown algorithm 'tokp'\. Did you mean 'topk' or 'gtopk'\?$"),
+        ("TopK", "Did you mean 'topk'"),
+        ("nothing-like-it", "unknown algorithm 'nothing-like-it'. Known: .*localsgd"),
         ("topk:ratoi=0.1", "unknown parameter of topk 'ratoi'.*Did you mean 'ratio'"),
         ("topk:ratio", "not a parameter.*topk:ratio=0.01"),
         ("topk:ratio=", "not a parameter"),

@@ -55,7 +55,11 @@ def attributes(module: str) -> Callable[[str], Any]:
 
     def missing(name: str) -> Any:
         old = f"{module}.{name}"
-        raise AttributeError(_moved(old) if old in MOVED else f"module {module!r} has no attribute {name!r}")
+        near = get_close_matches(name, vars(sys.modules[module]).get("__all__", ()), n=1)
+        hint = f". Did you mean {near[0]!r}?" if near else ""
+        raise AttributeError(
+            _moved(old) if old in MOVED else f"module {module!r} has no attribute {name!r}{hint}"
+        )
 
     return missing
 

@@ -43,6 +43,10 @@ __all__ = [
 ]
 
 
+_FEW = 20
+"""So many known names are listed even where some of them are near the unknown one."""
+
+
 class TacitError(Exception):
     """The root of all errors that tacit raises on purpose."""
 
@@ -124,11 +128,13 @@ def of_ranks(ranks: Iterable[int]) -> str:
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> ConfigError:
-    """An error for an unknown name, which lists the nearest known names, and all known ones."""
+    """An error for an unknown name, with the nearest known names, or all of them where they are few."""
     names = sorted(known)
-    near = get_close_matches(given, names, n=2, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
-    return ConfigError(f"unknown {kind} {given!r}.{hint} Known: {', '.join(names)}.")
+    by_lower = {name.lower(): name for name in names}
+    near = [by_lower[each] for each in get_close_matches(given.lower(), by_lower, n=2, cutoff=0.5)]
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    listed = f" Known: {', '.join(names)}." if not near or len(names) <= _FEW else ""
+    return ConfigError(f"unknown {kind} {given!r}.{hint}{listed}")
 
 
 def installing(extra: str) -> str:
