@@ -112,8 +112,8 @@ def _table() -> Table:
 
 
 def _points(gap: MeasuredGap) -> str:
-    width = "" if gap.half is None else f" ± {100 * gap.half:.1f}"
-    return f"{100 * gap.gap:+.1f}{width}"
+    width = "" if gap.half is None else f" ± {100 * gap.half:.2f}"
+    return f"{100 * gap.gap:+.2f}{width}"
 
 
 def _cost(gap: MeasuredGap) -> str:

@@ -128,5 +128,5 @@ def test_the_table_fits_80_columns_and_has_all_by_family(monkeypatch: pytest.Mon
         assert max((begin, family) for family, begin in families.items() if begin < at)[1] == entry.family
     words = " ".join(done.out.split())
     assert "take qsgd" in words
-    assert re.search(r"topk .* [-+]\d+\.\d ± \d+\.\d cifar10", done.out)
+    assert re.search(r"topk .* [-+]\d+\.\d\d ± \d+\.\d\d cifar10", done.out)
     assert "tacit list NAME" in words
