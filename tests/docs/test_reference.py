@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import runpy
 from pathlib import Path
 
 from pages import LOG, PAGES, ROOT, name, prose
@@ -60,6 +61,11 @@ def test_every_class_that_a_page_names_is_public() -> None:
 def _told(value: object) -> bool:
     """Whether somebody has written its docstring; dataclass makes one where nobody has."""
     return bool(value.__doc__) and not value.__doc__.startswith(f"{getattr(value, '__name__', '')}(")
+
+
+def test_the_page_of_algorithms_is_made_of_them() -> None:
+    made = runpy.run_path(str(ROOT / "dev" / "algorithms_page.py"))
+    assert made["page"]() == made["PAGE"].read_text(), "run python dev/algorithms_page.py"
 
 
 def test_every_algorithm_has_a_row_in_the_papers() -> None:
