@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tacit.kernels import thread_scratch
+
 HOST = "host"
 SHAPES = (
     "empty_like",
@@ -419,5 +421,6 @@ def simulated(patch: pytest.MonkeyPatch) -> Iterator[Gpu]:
         patch.setattr(torch.cuda, name, each)
     if not torch.cuda.is_available():
         patch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    patch.setattr(thread_scratch._BUFFERS, "kept", thread_scratch._Kept())
     with _Launches(gpu):
         yield gpu

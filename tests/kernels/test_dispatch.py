@@ -48,7 +48,7 @@ def test_without_numba_the_bits_are_the_same_and_it_is_said_once(usual: dict[str
     assert "kernels: plain torch on cpu (numba cannot be imported: No module named 'numba')" in said["path"]
     (warning,) = said["warned"]
     assert "numba cannot be imported" in warning
-    assert "pip install -e '.[kernels]'" in warning
+    assert "pip install 'torch-tacit[kernels]'" in warning
 
 
 def test_the_reference_can_be_asked_for(usual: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ def test_the_writers_package_is_asked_for_when_a_writer_is(
 ) -> None:
     monkeypatch.setattr(scalars, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # to import it would be another error
-    with pytest.raises(tacit.ConfigError, match=r"pip install -e '\.\[tensorboard\]'"):
+    with pytest.raises(tacit.ConfigError, match=r"pip install 'torch-tacit\[tensorboard\]'"):
         scalars.open_writer(tmp_path, "topk")
 
 

@@ -107,7 +107,7 @@ def test_curves_without_their_package_are_bad_input(
 ) -> None:
     monkeypatch.setattr("tacit.reporting.scalars.find_spec", lambda name: None)
     words = ["--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "curves")]
-    assert "pip install -e '.[tensorboard]'" in refused(capsys, monkeypatch, *words)
+    assert "pip install 'torch-tacit[tensorboard]'" in refused(capsys, monkeypatch, *words)
     assert not (tmp_path / "out").exists()
 
 

@@ -93,7 +93,7 @@ def test_without_pillow_the_error_says_what_to_install(
 ) -> None:
     path = as_folder(tmp_path, pictures(1, 1))
     monkeypatch.setattr("tacit_lab.recipes.data.folder.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[recipes\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'torch-tacit\[recipes\]'"):
         read(path)
 
 

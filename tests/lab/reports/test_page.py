@@ -190,7 +190,7 @@ def test_plotly_is_not_imported_before_a_page_is_built() -> None:
 
 def test_without_plotly_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[page\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'torch-tacit\[page\]'"):
         reports.page(WHOLE)
 
 
