@@ -26,7 +26,7 @@ def promises(**arms: tuple[float, float, float]) -> dict[str, dict[str, bool]]:
 
 @pytest.mark.parametrize(("step", "met"), [(0.44, True), (0.45, False)])
 def test_a_share_is_of_computing(step: float, met: bool) -> None:
-    assert promises(topk=(step, 0.2, 1.0))["topk"]["of compute-only"] is met
+    assert promises(dgc=(step, 0.2, 1.0))["dgc"]["of compute-only"] is met
 
 
 @pytest.mark.parametrize(("cpu", "met"), [(0.2179, True), (0.2181, False)])
@@ -44,7 +44,7 @@ def test_no_step_is_shorter_than_computing_or_its_bytes(step: float, megabytes: 
 
 def test_what_is_missed_is_said() -> None:
     text = lean.table(
-        lean.rows("lean-slow", told(**{"compute-only": (0.4, 0.2, 0.0), "topk": (0.8, 0.3, 1.0)}))
+        lean.rows("lean-slow", told(**{"compute-only": (0.4, 0.2, 0.0), "dgc": (0.8, 0.3, 1.0)}))
     )
     assert "of compute-only 0.9: 0.500 MISSED; cpu beyond computing, ms 18: 100.000 MISSED" in text
 
