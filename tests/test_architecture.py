@@ -53,7 +53,8 @@ NAMES: dict[str, Any] = {
     # transports combine or check exchanges; what is predicted is sent by compressors.
     "beneath": {
         "checks": ["contracts"],
-        "links": ["described", "files"],
+        "described": ["files"],
+        "links": ["described"],
         "timelines": ["json_lines"],
         "compressors": ["exchange"],
         "topologies": ["exchange"],

@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import (
     Annotated,
     Any,
+    ClassVar,
     Literal,
     NotRequired,
+    Self,
     TypeAlias,
     TypeVar,
     Union,
@@ -36,8 +38,9 @@ import torch
 from torch import Tensor
 
 from tacit.errors import ConfigError, TacitError
+from tacit.files import put
 
-__all__ = ["JSON", "Between", "Duration", "Positive", "Whole", "checksum", "load", "read", "tensor"]
+__all__ = ["JSON", "Between", "Duration", "Positive", "Saved", "Whole", "checksum", "load", "read", "tensor"]
 
 T = TypeVar("T")
 Built: TypeAlias = Callable[[Any, Any, str], Any]
@@ -47,6 +50,8 @@ errors.
 JSON = "JSON"
 """In an `Annotated`: the value is a JSON text, which holds a value of the type."""
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_FORM = 1
+"""Of the texts of `Saved`."""
 _TYPES = (*FLOATS, torch.uint8, torch.int8, torch.int32, torch.int64)
 REAL = (*_TYPES, torch.bool, torch.int16)
 _DTYPES = {str(each).removeprefix("torch."): each for each in _TYPES}
@@ -252,24 +257,74 @@ def load(path: Path) -> Any:
         raise ValueError(f"it is damaged, or cut short: {error}") from error
 
 
-def to_text(value: Any, form: int) -> str:
-    """A dataclass of plain values as a line of JSON, which says its form and its checksum."""
-    return json.dumps({"form": form, **asdict(value), "checksum": _sum(value)}) + "\n"
+class Saved:
+    """A dataclass of plain values that is kept in files: a line of JSON, with its form and its checksum.
 
-
-def from_text(text: str, kind: type[T], form: int) -> T:
-    """The value of a text that `to_text` has made, or of one that has no checksum.
-
-    Raises:
-        ValueError: it is none, it is of another form, or it is not as `kind` describes it.
+    Attributes:
+        what: what it is, for errors; `made_by`: the command that writes such a file.
     """
+
+    what: ClassVar[str]
+    made_by: ClassVar[str]
+
+    def check(self) -> None:
+        """Look at what the types of the fields do not say.
+
+        Raises:
+            ValueError: it cannot be.
+        """
+
+    def to_json(self) -> str:
+        """As text; `from_json` reads it."""
+        return json.dumps({"form": _FORM, **asdict(self), "checksum": _sum(self)}) + "\n"  # type: ignore[call-overload]
+
+    @classmethod
+    def from_json(cls, text: str, origin: str = "the text") -> Self:
+        """Read what `to_json` wrote, or that without a checksum.
+
+        Args:
+            origin: where the text is from, for the error.
+
+        Raises:
+            ConfigError: it is no such text.
+        """
+        try:
+            found = _of_text(text, cls)
+            found.check()
+        except ValueError as error:
+            raise ConfigError(
+                f"{origin} holds no {cls.what} ({error}): give a file that {cls.made_by} --out has written"
+            ) from None
+        return found
+
+    def save(self, path: Path) -> None:
+        """Write it to a file, which is replaced as a whole."""
+        put(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file that `save` wrote.
+
+        Raises:
+            ConfigError: there is none, or it is another.
+        """
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"cannot read {path} ({error}): give a file that {cls.made_by} --out has written"
+            ) from None
+        return cls.from_json(text, str(path))
+
+
+def _of_text(text: str, kind: type[T]) -> T:
     try:
         values = json.loads(text)
     except RecursionError as error:
         raise ValueError("it has brackets within brackets without end") from error
     if not isinstance(values, dict) or "form" not in values:
         raise ValueError("it has no form")
-    if values.pop("form") != form:
+    if values.pop("form") != _FORM:
         raise ValueError("its form is that of another version of tacit")
     told = values.pop("checksum", None)
     found: T = read(values, kind)

@@ -5,26 +5,22 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
-from tacit import described
-from tacit.described import Duration, Positive, Whole
+from tacit.described import Duration, Positive, Saved, Whole
 from tacit.errors import ConfigError
-from tacit.files import put
 
 __all__ = ["MATRICES", "Links", "shown"]
 
 Matrix: TypeAlias = tuple[tuple[Duration | None, ...], ...]
 MATRICES = ("latency", "rate", "rate_of_flows", "rate_both_ways")
 """The fields of `Links` that have a value for each link."""
-_FORM = 1
 _SLOW = 0.75
 """A link below this share of the median is called slow."""
 
 
 @dataclass(frozen=True)
-class Links:
+class Links(Saved):
     """Latency and rate of each link, from each node (row) to each node (column).
 
     The diagonal is within a node, between two of its ranks; None where it has one rank.
@@ -41,6 +37,9 @@ class Links:
         date: when it was measured, ISO 8601.
     """
 
+    what: ClassVar[str] = "measured links"
+    made_by: ClassVar[str] = "tacit probe"
+
     hosts: tuple[str, ...]
     ranks: tuple[tuple[Whole, ...], ...]
     latency: Matrix
@@ -51,47 +50,19 @@ class Links:
     backend: str
     date: str
 
-    def to_json(self) -> str:
-        """As text; `from_json` reads it."""
-        return described.to_text(self, _FORM)
-
-    @classmethod
-    def from_json(cls, text: str, origin: str = "the text") -> Links:
-        """Read the text that `to_json` wrote.
-
-        Args:
-            origin: where the text is from, for the error.
-
-        Raises:
-            ConfigError: it is no such text.
-        """
-        try:
-            links = described.from_text(text, cls, _FORM)
-            _check(links)
-        except ValueError as error:
-            raise ConfigError(
-                f"{origin} holds no measured links ({error}): give a file that tacit probe --out has written"
-            ) from None
-        return links
-
-    def save(self, path: Path) -> None:
-        """Write them to a file, which is replaced as a whole."""
-        put(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: Path) -> Links:
-        """Read a file that `save` wrote.
-
-        Raises:
-            ConfigError: there is none, or it is another.
-        """
-        try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"cannot read {path} ({error}): give a file that tacit probe --out has written"
-            ) from None
-        return cls.from_json(text, str(path))
+    def check(self) -> None:
+        """Refuse fields that are not of as many nodes, and a link that carries nothing."""
+        nodes = len(self.hosts)
+        if len(self.ranks) != nodes:
+            raise ValueError(f"it has {nodes} hosts and the ranks of {len(self.ranks)} nodes")
+        for name in MATRICES:
+            matrix: Matrix = getattr(self, name)
+            if [len(row) for row in matrix] != [nodes] * nodes:
+                raise ValueError(f"its {name} is no matrix of {nodes} x {nodes}")
+            for i, row in enumerate(matrix):
+                for j, value in enumerate(row):
+                    if value == 0 or (value is None and i != j):
+                        raise ValueError(f"its {name} from node {i} to node {j} is {value}")
 
     def check_layout(self, nodes: Sequence[Sequence[int]]) -> None:
         """Check that these links are of a cluster of such nodes.
@@ -166,21 +137,6 @@ class Links:
 
 def _gain(above: Sequence[float], below: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
-
-
-def _check(links: Links) -> None:
-    """Raise a `ValueError` where the fields are not of as many nodes, or a link carries nothing."""
-    nodes = len(links.hosts)
-    if len(links.ranks) != nodes:
-        raise ValueError(f"it has {nodes} hosts and the ranks of {len(links.ranks)} nodes")
-    for name in MATRICES:
-        matrix: Matrix = getattr(links, name)
-        if [len(row) for row in matrix] != [nodes] * nodes:
-            raise ValueError(f"its {name} is no matrix of {nodes} x {nodes}")
-        for i, row in enumerate(matrix):
-            for j, value in enumerate(row):
-                if value == 0 or (value is None and i != j):
-                    raise ValueError(f"its {name} from node {i} to node {j} is {value}")
 
 
 def _layout(nodes: Sequence[Sequence[int]]) -> str:

@@ -25,7 +25,7 @@ def with_cost(made: Profile, algorithm: str, nodes: int, ranks: int, each: float
             tuple(BucketCost(b.numel, (each,) * (len(b.messages) + 1)) for b in script.buckets),
             2 * each if script.strategy.subject == "delta" else 0.0,
         )
-        for script in rehearse(parse(algorithm), made, nodes, ranks).levels
+        for script in rehearse(parse(algorithm), made, nodes, ranks)
     )
     return made.with_costs([StrategyCost(algorithm, nodes, ranks, levels)])
 

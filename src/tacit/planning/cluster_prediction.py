@@ -57,10 +57,10 @@ def predict(strategy: AnyStrategy, profile: Profile, network: Network) -> Predic
             foretold, as what it sends depends on the training or on servers.
     """
     refuse(strategy)
-    rehearsal = rehearse(networks.strategy_on(network, strategy), profile, network.nodes, network.ranks)
+    scripts = rehearse(networks.strategy_on(network, strategy), profile, network.nodes, network.ranks)
     cost = cost_on(profile, strategy.name, network.nodes, network.ranks)
-    costs = [CostOf(level, script) for level, script in zip(cost.levels, rehearsal.levels, strict=True)]
-    found = simulate(rehearsal, profile, costs, network)
+    costs = [CostOf(level, script) for level, script in zip(cost.levels, scripts, strict=True)]
+    found = simulate(costs, profile, network)
     waits = {axis: found.exposed[axis] / found.steps for axis in (NET, NODE, ENCODING)}
     seconds = found.seconds / found.steps
     trained = 2 * profile.model_bytes + profile.state_bytes

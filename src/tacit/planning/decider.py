@@ -6,12 +6,12 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
-from tacit import checks
+from tacit import checks, described
 from tacit.errors import ConfigError, DecisionError, of_ranks
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
@@ -46,11 +46,6 @@ class Choice:
     def to_json(self) -> dict[str, Any]:
         """As an object of JSON; numbers that are not finite are None."""
         return {**asdict(self), "considered": [[text, _finite(each)] for text, each in self.considered]}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """What `to_json` has made."""
-        return cls(**{**values, "considered": tuple((text, each) for text, each in values["considered"])})
 
 
 class ChoosingSession(Protocol):
@@ -130,7 +125,8 @@ def decided(decider: Decider, session: ChoosingSession) -> Choice:
     told = json.loads(from_all_texts(session.from_all, text)[0])
     if "error" in told:
         _refuse(f"{name} could not choose on rank {session.ranks[0]}: {told['error']}", error)
-    return Choice.from_json(told["choice"])
+    choice: Choice = described.read(told["choice"], Choice)
+    return choice
 
 
 def _checked(choice: object) -> Choice:

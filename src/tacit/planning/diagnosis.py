@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from statistics import fmean, median_low
-from typing import Any
+from typing import ClassVar
 
-from tacit.errors import ConfigError
-from tacit.files import put
+from tacit.described import Saved
 from tacit.links import Links
 
 __all__ = ["PARTS", "Diagnosis", "Facts", "Finding", "RankSteps", "Shares", "in_ms", "shares", "typical"]
@@ -25,11 +22,10 @@ _WORDS = {
     "links": "waiting for links",
 }
 _BAR = 30
-_FORM = 1
 
 
 @dataclass(frozen=True)
-class RankSteps:
+class RankSteps(Saved):
     """The same steps of one rank, in seconds by the clock, one entry a step.
 
     Attributes:
@@ -47,6 +43,8 @@ class RankSteps:
         buffer: bytes that a TCP connection may have under way.
         congestion_control: what new TCP connections go by, such as "cubic"; "" where the kernel does not say.
     """
+
+    what: ClassVar[str] = "steps of a rank"
 
     rank: int
     node: int
@@ -71,13 +69,6 @@ class RankSteps:
     def own(self) -> tuple[float, ...]:
         """What the rank does by itself in each step: all but waiting for exchanges."""
         return tuple(wall - exposed for wall, exposed in zip(self.wall, self.exposed, strict=True))
-
-    @classmethod
-    def from_json(cls, text: str) -> RankSteps:
-        """What `json.dumps(asdict(...))` has made."""
-        values = json.loads(text)
-        rows = {name: tuple(values[name]) for name in ("wall", "data", "exposed")}
-        return cls(**{**values, **rows})
 
 
 @dataclass(frozen=True)
@@ -163,7 +154,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Saved):
     """Where a step's time goes, and why.
 
     Attributes:
@@ -177,6 +168,9 @@ class Diagnosis:
         traffic: what the links carry, in a sentence; "" where nothing is known.
         notes: what could not be looked at.
     """
+
+    what: ClassVar[str] = "diagnosis"
+    made_by: ClassVar[str] = "tacit diagnose"
 
     algorithm: str
     steps: int
@@ -217,32 +211,6 @@ class Diagnosis:
             saves = f", about {in_ms(each.seconds)} of a step" if each.seconds else ""
             lines += [f"{number}. {each.kind}{saves}: {each.says}", f"   Change: {each.advice}"]
         return lines
-
-    def to_json(self) -> str:
-        """As text; `from_json` reads it."""
-        return json.dumps({"form": _FORM, **asdict(self)}) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str, origin: str = "the text") -> Diagnosis:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ConfigError: it is no such text.
-        """
-        try:
-            values: dict[str, Any] = json.loads(text)
-            if values.pop("form") != _FORM:
-                raise ValueError("its form is that of another version of tacit")
-            values["findings"] = tuple(Finding(**each) for each in values["findings"])
-            return cls(**{**values, "notes": tuple(values["notes"])})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{origin} holds no diagnosis ({error}): give a file that tacit diagnose --out has written"
-            ) from None
-
-    def save(self, path: Path) -> None:
-        """Write it to a file, which is replaced as a whole."""
-        put(path, self.to_json())
 
 
 def shares(facts: Facts) -> Shares:

@@ -6,15 +6,14 @@ rank 0 saves and logs what was found. `tacit diagnose` sets it, with what else i
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -23,12 +22,11 @@ from tacit import checks
 from tacit.environment import DIAGNOSE
 from tacit.errors import AttachError
 from tacit.files import spared
-from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
-from tacit.links import Links
 from tacit.optimizer_hooks.every_step import behind_steps
 from tacit.planning.culprits import diagnosed
 from tacit.planning.diagnosis import Diagnosis, Facts, RankSteps
+from tacit.planning.requests import TrainingSession, requested
 from tacit.planning.step_profiler import cores, machine
 from tacit.planning.step_timer import StepTimer, StepTimes
 from tacit.planning.what_if import considered
@@ -42,31 +40,6 @@ SETTLING, STEPS = 5, 20
 """So many steps are left out, as buckets settle in them; then so many are looked at."""
 _MOST = 500
 _log = logging.getLogger("tacit")
-
-
-class Diagnosed(Protocol):
-    """The session whose training is looked at.
-
-    Attributes:
-        links: what the links carry, where they were measured before.
-    """
-
-    links: Links | None
-
-    @property
-    def options(self) -> AttachSpec:
-        """What is at work, and on what."""
-
-    @property
-    def levels(self) -> Sequence[Level]:
-        """The levels of the strategy at work."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether the session has ended."""
-
-    def flush(self) -> None:
-        """Wait until nothing is under way."""
 
 
 @dataclass(frozen=True)
@@ -85,22 +58,14 @@ class DiagnoseRequest:
     ends: bool = False
     tells: bool = True
 
-    @classmethod
-    def from_env(cls) -> DiagnoseRequest | None:
-        """What the environment asks for."""
-        text = os.environ.get(DIAGNOSE, "")
-        if not text.startswith("{"):
-            return cls(text) if text else None
-        return cls(**json.loads(text))
-
 
 _ASKED: list[Any] = []
 """Diagnoses that the environment has asked for: one a process."""
 
 
-def began(session: Diagnosed) -> None:
+def began(session: TrainingSession) -> None:
     """Diagnose this session's training, if that was asked for and no other's was."""
-    request = None if _ASKED else DiagnoseRequest.from_env()
+    request = None if _ASKED else requested(DIAGNOSE, DiagnoseRequest)
     if request is not None and session.options.optimizers:
         _ASKED.append(Diagnosing(session, request.steps or None, request))
 
@@ -122,7 +87,7 @@ class Diagnosing:
     """
 
     def __init__(
-        self, session: Diagnosed, steps: int | None = None, request: DiagnoseRequest | None = None
+        self, session: TrainingSession, steps: int | None = None, request: DiagnoseRequest | None = None
     ) -> None:
         _check(session.options, steps)
         self.result: Diagnosis | None = None
@@ -167,7 +132,7 @@ class Diagnosing:
         """Compare with the other ranks, and tell. A collective call."""
         options = self._session.options
         mine = self._mine(after)
-        everyone = [RankSteps.from_json(text) for text in said(json.dumps(asdict(mine)), options.group)]
+        everyone = [RankSteps.from_json(text) for text in said(mine.to_json(), options.group)]
         idle = len(options.named) - len(set().union(*(step.ready for step in self._timer.steps)))
         unused = max(int(each) for each in said(str(idle), options.group))
         facts = Facts(

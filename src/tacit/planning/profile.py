@@ -6,18 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
+from typing import ClassVar
 
 import torch
 
-from tacit import described
-from tacit.described import Duration, Positive, Whole
+from tacit.described import Duration, Positive, Saved, Whole
 from tacit.errors import ConfigError
-from tacit.files import put
 
 __all__ = ["BucketCost", "LevelCost", "ParamReady", "Profile", "StepProfile", "StrategyCost"]
-
-_FORM = 1
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,7 @@ class StrategyCost:
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(Saved):
     """A training on this machine.
 
     Attributes:
@@ -141,6 +137,9 @@ class Profile:
         costs: of strategies.
         processor: its name; `backend`, `torch_version`: of the training; `date`: ISO 8601.
     """
+
+    what: ClassVar[str] = "profile"
+    made_by: ClassVar[str] = "tacit profile"
 
     step: StepProfile
     bucket_bytes: Positive
@@ -187,43 +186,8 @@ class Profile:
                 "other parameters. Make one of this model with tacit profile -- SCRIPT"
             )
 
-    def to_json(self) -> str:
-        """As text; `from_json` reads it."""
-        return described.to_text(self, _FORM)
-
-    @classmethod
-    def from_json(cls, text: str, origin: str = "the text") -> Profile:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ConfigError: it is no such text.
-        """
-        try:
-            profile = described.from_text(text, cls, _FORM)
-            types = [getattr(torch, each.dtype, None) for each in profile.step.parameters]
-            if not types or not all(isinstance(each, torch.dtype) for each in types):
-                raise ValueError("it has no parameters, or some of a type that torch does not have")
-        except ValueError as error:
-            raise ConfigError(
-                f"{origin} holds no profile ({error}): give a file that tacit profile --out has written"
-            ) from None
-        return profile
-
-    def save(self, path: Path) -> None:
-        """Write it to a file, which is replaced as a whole."""
-        put(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: Path) -> Profile:
-        """Read a file that `save` wrote.
-
-        Raises:
-            ConfigError: there is none, or it is another.
-        """
-        try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"cannot read {path} ({error}): give a file that tacit profile --out has written"
-            ) from None
-        return cls.from_json(text, str(path))
+    def check(self) -> None:
+        """Refuse a profile without parameters, and types that torch does not have."""
+        types = [getattr(torch, each.dtype, None) for each in self.step.parameters]
+        if not types or not all(isinstance(each, torch.dtype) for each in types):
+            raise ValueError("it has no parameters, or some of a type that torch does not have")

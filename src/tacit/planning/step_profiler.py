@@ -6,7 +6,6 @@ and rank 0 saves it there. `tacit profile` sets it, with what else it wants, as 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
@@ -17,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -26,9 +25,9 @@ from tacit.algorithms import parse
 from tacit.environment import STEP_PROFILE
 from tacit.errors import TacitError
 from tacit.files import spared
-from tacit.levels.spec import AttachSpec
 from tacit.model.trained_model import TrainedModel, local, locals_of
 from tacit.planning.profile import Profile, StrategyCost
+from tacit.planning.requests import TrainingSession, requested
 from tacit.planning.step_timer import StepTimer
 from tacit.planning.strategy_costs import measured_cost
 from tacit.transports.probing import RingCost, ring_cost
@@ -40,17 +39,6 @@ SKIPPED, STEPS = 3, 12
 """So many first steps are left out, as buckets settle in them; then so many are measured."""
 _SLOWER = 1.1
 _log = logging.getLogger("tacit")
-
-
-class Flushed(Protocol):
-    """The session whose training is profiled."""
-
-    @property
-    def options(self) -> AttachSpec:
-        """What is at work, and on what."""
-
-    def flush(self) -> None:
-        """Wait until nothing is under way."""
 
 
 @dataclass(frozen=True)
@@ -69,34 +57,24 @@ class ProfileRequest:
     layouts: tuple[tuple[int, int], ...] = ()
     ends: bool = False
 
-    @classmethod
-    def from_env(cls) -> ProfileRequest | None:
-        """What the environment asks for."""
-        text = os.environ.get(STEP_PROFILE, "")
-        if not text.startswith("{"):
-            return cls(text) if text else None
-        values = json.loads(text)
-        values["algorithms"] = tuple(values["algorithms"])
-        values["layouts"] = tuple((nodes, ranks) for nodes, ranks in values["layouts"])
-        return cls(**values)
-
 
 _TAKEN: list[Any] = []
 """Profiles being taken: one a process."""
 
 
-def began(session: Flushed) -> None:
+def began(session: TrainingSession) -> None:
     """Profile this session's training, if that was asked for and no other's was."""
-    request = None if _TAKEN else ProfileRequest.from_env()
+    request = None if _TAKEN else requested(STEP_PROFILE, ProfileRequest)
     if request is not None and session.options.optimizers:
-        _TAKEN.append(_Taking(session, session.options, request))
+        _TAKEN.append(_Taking(session, request))
 
 
 class _Taking:
     """Waits for the steps, and takes the profile behind the last of them."""
 
-    def __init__(self, session: Flushed, spec: AttachSpec, request: ProfileRequest) -> None:
-        self._session, self._spec, self._request = session, spec, request
+    def __init__(self, session: TrainingSession, request: ProfileRequest) -> None:
+        self._session, self._request = session, request
+        self._spec = spec = session.options
         self._timer = StepTimer(spec.model.module, spec.optimizers, spec.named)
         self._stepped = 0
         self._handle: Any = spec.optimizers[-1].register_step_post_hook(lambda *_: self._after_step())

@@ -31,7 +31,6 @@ class StepTimes:
         data, forward, backward, optimizer: see `StepProfile`.
         ready: by parameter, from the end of the forward pass until its gradient was there.
         wall: the whole step by the clock, with what it waited for.
-        process: processor time of all threads of the process in it.
         waited: in `data`, how long the main thread did not run.
         exchanging: by the clock, from the last gradient until the optimizer's step begins: an exchange that
             is not hidden.
@@ -47,7 +46,6 @@ class StepTimes:
     optimizer: float = 0.0
     ready: dict[str, float] = field(default_factory=dict)
     wall: float = 0.0
-    process: float = 0.0
     waited: float = 0.0
     exchanging: float = 0.0
     between: float = 0.0
@@ -61,7 +59,6 @@ class _Clocks:
 
     own: float
     wall: float
-    process: float
 
 
 class StepTimer:
@@ -112,7 +109,7 @@ class StepTimer:
         self._handles.clear()
 
     def _now(self) -> _Clocks:
-        return _Clocks(self._own(), time.perf_counter(), time.process_time())
+        return _Clocks(self._own(), time.perf_counter())
 
     def _forward_begins(self) -> None:
         self._forward, self._ready = self._now(), {}
@@ -146,7 +143,6 @@ class StepTimer:
                 optimizer=now.own - stepping.own,
                 ready=self._ready,
                 wall=now.wall - before.wall,
-                process=now.process - before.process,
                 waited=max(0.0, data - (forward.own - before.own)),
                 exchanging=stepping.wall - last.wall,
                 between=stepping.own - last.own,

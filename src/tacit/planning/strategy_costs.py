@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tacit.kernels.dispatch import warm_up_for
 from tacit.planning.footprint import footprint
 from tacit.planning.profile import BucketCost, LevelCost, Profile, StrategyCost
-from tacit.planning.simulation.echo import EchoTransport, Layout
+from tacit.planning.simulation.echo import EchoTransport
 from tacit.planning.simulation.rehearsal import TRAINING, LevelScript, rehearse
 from tacit.replicas.rounds_after_step import OptimizerHook
 from tacit.session import Session
@@ -53,12 +53,11 @@ def measured_cost(
     """
     if tensors is not None:
         profile.check_model(tensors)
-    layout = Layout(nodes, ranks)
-    scripts = rehearse(strategy, profile, nodes, ranks).levels
-    leader = Schedule(scripts[-1].strategy, TRAINING)
+    scripts = rehearse(strategy, profile, nodes, ranks)
+    leaders = [Schedule(scripts[-1].strategy, TRAINING) for _ in scripts[1:]]
     levels = [
-        _level(script, layout, _copies(profile, tensors), leader if number + 1 < len(scripts) else None)
-        for number, script in enumerate(scripts)
+        _level(script, EchoTransport(nodes, ranks), _copies(profile, tensors), leader)
+        for script, leader in zip(scripts, [*leaders, None], strict=True)
     ]
     return StrategyCost(strategy.name, nodes, ranks, tuple(levels))
 
@@ -75,12 +74,11 @@ def _normal(*shape: int) -> Tensor:
 
 
 def _level(
-    script: LevelScript, layout: Layout, named: dict[str, Tensor], leader: Schedule | None
+    script: LevelScript, echo: EchoTransport, named: dict[str, Tensor], leader: Schedule | None
 ) -> LevelCost:
     """Measure a level. `leader`: the schedule of the farthest level, if this is another."""
     if script.strategy.subject == "nothing":
         return LevelCost(tuple(BucketCost(each.numel, (0.0, 0.0)) for each in script.buckets))
-    echo = EchoTransport(layout)
     with warm_up_for("cpu"):
         session = Session(
             script.strategy,

@@ -143,7 +143,7 @@ class _Asking:
         network = _network(self.facts.links, profile, options.group.size(), ring.rate, ring.latency)
         teller = self._teller(profile, network)
         present = teller.foretold(strategy)
-        buckets = rehearse(strategy, profile, network.nodes, network.ranks).levels[-1].buckets
+        buckets = rehearse(strategy, profile, network.nodes, network.ranks)[-1].buckets
         self.facts = replace(self.facts, buckets=len(buckets), bucket_bytes=profile.bucket_bytes)
         if present is None:
             raise ConfigError(f"{strategy.name!r} cannot be foretold")

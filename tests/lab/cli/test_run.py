@@ -253,8 +253,8 @@ def crossing(algorithm: str, shape: tuple[int, int]) -> int:
     """Bytes that leave a node of two in a step of a model of one matrix, by the planner."""
     parameter = ParamReady("module.weight", shape, "float32", 0.0)
     profile = Profile(StepProfile(0, 0, 1, 0, (parameter,)), 25 << 20, 1, 1, 4, 0, 0, 0, 0)
-    (level,) = rehearse(parse(algorithm), profile, 2, 2).levels
-    return sum(bucket.crossing for bucket in level.buckets)
+    (level,) = rehearse(parse(algorithm), profile, 2, 2)
+    return sum(each.crossing for bucket in level.buckets for each in bucket.messages)
 
 
 # ---- an algorithm without effect ----------------------------------------------------------------------

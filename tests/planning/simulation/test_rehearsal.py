@@ -60,7 +60,7 @@ def test_so_it_is_with_all_others(algorithm: str) -> None:
 def same_messages(algorithm: str) -> None:
     profile = made.profile()
     for nodes, ranks in ((4, 1), (2, 2)):
-        scripts = rehearse(parse(algorithm), profile, nodes, ranks).levels
+        scripts = rehearse(parse(algorithm), profile, nodes, ranks)
         cost = measured_cost(parse(algorithm), profile, nodes, ranks)
         for script, level in zip(scripts, cost.levels, strict=True):
             rehearsed = [(each.numel, len(each.messages) + 1) for each in script.buckets]
@@ -78,8 +78,8 @@ def test_a_variance_that_is_kept_takes_the_memory_of_a_model() -> None:
 
 
 def crossing(algorithm: str, nodes: int, ranks: int) -> int:
-    levels = rehearse(parse(algorithm), made.profile(), nodes, ranks).levels
-    return sum(bucket.crossing for level in levels for bucket in level.buckets)
+    levels = rehearse(parse(algorithm), made.profile(), nodes, ranks)
+    return sum(each.crossing for level in levels for bucket in level.buckets for each in bucket.messages)
 
 
 def test_a_ring_leaves_each_node_once() -> None:
@@ -93,10 +93,10 @@ def test_slices_and_turns_of_a_node_cross_once() -> None:
     size = made.profile().model_bytes
     slices, turns = (f"ednncomm:sync_every=4,by={by}" for by in ("slices", "turns"))
     for text in (slices, turns):
-        levels = rehearse(parse(text), made.profile(), 2, 2).levels
-        far = sum(bucket.crossing for bucket in levels[-1].buckets)
+        levels = rehearse(parse(text), made.profile(), 2, 2)
+        far = sum(each.crossing for bucket in levels[-1].buckets for each in bucket.messages)
         assert far == pytest.approx(size, abs=16), text
-        assert sum(bucket.crossing for bucket in levels[0].buckets) == 0
+        assert sum(each.crossing for bucket in levels[0].buckets for each in bucket.messages) == 0
 
 
 def test_a_cost_of_a_larger_cluster_is_on_the_line_of_two_smaller_ones() -> None:

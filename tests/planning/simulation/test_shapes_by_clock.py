@@ -26,7 +26,7 @@ def profile(nbytes: int) -> Profile:
 def seconds(word: str, nbytes: int, nodes: int, ranks: int = 1, latency: float = ALPHA) -> float:
     """How long the messages of one exchange take, each behind the one before it."""
     network = made.network(nodes, ranks, RATE, latency=latency)
-    (level,) = rehearse(parse(f"dense:topology={word}"), profile(nbytes), nodes, ranks).levels
+    (level,) = rehearse(parse(f"dense:topology={word}"), profile(nbytes), nodes, ranks)
     clock = Clock(cores=8.0)
 
     def exchange() -> Generator[Activity, None, None]:

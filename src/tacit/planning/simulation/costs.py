@@ -63,7 +63,7 @@ def _stretched(segments: tuple[float, ...], count: int) -> tuple[float, ...]:
 
 def without_cost(strategy: AnyStrategy, profile: Profile, nodes: int, ranks: int) -> StrategyCost:
     """The cost of a strategy whose own work took no time."""
-    scripts = rehearse(strategy, profile, nodes, ranks).levels
+    scripts = rehearse(strategy, profile, nodes, ranks)
     levels = [
         LevelCost(tuple(BucketCost(each.numel, (0.0,) * (len(each.messages) + 1)) for each in script.buckets))
         for script in scripts

@@ -93,40 +93,18 @@ class _Answered:
         return self.value
 
 
-@dataclass
-class EchoTransport:
+@dataclass(frozen=True)
+class EchoTransport(Layout):
     """One rank of a cluster whose peers give what it gives.
 
     A message is put together and taken apart as for torch.distributed; nothing is sent.
 
     Attributes:
-        layout: of the cluster.
         marks: of each answered collective the key of its exchange, and the process's processor time when it
             was posted and when its answer was taken. What the echo itself takes lies between the two.
     """
 
-    layout: Layout
-    marks: list[tuple[str, float, float]] = field(default_factory=list)
-
-    @property
-    def nodes(self) -> Sequence[Sequence[int]]:
-        """See `Layout`."""
-        return self.layout.nodes
-
-    def open(self, stages: Mapping[str, int]) -> None:
-        """Nothing to do."""
-
-    def ranks(self, axis: str) -> Sequence[int]:
-        """See `Layout`."""
-        return self.layout.ranks(axis)
-
-    def place(self, axis: str) -> AxisRank:
-        """See `Layout`."""
-        return self.layout.place(axis)
-
-    def global_rank(self, replica: int) -> int:
-        """See `Layout`."""
-        return self.layout.global_rank(replica)
+    marks: list[tuple[str, float, float]] = field(default_factory=list, compare=False)
 
     def post(self, request: Collective, stage: int, key: str) -> Posted:
         """Answer it.

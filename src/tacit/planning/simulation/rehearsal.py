@@ -21,7 +21,6 @@ __all__ = [
     "BucketScript",
     "LevelScript",
     "NodeMessage",
-    "Rehearsal",
     "ddp_buckets",
     "level_buckets",
     "rehearse",
@@ -65,11 +64,6 @@ class BucketScript:
     messages: tuple[NodeMessage, ...]
     part: int = 0
 
-    @property
-    def crossing(self) -> int:
-        """Bytes that leave the busiest node."""
-        return sum(each.crossing for each in self.messages)
-
 
 @dataclass(frozen=True)
 class LevelScript:
@@ -81,15 +75,6 @@ class LevelScript:
 
     strategy: Strategy
     buckets: tuple[BucketScript, ...]
-
-
-@dataclass(frozen=True)
-class Rehearsal:
-    """A strategy on a cluster, near to far."""
-
-    strategy: AnyStrategy
-    layout: Layout
-    levels: tuple[LevelScript, ...]
 
 
 def ddp_buckets(profile: Profile) -> list[list[str]]:
@@ -119,17 +104,16 @@ def level_buckets(strategy: Strategy, profile: Profile) -> list[tuple[int, list[
     ]
 
 
-def rehearse(strategy: AnyStrategy, profile: Profile, nodes: int, ranks: int) -> Rehearsal:
-    """Run every exchange of a round dry, as the ranks of a node would take part in it.
+def rehearse(strategy: AnyStrategy, profile: Profile, nodes: int, ranks: int) -> tuple[LevelScript, ...]:
+    """Run every exchange of a round dry, as the ranks of a node would take part in it; by level, near to far.
 
     Raises:
         ConfigError: the strategy does not fit this model or this number of ranks.
     """
     layout = Layout(nodes, ranks)
-    levels = tuple(
+    return tuple(
         _level(each, profile, layout, replicated=number > 0) for number, each in enumerate(strategy.levels)
     )
-    return Rehearsal(strategy, layout, levels)
 
 
 def _level(strategy: Strategy, profile: Profile, layout: Layout, replicated: bool) -> LevelScript:

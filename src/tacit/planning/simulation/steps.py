@@ -10,9 +10,8 @@ from tacit.planning.profile import Profile
 from tacit.planning.simulation.clock import Activity, Network
 from tacit.planning.simulation.costs import CostOf
 from tacit.planning.simulation.lane import ClockJob, ClockLane
-from tacit.planning.simulation.rehearsal import TRAINING, LevelScript, Rehearsal
+from tacit.planning.simulation.rehearsal import TRAINING, LevelScript
 from tacit.planning.simulation.timeline import MAIN, WAITING, ClockTimeline, Simulated
-from tacit.rounds import Renewals
 from tacit.session.schedule import Schedule
 
 __all__ = ["simulate"]
@@ -42,16 +41,11 @@ class _Level:
 class _Rank:
     """The rank that stands for all."""
 
-    def __init__(
-        self, rehearsal: Rehearsal, profile: Profile, costs: Sequence[CostOf], network: Network
-    ) -> None:
+    def __init__(self, costs: Sequence[CostOf], profile: Profile, network: Network) -> None:
         self._profile, self._timeline = profile, ClockTimeline(profile, network)
-        schedules = [Schedule(script.strategy, TRAINING) for script in rehearsal.levels]
-        for schedule in schedules[:-1]:
-            schedule.follow(schedules[-1])
         self._levels = [
-            _Level(script, cost, schedule, ClockLane(self._timeline))
-            for script, cost, schedule in zip(rehearsal.levels, costs, schedules, strict=True)
+            _Level(cost.script, cost, schedule, ClockLane(self._timeline))
+            for cost, schedule in zip(costs, _schedules(costs), strict=True)
         ]
 
     def run(self, first: int, steps: int) -> Simulated:
@@ -155,41 +149,40 @@ class _Rank:
         self._timeline.note(MAIN, WAITING, begun)
 
 
-def simulate(rehearsal: Rehearsal, profile: Profile, costs: Sequence[CostOf], network: Network) -> Simulated:
+def simulate(costs: Sequence[CostOf], profile: Profile, network: Network) -> Simulated:
     """Run a strategy for a few steps, or for as many as its rounds take to come round.
 
     Args:
-        rehearsal: its buckets and messages on this cluster.
-        costs: of each level.
+        costs: of each level, with its buckets and messages on this cluster.
         network: links and processors of the cluster.
     """
-    rank = _Rank(rehearsal, profile, costs, network)
-    first = _first(rehearsal)
-    return rank.run(first, _cycle(rehearsal, first))
+    first = _first(costs)
+    return _Rank(costs, profile, network).run(first, _cycle(costs, first))
 
 
-def _first(rehearsal: Rehearsal) -> int:
+def _schedules(costs: Sequence[CostOf]) -> list[Schedule]:
+    schedules = [Schedule(cost.script.strategy, TRAINING) for cost in costs]
+    for schedule in schedules[:-1]:
+        schedule.follow(schedules[-1])
+    return schedules
+
+
+def _first(costs: Sequence[CostOf]) -> int:
     """The step from which the strategy does what it does for most of the training."""
     firsts = [0]
-    for script in rehearsal.levels:
-        rounds = script.strategy.rounds
-        starts = Schedule(script.strategy, TRAINING).phase_starts
-        firsts += [rounds.start_step, *starts[1:2]]
-        variance, overlap = script.strategy.variance, script.strategy.overlap
-        firsts.append(variance.freeze_step if isinstance(variance, Renewals) else 0)
-        firsts.append(overlap.warmup_steps)
+    for strategy in (cost.script.strategy for cost in costs):
+        starts = Schedule(strategy, TRAINING).phase_starts
+        frozen = 0 if strategy.renewals is None else strategy.renewals.freeze_step
+        firsts += [strategy.rounds.start_step, *starts[1:2], frozen, strategy.overlap.warmup_steps]
     return max(firsts)
 
 
-def _cycle(rehearsal: Rehearsal, first: int) -> int:
+def _cycle(costs: Sequence[CostOf], first: int) -> int:
     """So many steps make whole periods of all levels and parts."""
-    schedules = [Schedule(script.strategy, TRAINING) for script in rehearsal.levels]
-    for schedule in schedules[:-1]:
-        schedule.follow(schedules[-1])
     periods = [
         _period(schedule, first, part)
-        for schedule, script in zip(schedules, rehearsal.levels, strict=True)
-        for part in range(script.strategy.parts)
+        for schedule, cost in zip(_schedules(costs), costs, strict=True)
+        for part in range(cost.script.strategy.parts)
     ]
     longest = max(periods)
     return longest * -(-_FEWEST // longest)
