@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from tacit import described
 from tacit.algorithms import parse
 from tacit.algorithms.auto import CANDIDATES, candidates
 from tacit.api.auto import step_seconds
@@ -46,7 +47,7 @@ def test_a_pause_does_not_count_and_a_period_counts_as_a_whole() -> None:
 
 def test_a_choice_goes_to_json_and_back() -> None:
     choice = Choice("bf16", "half the bytes", 0.25, (("ddp", 0.5), ("bf16", 0.25), ("daso", None)))
-    assert Choice.from_json(choice.to_json()) == choice
+    assert described.read(choice.to_json(), Choice) == choice
     with pytest.raises(ConfigError, match="seconds=0 is not a finite number above 0"):
         Choice("bf16", "half the bytes", 0)
 

@@ -26,7 +26,7 @@ from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks.every_step import behind_steps
 from tacit.planning.culprits import diagnosed
 from tacit.planning.diagnosis import Diagnosis, Facts, RankSteps
-from tacit.planning.requests import TrainingSession, requested
+from tacit.planning.requests import TimedSession, requested
 from tacit.planning.step_profiler import cores, machine
 from tacit.planning.step_timer import StepTimer, StepTimes
 from tacit.planning.what_if import considered
@@ -63,7 +63,7 @@ _ASKED: list[Any] = []
 """Diagnoses that the environment has asked for: one a process."""
 
 
-def began(session: TrainingSession) -> None:
+def began(session: TimedSession) -> None:
     """Diagnose this session's training, if that was asked for and no other's was."""
     request = None if _ASKED else requested(DIAGNOSE, DiagnoseRequest)
     if request is not None and session.options.optimizers:
@@ -87,7 +87,7 @@ class Diagnosing:
     """
 
     def __init__(
-        self, session: TrainingSession, steps: int | None = None, request: DiagnoseRequest | None = None
+        self, session: TimedSession, steps: int | None = None, request: DiagnoseRequest | None = None
     ) -> None:
         _check(session.options, steps)
         self.result: Diagnosis | None = None

@@ -11,12 +11,12 @@ from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.links import Links
 
-__all__ = ["TrainingSession", "requested"]
+__all__ = ["TimedSession", "requested"]
 
 R = TypeVar("R")
 
 
-class TrainingSession(Protocol):
+class TimedSession(Protocol):
     """The session whose steps are timed.
 
     Attributes:

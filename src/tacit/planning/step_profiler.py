@@ -27,7 +27,7 @@ from tacit.errors import TacitError
 from tacit.files import spared
 from tacit.model.trained_model import TrainedModel, local, locals_of
 from tacit.planning.profile import Profile, StrategyCost
-from tacit.planning.requests import TrainingSession, requested
+from tacit.planning.requests import TimedSession, requested
 from tacit.planning.step_timer import StepTimer
 from tacit.planning.strategy_costs import measured_cost
 from tacit.transports.probing import RingCost, ring_cost
@@ -62,7 +62,7 @@ _TAKEN: list[Any] = []
 """Profiles being taken: one a process."""
 
 
-def began(session: TrainingSession) -> None:
+def began(session: TimedSession) -> None:
     """Profile this session's training, if that was asked for and no other's was."""
     request = None if _TAKEN else requested(STEP_PROFILE, ProfileRequest)
     if request is not None and session.options.optimizers:
@@ -72,7 +72,7 @@ def began(session: TrainingSession) -> None:
 class _Taking:
     """Waits for the steps, and takes the profile behind the last of them."""
 
-    def __init__(self, session: TrainingSession, request: ProfileRequest) -> None:
+    def __init__(self, session: TimedSession, request: ProfileRequest) -> None:
         self._session, self._request = session, request
         self._spec = spec = session.options
         self._timer = StepTimer(spec.model.module, spec.optimizers, spec.named)
