@@ -29,13 +29,13 @@ from torch import Tensor, nn
 
 from graphed import GraphedGradients
 from tacit.attaching.assembly import fully_named
-from tacit.attaching.learning_rates import Rates
 from tacit.gradients.ddp_hook import SETTLED
 from tacit.levels.kinds import kind_of
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks import momentum
 from tacit.overlap import Delayed
+from tacit.session.learning_rates import Rates
 from tacit.strategy import AnyStrategy
 from tacit.transports.loopback import Loopback, LoopbackTransport
 from tacit_lab.recipes.recipe import Batch, Recipe
@@ -214,7 +214,7 @@ class Worker:
 
     def _exchange(self) -> None:
         session = self.near.session
-        session.pending.discard()
+        session.pending.begin_anew()
         if session.round == SETTLED:
             session.rebucket(_as_ddp_fills_them(self.named))
         there = next(iter(self.named.values())).device

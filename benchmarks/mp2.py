@@ -212,14 +212,15 @@ def _round_seconds(text: str, rounds: int) -> tuple[float, int, float]:
     from tacit import algorithms
     from tacit.replicas.rounds_after_step import OptimizerHook
     from tacit.rounds import Every
-    from tacit.session import Session
+    from tacit.session import Session, Training
     from tacit.transports.loopback import Loopback, LoopbackTransport
     from tacit_lab.recipes.digits import Digits
 
     torch.set_num_threads(1)
     (level,) = algorithms.parse(text).levels
     named = {name: p.detach() for name, p in Digits().model(0).named_parameters()}
-    session = Session(level, named, LoopbackTransport(Loopback(1), 0), [[*named]], lr=lambda: 0.1)
+    training = Training(rates=lambda: dict.fromkeys(named, 0.1))
+    session = Session(level, named, LoopbackTransport(Loopback(1), 0), [[*named]], training=training)
     door = OptimizerHook(session, named)
     seconds: list[float] = []
     while len(seconds) < rounds:

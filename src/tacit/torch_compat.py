@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -179,11 +180,6 @@ class ShutdownNotice(dist.ProcessGroup):
 # ---- DDP, and other modules ---------------------------------------------------------------------------
 
 
-def in_join(model: object) -> bool:
-    """Whether a DDP model's forward and backward take part in torch's `Join`; by `_join_config`."""
-    return isinstance(model, DistributedDataParallel) and bool(model._join_config.enable)
-
-
 def reduces_in_python(model: object) -> bool:
     """Whether compiled autograd reduces gradients, one by one; by `_use_python_reducer`, if torch has it."""
     return bool(getattr(model, "_use_python_reducer", False))
@@ -258,6 +254,9 @@ at_end_of_backward: Callable[[Callable[[], None]], None] = (
 """Has a function called in backward's thread when the graph is done; by `Variable._execution_engine`.
 
 To be called in backward. What is queued while these are called, is called behind them."""
+
+in_join: Callable[[DistributedDataParallel], bool] = attrgetter("_join_config.enable")
+"""Whether a DDP model's forward and backward take part in torch's `Join`; by `_join_config`."""
 
 in_function_mode: Callable[[], int] = torch._C._len_torch_function_stack
 """How many function modes, as that of another default device, are on."""

@@ -15,10 +15,10 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 import tacit
 from tacit.attaching.arguments import ddp_of, optimizers_of
 from tacit.attaching.discarding import no_wish
-from tacit.attaching.learning_rates import Rates
 from tacit.attaching.requirements import optimizers
 from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks.momentum import planned
+from tacit.session.learning_rates import Rates
 
 
 class Accelerated(Optimizer):
@@ -106,7 +106,6 @@ def test_what_does_not_fit_the_strategy_is_refused_by_name() -> None:
     assert refused(relative, *names) == {"slowmo", "qsr", "adacomm"}
     for unrated in (relative, Optimizer(model.parameters(), {"size": 0.1})):
         assert Rates([unrated], named)() == {"weight": 0.0, "bias": 0.0}
-        assert Rates([unrated], named).largest() == 0.0
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 
-from tacit.attaching.learning_rates import RateHistory, Rates
+from tacit.attaching.rate_history import RateHistory
 from tacit.failure.store_comparison import DIFFERENT, StepComparison
+from tacit.session.learning_rates import Rates
 
 
 def named() -> dict[str, nn.Parameter]:
@@ -23,7 +24,7 @@ def test_each_parameter_has_the_rate_of_its_group_now() -> None:
     optimizer = SGD([{"params": [p["a"]]}, {"params": [p["b"], p["c"]], "lr": 0.5}], lr=0.1)
     rates = Rates([optimizer], p)
     assert rates() == {"a": 0.1, "b": 0.5, "c": 0.5, "d": 0.0}
-    assert rates.largest() == 0.5
+    assert max(rates().values()) == 0.5
     StepLR(optimizer, 1, gamma=0.1)
     for group in optimizer.param_groups:
         group["lr"] *= 0.1
@@ -34,7 +35,7 @@ def test_groups_that_are_added_count_and_groups_of_others_do_not() -> None:
     p, other = named(), nn.Parameter(torch.zeros(3))
     optimizer = SGD([{"params": [other], "lr": 9.0}, {"params": [p["a"]], "lr": 0.2}])
     rates = Rates([optimizer], p)
-    assert rates.largest() == 0.2
+    assert max(rates().values()) == 0.2
     optimizer.add_param_group({"params": [p["d"]], "lr": 0.3})
     assert rates() == {"a": 0.2, "b": 0.0, "c": 0.0, "d": 0.3}
     optimizer.param_groups[1]["params"].append(p["b"])
@@ -48,7 +49,7 @@ def test_a_loaded_state_has_new_groups_and_rates_are_theirs() -> None:
     saved["param_groups"][0]["lr"] = 0.7
     rates = Rates([optimizer], p)
     optimizer.load_state_dict(saved)
-    assert rates.largest() == 0.7
+    assert max(rates().values()) == 0.7
 
 
 def test_several_optimizers_and_rates_that_are_tensors() -> None:
@@ -60,7 +61,7 @@ def test_several_optimizers_and_rates_that_are_tensors() -> None:
 
 def test_without_an_optimizer_there_is_none() -> None:
     assert Rates([], named())() == dict.fromkeys("abcd", 0.0)
-    assert Rates([], {}).largest() == 0.0
+    assert not Rates([], {})()
 
 
 # ---- of all ranks --------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from tacit.compressors import (
 from tacit.compressors.wrappers import Part
 from tacit.contracts import Compressor, Context, Matrix, Outcome, State, Topology
 from tacit.errors import ConfigError
-from tacit.session import Session
+from tacit.session import Session, Training
 from tacit.strategy import Strategy
 from tacit.topologies import Flat, GlobalTopK, Hierarchical, TwoPhase
 from tacit.topologies.two_phase import SECOND
@@ -173,8 +173,10 @@ class Trained:
                 NAMED,
                 LoopbackTransport(net, rank),
                 [["c", "b", "a"]],
-                rates=lambda: rates(self.step),
-                idle=None if used is always else lambda name, rank=rank: not used(rank, self.step, name),
+                training=Training(
+                    rates=lambda: rates(self.step),
+                    idle=None if used is always else lambda name, rank=rank: not used(rank, self.step, name),
+                ),
             )
             for rank in range(net.world)
         ]
@@ -402,7 +404,7 @@ def test_a_failed_round_does_not_rescale() -> None:
             xs = [torch.randn(10_100) for _ in trained.sessions]
             trained.net.run([s.open(0, x) for s, x in zip(trained.sessions, xs, strict=True)])
             for session in trained.sessions:
-                session.pending.discard()
+                session.pending.begin_anew()
         trained.run(2)
         return trained
 

@@ -23,7 +23,7 @@ from tacit.gradients.ddp_hook import GradientHook
 from tacit.kernels import dispatch
 from tacit.replicas.fragments import fragments
 from tacit.replicas.rounds_after_step import OptimizerHook
-from tacit.session import Session
+from tacit.session import Session, Training
 from tacit.session.buckets import group_names
 from tacit.session.device_rounds import DeviceRounds
 from tacit.session.health.device_notes import BucketHealth, DeviceReport, mark
@@ -314,16 +314,13 @@ class Backward:
         buckets = [bucket for part in parts for bucket in group_names(part, self.named, 1000)]
         self.session = Session(
             *(self.strategy, self.named, Twin(), buckets),
-            lr=lambda: LR,
-            rates=self.rates,
+            training=Training(rates=self.rates),
             device=None if in_stream else torch.device("cpu"),
             in_stream=in_stream,
         )
         self._queued: list[Callable[[], None]] = []
         patch.setattr(ddp_hook, "_future", lambda buffer: Future(gpu))
-        patch.setattr(
-            ddp_hook, "after_backward", lambda call, before=lambda: None: self._queued.extend([before, call])
-        )
+        patch.setattr(ddp_hook, "at_end_of_backward", self._queued.append)
         self.buffers = [
             torch.zeros(sum(self.named[name].numel() for name in names), device=gpu.device)
             for names in BUCKETS
@@ -347,9 +344,8 @@ class Backward:
             future.wait()
         for gradient, buffer in zip(self.gradients, self.buffers, strict=True):
             gradient.copy_(buffer)  # as DDP does, where gradients are no views of its buckets
-        for call in self._queued:
-            call()
-        self._queued.clear()
+        while self._queued:
+            self._queued.pop(0)()
 
     def step(self) -> None:
         if self.gradient is not None and not self.session.strategy.late:
@@ -495,7 +491,7 @@ def test_a_device_that_stands_still_is_overdue() -> None:
     lanes = Lanes(Twin(), torch.device("cpu"), True, SessionFailure(), "topk")
     assert not lanes.overdue(0)
     lane: Any = lanes.buckets
-    lanes.posted_at = time.monotonic() - 5
+    lane.submitted_at = time.monotonic() - 5
     assert not lanes.overdue(4)
     asked = []
     lane.stream = SimpleNamespace(query=lambda: bool(asked.append(1)))

@@ -17,7 +17,7 @@ from tacit.replicas.buffers import ReplicaBuffers
 from tacit.replicas.fragments import fragments
 from tacit.replicas.replica import LiveTensors
 from tacit.replicas.rounds_after_step import OptimizerHook
-from tacit.session import Session
+from tacit.session import Session, Training
 from tacit.session.buckets import group_names
 from tacit.stores.messages import Message
 from tacit.stores.protocol import FrameKind
@@ -137,8 +137,7 @@ class Normed:
             WithServer(self.net, rank, services),
             buckets,
             policy=lambda name, _: strategy.compressor if name in named else None,
-            lr=lambda: max(rates.values()),
-            schedule_state=self._memory,
+            training=Training(rates=lambda: rates, schedule_state=self._memory),
         )
         names = [name for name, _ in module.named_buffers()]
         buffers = None if apart else ReplicaBuffers(session, LiveTensors(module, names), self._share(rank))

@@ -17,7 +17,7 @@ from tacit.algorithms import parse
 from tacit.checkpoint import session_state
 from tacit.replicas.fragments import fragments
 from tacit.replicas.rounds_after_step import OptimizerHook
-from tacit.session import Session
+from tacit.session import Session, Training
 from tacit.session.buckets import group_names
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.loopback import Loopback, LoopbackTransport
@@ -105,8 +105,7 @@ class Crew:
             transport,
             buckets,
             policy=lambda *_: strategy.compressor,
-            lr=lambda: LR,
-            schedule_state=schedule_state,
+            training=Training(rates=lambda: dict.fromkeys(named, LR), schedule_state=schedule_state),
         )
         door = OptimizerHook(session, named, share, lambda: dict.fromkeys(named, LR))
         return Replica(named, session, door, strategy)

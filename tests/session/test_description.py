@@ -8,7 +8,7 @@ import torch
 import tacit
 from cases import for_each
 from tacit.algorithms import ALGORITHMS, parse
-from tacit.session import Session
+from tacit.session import Session, Training
 from tacit.session.description import one_line
 from tacit.strategy import Strategy
 from tacit.topologies import Flat, TwoPhase
@@ -29,7 +29,7 @@ def session(strategy: Strategy) -> Session:
         NAMED,
         LoopbackTransport(Loopback(4, AXES), 0),
         LOTS,
-        schedule_state=KNOWN,
+        training=Training(schedule_state=KNOWN),
     )
 
 

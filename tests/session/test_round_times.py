@@ -67,7 +67,7 @@ def test_asking_for_facts_is_waiting_for_the_round_that_is_under_way() -> None:
 
     def waits(replica: Replica) -> bool:
         return any(
-            flight.timer.waits(time.perf_counter()) for flight in [*replica.session.pending._pending.values()]
+            flight.waits(time.perf_counter()) for flight in [*replica.session.pending.by_bucket.values()]
         )
 
     def late(rank: int, replica: Replica) -> None:

@@ -12,7 +12,7 @@ from tacit.algorithms import parse
 from tacit.compressors import BF16, Dense, Partition, TopK
 from tacit.errors import AttachError, NonFinite
 from tacit.kernels.dispatch import active_backend
-from tacit.session import Session
+from tacit.session import Session, Training
 from tacit.session.buckets import group_names, make_buckets
 from tacit.session.health.nonfinite import NonfiniteChecks
 from tacit.session.health.nonfinite_origin import Origin
@@ -28,7 +28,9 @@ class Group:
     def __init__(self, algorithm: str, peers: int = 3, seed: int = 0) -> None:
         self.net = Loopback(peers)
         self.sessions = [
-            Session(parse(algorithm), NAMED, LoopbackTransport(self.net, r), LOTS, seed=seed)
+            Session(
+                parse(algorithm), NAMED, LoopbackTransport(self.net, r), LOTS, training=Training(seed=seed)
+            )
             for r in range(peers)
         ]
 
@@ -81,7 +83,7 @@ def test_a_round_that_fails_leaves_no_trace() -> None:
     with pytest.raises(NonFinite, match=r"gradient of b on rank 2"):
         group.exchange(1, xs)
     for session in group.sessions:
-        session.pending.discard()
+        session.pending.begin_anew()
     assert equal(group.states(), before)
     # and the next round is as if the failed one had never been
     other = Group("topk:ratio=0.1")

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from in_threads import in_threads
 from tacit.algorithms import parse
 from tacit.attaching.assembly import fully_named
-from tacit.attaching.learning_rates import Rates
 from tacit.levels.kinds import kind_of
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks import momentum
 from tacit.overlap import Delayed
+from tacit.session.learning_rates import Rates
 from tacit.transports.loopback import Loopback, LoopbackTransport
 
 SETTLED = 3
@@ -92,7 +92,7 @@ class Member:
         session = self.near.session
         if self.near.gradient is None or not session.communicates():
             return
-        session.pending.discard()
+        session.pending.begin_anew()
         here = [[slot.name for slot in bucket.slices] for bucket in session.buckets]
         if session.round >= SETTLED and here != layout:
             session.rebucket(layout)

@@ -13,21 +13,20 @@ from tacit.attaching import epoch_length
 from tacit.attaching.agreement import agree
 from tacit.attaching.assembly import levels_of, links_for
 from tacit.attaching.failures import Failures
-from tacit.attaching.learning_rates import RateHistory, Rates
+from tacit.attaching.rate_history import RateHistory
 from tacit.attaching.step_hooks import StepHooks
 from tacit.contracts import LinkRates
 from tacit.errors import AttachError, CheckpointError, TacitError
 from tacit.failure import exit
 from tacit.failure.bounded_store import host_store, store_host
-from tacit.gradients.backward_checks import SyncedBackwards
-from tacit.gradients.ddp_hook import HookDispatcher, no_exchange
+from tacit.gradients.ddp_hook import HookDispatcher, SyncedBackwards, no_exchange
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.model.frozen_check import FrozenCheck
 from tacit.model.parameter_sample import ParameterSample
 from tacit.model.torch_modes import shielded
 from tacit.optimizer_hooks import momentum
-from tacit.torch_compat import in_join
+from tacit.session.learning_rates import Rates
 from tacit.transports.process_groups import ranks_of
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class ActiveStrategy:
         # A replica that moves on its own may pass over steps of its own with a scaler.
         own_steps = spec.scaler is not None and spec.periodic
         mark = tuple if spec.periodic else ParameterSample(spec.named).mark
-        compared = optimizers and not own_steps and not in_join(model)
+        compared = optimizers and not own_steps and not spec.in_join
         self._notes = RateHistory(rates, mark) if compared else None
         self._frozen, backwards = FrozenCheck(model), SyncedBackwards(model)
         self._hooks = StepHooks(spec, self.levels, backwards, self._frozen, self._notes)

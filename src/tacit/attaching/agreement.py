@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tacit.attaching.learning_rates import Rates
 from tacit.contracts import ScheduleState
 from tacit.errors import AttachError, of_ranks
 from tacit.kernels.payloads import FORMAT
 from tacit.levels.spec import AttachSpec, is_periodic
 from tacit.model.trained_model import TrainedModel, locals_of
 from tacit.session.buckets import Policy, choice, exempting
+from tacit.session.learning_rates import Rates
 from tacit.strategy import AnyStrategy
 from tacit.transports.process_groups import gathered, ranks_of
 

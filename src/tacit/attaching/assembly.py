@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tacit.attaching.learning_rates import Rates
 from tacit.contracts import NODE, WORLD, LinkRates, made_for
 from tacit.errors import AttachError
 from tacit.levels.kinds import kind_of
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
+from tacit.session.learning_rates import Rates
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.process_groups import gathered, ranks_of
 

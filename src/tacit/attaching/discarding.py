@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from tacit.attaching.failures import Failures
 from tacit.errors import AttachError
-from tacit.gradients.backward_checks import linear
+from tacit.gradients.accumulation import linear
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
-from tacit.torch_compat import in_join
 
 WRITE = "call it once, behind a step's last backward and before optimizer.step"
 _COUNT = 20
@@ -42,7 +41,7 @@ def why_not(spec: AttachSpec, levels: Sequence[Level]) -> str | None:
             "nobody waits for anybody, so that ranks cannot agree on a step: attach an algorithm in which "
             "they wait for each other, such as 'dense'"
         )
-    if in_join(spec.model):
+    if spec.in_join:
         return "in torch's Join ranks take different numbers of steps: give all the same number of batches"
     if near.subject != "gradient":
         return None

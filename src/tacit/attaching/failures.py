@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from tacit.attaching.learning_rates import RateHistory
+from tacit.attaching.rate_history import RateHistory
 from tacit.errors import NonFinite, PeerLost, RoundError, TacitError, first_line
 from tacit.failure.barrier import StepsReached
 from tacit.failure.detector import FailureDetector, Member, PostedCount, RankProgress
-from tacit.gradients.backward_checks import SyncedBackwards, untouched
+from tacit.gradients.ddp_hook import SyncedBackwards
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.strategy import Strategy
-from tacit.torch_compat import default_store
+from tacit.torch_compat import default_store, sequence_number
 from tacit.transports.process_groups import abort, rank_in
 
 _log = logging.getLogger("tacit")
@@ -199,7 +199,9 @@ class Failures:
         farthest = self._levels[-1].session if self._levels else None
         steps = 0 if farthest is None else farthest.nonfinite.global_step(farthest.step)
         if self._spec.leaves_ddp_alone:
-            return untouched(self._spec.model, steps)
+            if self._spec.in_join:
+                return StepsReached(0)  # there ranks may take different numbers of steps
+            return StepsReached(steps, sequence_number(self._spec.group))
         begun = sum(level.begun for level in self._levels)
         # With a scaler the ranks ask each other in backward, before a round begins.
         return StepsReached(steps, begun + (self._backwards.begun if self._spec.scaled else 0))

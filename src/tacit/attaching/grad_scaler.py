@@ -20,7 +20,7 @@ from tacit.exchange.joined_requests import average_, gather
 from tacit.gradients.ddp_hook import Answer, BucketFuture, after_backward
 from tacit.levels.level import Level
 from tacit.session import Session
-from tacit.torch_compat import GradBucket, scale_on_device
+from tacit.torch_compat import GradBucket, at_end_of_backward, scale_on_device
 
 
 class ScaledSteps:
@@ -59,6 +59,7 @@ class ScaledSteps:
 
     def around(self, answer: Answer) -> Answer:
         """The same answer to DDP's hook, with the attempt counted when backward ends."""
+        ended = after_backward(self._end)
 
         def counted(bucket: GradBucket) -> BucketFuture:
             if bucket.index() == 0:
@@ -67,7 +68,7 @@ class ScaledSteps:
                 self._overflow = not bool(bucket.buffer().isfinite().all())
             future = answer(bucket)
             if bucket.is_last():
-                after_backward(self._end)
+                at_end_of_backward(ended)
             return future
 
         return counted

@@ -15,7 +15,7 @@ from tacit.attaching import epoch_length
 from tacit.contracts import WORLD
 from tacit.environment import SERVERS
 from tacit.errors import AttachError
-from tacit.gradients.backward_checks import refuse_join
+from tacit.gradients.ddp_hook import joined
 from tacit.levels.device_placement import check_backend, device_of
 from tacit.levels.spec import AttachSpec
 from tacit.model.frozen_check import refuse_sparse
@@ -110,7 +110,8 @@ def model(spec: AttachSpec) -> Iterator[str]:
     if subjects == {"nothing"}:
         return
     model, named, gradients = spec.model, spec.named, "gradient" in subjects
-    refuse_join(model)
+    if spec.in_join:
+        raise joined()
     check_backend(spec.group, device_of(named))
     if gradients and reduces_in_python(model):
         yield (

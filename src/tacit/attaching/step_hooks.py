@@ -10,16 +10,10 @@ from torch.optim import Optimizer
 
 from tacit.attaching.discarding import why_not
 from tacit.attaching.epoch_length import BackwardPasses
-from tacit.attaching.learning_rates import RateHistory
+from tacit.attaching.rate_history import RateHistory
 from tacit.errors import AttachError
-from tacit.gradients.backward_checks import AccumulationCheck, SyncedBackwards, linear
-from tacit.gradients.ddp_hook import (
-    Answer,
-    BucketFuture,
-    HookDispatcher,
-    no_exchange,
-    plain_mean,
-)
+from tacit.gradients.accumulation import AccumulationCheck, linear
+from tacit.gradients.ddp_hook import Answer, HookDispatcher, SyncedBackwards, no_exchange, plain_mean
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.model.frozen_check import FrozenCheck
@@ -28,7 +22,6 @@ from tacit.model.torch_modes import shielded
 from tacit.optimizer_hooks.closures import with_gradients
 from tacit.optimizer_hooks.seen_steps import SeenSteps
 from tacit.session import Session
-from tacit.torch_compat import GradBucket
 from tacit.transports.process_groups import rank_in
 
 if TYPE_CHECKING:
@@ -156,6 +149,7 @@ class StepHooks:
         spec, near = self._spec, self._levels[0]
         self._undo.append(lambda: dispatcher.use(plain_mean(spec.group)))
         answer: Answer = near.gradient or no_exchange
+        ended = None
         if near.gradient is not None and spec.ddp is not None and self._refuses_sums():
             scaled, unseen = self._scaled is not None, not spec.optimizers
             possible = not near.session.config.in_stream and why_not(spec, self._levels) is None
@@ -167,12 +161,13 @@ class StepHooks:
             stepped = self._accumulating.stepped
             for each in spec.optimizers:  # one of several may step more seldom
                 self._handles.append(each.register_step_post_hook(lambda *_: stepped()))
-            answer = self._accumulating.around(answer)
+            ended = self._accumulating.note_exchanged
         if self._scaled is not None:
             answer = self._scaled.around(answer)
+        self.backwards.answer_by(answer, ended)
         if self._seen is not None:
-            answer = self._watched(answer, self._seen)
-        dispatcher.use(self.backwards.around(answer))
+            self.backwards.look(self._refuse_unseen, self._seen.refuse)
+        dispatcher.use(self.backwards)
         if spec.sharded is not None:
             from tacit.fsdp.gradients import ShardedGradients
 
@@ -185,21 +180,14 @@ class StepHooks:
         """What was loaded before the first step is where all replicas begin."""
         self._levels[-1].take_loaded()
 
-    def _watched(self, answer: Answer, seen: SeenSteps) -> Answer:
-        """The same answer; parameters that move and no step are an error in the tenth backward."""
-        far, name = self._levels[-1], self._spec.strategy.name
-
-        def watched(bucket: GradBucket) -> BucketFuture:
-            if bucket.index() == 0:
-                seen.synchronises()
-                if seen.unseen() and far.has_moved:
-                    raise AttachError(
-                        f"the parameters have moved between backward passes, and {name!r} has seen no step "
-                        "of the optimizers that it was given: give attach those whose step() moves them"
-                    )
-            return answer(bucket)
-
-        return seen.noting(watched)
+    def _refuse_unseen(self) -> None:
+        """Refuse parameters that move by no step that was seen."""
+        if self._levels[-1].has_moved:
+            raise AttachError(
+                "the parameters have moved between backward passes, and "
+                f"{self._spec.strategy.name!r} has seen no step of the optimizers that it was given: give "
+                "attach those whose step() moves them"
+            )
 
     def _refuses_sums(self) -> bool:
         """Whether a gradient on top of a mean is refused; delayed means look at the optimizer's steps."""
@@ -225,7 +213,7 @@ class StepHooks:
     def _take_back(self) -> None:
         for level in self._levels:
             level.discard()
-        self.backwards.stepped()
+        self.backwards.discarded()
         if self._passes is not None:
             self._passes.discarded()
 

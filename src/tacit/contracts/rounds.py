@@ -36,6 +36,8 @@ class Rounds(ABC):
     """Whether gradients may be exchanged by them, as none is lost in steps that no round follows."""
     every_step: ClassVar[bool] = False
     """Whether a round follows every step that has to have one for replicas to stay equal."""
+    always: ClassVar[bool] = False
+    """Whether a round follows every step, and is applied at once, whatever the schedule state."""
     phased: ClassVar[bool] = False
     """Whether answers are applied at once in some phases of training, and late in others. A round starts
     before an answer that is due after the same step is applied."""

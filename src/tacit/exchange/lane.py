@@ -7,14 +7,17 @@ done when they are launched (NCCL on a CUDA stream).
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
 
 from tacit import ranges
 from tacit.contracts import Collective, Posted, Request, Transport, stage_of
+from tacit.torch_compat import is_profiling
 
 
 @dataclass(eq=False)
@@ -40,15 +43,12 @@ class Job:
     stages: Counter[str] = field(default_factory=Counter)
     ended: bool = False
 
-    def start(self) -> None:
-        """Make the exchange."""
-        self.exchange = self.open()
-
     def advance(self) -> bool:
-        """Go on with the answer to what was posted, up to the next request; False at the end."""
+        """Begin it, or go on with the answer to what was posted, up to the next request; False at the end."""
+        if self.exchange is None:
+            self.exchange = self.open()
         posted, self.posted = self.posted, None
         answer = None if posted is None else posted.answer()
-        assert self.exchange is not None
         try:
             request = self.exchange.send(answer)
         except StopIteration as end:
@@ -113,6 +113,9 @@ class Lane:
         transport: takes the messages.
         explain: turns a failure into the error that is given to the jobs.
         name: the algorithm's, for the profiler.
+
+    Attributes:
+        submitted: how many jobs it was given; `submitted_at`: when the last of them.
     """
 
     def __init__(
@@ -121,6 +124,7 @@ class Lane:
         self._transport = transport
         self._name = name
         self._explain = explain
+        self.submitted, self.submitted_at = 0, time.monotonic()
         self._events: SimpleQueue[Job] = SimpleQueue()
         self._turn = threading.Lock()
         self._under_way: deque[Job] = deque()
@@ -128,13 +132,16 @@ class Lane:
         self._open = 0
         self._idle = threading.Condition()
         self._calls: SimpleQueue[bool] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="tacit-lane", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def submit(self, job: Job) -> None:
         """Put a job at the end of the lane."""
         with self._idle:
             self._open += 1
+            self.submitted, self.submitted_at = self.submitted + 1, time.monotonic()
+            if self._thread is None and not job.inline:
+                self._thread = threading.Thread(target=self._run, name="tacit-lane", daemon=True)
+                self._thread.start()
         self._happened(job)
 
     def flush(self) -> None:
@@ -144,10 +151,11 @@ class Lane:
 
     def close(self) -> None:
         """Drain the lane and end its thread."""
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             self.flush()
             self._calls.put(False)
             self._thread.join()
+            self._thread = None
 
     def _run(self) -> None:
         while self._calls.get():
@@ -174,14 +182,19 @@ class Lane:
         if self._failure is not None:
             self._end(job, self._failure)
             return
-        self._attempt(self._start if job.posted is None else self._resume, job)
+        self._attempt(self._advance, job, "start" if job.exchange is None else "resume")
         for held in tuple(self._under_way):
             if held.request is not None and self._failure is None:
                 self._attempt(self._post_in_turn, held)
 
-    def _attempt(self, step: Callable[[Job], None], job: Job) -> None:
+    def _attempt(self, step: Callable[[Job], None], job: Job, phase: str = "") -> None:
+        """Take the step; `phase`: of the exchange, for the profiler."""
         try:
-            step(job)
+            if phase and is_profiling():
+                with ranges.within(self._name, phase):
+                    step(job)
+            else:
+                step(job)
         except BaseException as error:
             self._failure = self._explain(error)
             pending = [*self._under_way] if job in self._under_way else [*self._under_way, job]
@@ -189,17 +202,9 @@ class Lane:
             for each in pending:
                 self._end(each, self._failure)
 
-    def _start(self, job: Job) -> None:
-        with ranges.within(self._name, "start"):
-            job.start()
-            self._under_way.append(job)
-            self._advance(job)
-
-    def _resume(self, job: Job) -> None:
-        with ranges.within(self._name, "resume"):
-            self._advance(job)
-
     def _advance(self, job: Job) -> None:
+        if job.exchange is None:
+            self._under_way.append(job)
         if not job.advance():
             self._under_way.remove(job)
             self._done()
@@ -208,11 +213,14 @@ class Lane:
         request = job.request
         assert request is not None
         where = stage_of(request)
-        if not in_turn(job, where, self._under_way):
+        if job is not self._under_way[0] and not in_turn(job, where, self._under_way):
             return
-        with ranges.within(self._name, f"post_{type(request).__name__.lower()}_{request.axis}"):
+        if is_profiling():
+            with ranges.within(self._name, f"post_{type(request).__name__.lower()}_{request.axis}"):
+                posted = job.post(self._transport, where)
+        else:
             posted = job.post(self._transport, where)
-        posted.on_done(lambda: self._happened(job))
+        posted.on_done(partial(self._happened, job))
 
     def _end(self, job: Job, error: BaseException) -> None:
         if not job.ended:  # else it failed earlier, and this is the event of its last answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -29,6 +30,9 @@ class StreamLane:
         explain: turns a failure into the error that is given to the jobs.
         device: whose stream; on the CPU there is none, and all is done at once.
         name: the algorithm's, for the profiler.
+
+    Attributes:
+        submitted: how many jobs it was given; `submitted_at`: when the last of them.
     """
 
     def __init__(
@@ -40,12 +44,14 @@ class StreamLane:
     ) -> None:
         self._transport, self._explain, self._name = transport, explain, name
         self._device = device
+        self.submitted, self.submitted_at = 0, time.monotonic()
         self._failure: BaseException | None = None
         cuda: Any = torch.cuda
         self.stream = cuda.Stream(device) if device.type == "cuda" else None
 
     def submit(self, job: Job) -> None:
         """Launch all of it, behind what this thread has launched so far."""
+        self.submitted, self.submitted_at = self.submitted + 1, time.monotonic()
         if self._failure is None:
             if self.stream is not None:
                 self.stream.wait_stream(torch.cuda.current_stream(self._device))

@@ -19,14 +19,15 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit import ranges
-from tacit.errors import AttachError
+from tacit.errors import AttachError, TacitError
 from tacit.gradients.bucket_layout import Piece, SliceCopy, Whole, pieces
 from tacit.model.frozen_check import misfit, sparse
 from tacit.model.not_copied import NotCopied, OnlyHere
 from tacit.model.torch_modes import shielded
+from tacit.model.trained_model import TrainedModel
 from tacit.session import Session
 from tacit.session.buckets import divided
-from tacit.torch_compat import GradBucket, at_end_of_backward
+from tacit.torch_compat import GradBucket, at_end_of_backward, in_join, is_profiling
 from tacit.transports.process_groups import sum_
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 BucketFuture = torch.futures.Future[Tensor]
 Answer = Callable[[GradBucket], BucketFuture]
 
+UNSEEN = 10
+"""Backward passes without a step, after which it is looked whether parameters have moved all the same."""
 SETTLED = 3
 """The round from which buckets are DDP's buckets. DDP fills one bucket in its first iteration and others from
 the second on; changing at a fixed round is the same whether or not a run was resumed before it."""
@@ -119,6 +122,73 @@ def _future(value: Tensor) -> BucketFuture:
         return torch.futures.Future()
     future: BucketFuture = torch.futures.Future(devices=[value.device])
     return future
+
+
+# ---- counting and checking backward passes ---------------------------------------------------------------
+
+
+class SyncedBackwards:
+    """Answers DDP's hook, counts the backward passes in which DDP synchronises, and has them checked.
+
+    Attributes:
+        begun: how many there were.
+        since: how many there were since the last step, or since one was discarded.
+    """
+
+    def __init__(self, model: TrainedModel) -> None:
+        self._ddp = model if isinstance(model, DistributedDataParallel) else None
+        self._answer: Answer = no_exchange
+        self._look: Callable[[], None] | None = None
+        self._refused: Callable[[TacitError], None] | None = None
+        self._ended: Callable[[], None] | None = None
+        self.begun = self.since = self._stepped_at = 0
+
+    def answer_by(self, answer: Answer, ended: Callable[[], None] | None) -> None:
+        """Answer by this function; `ended` is called when the graph of a backward is done."""
+        self._answer, self._ended = answer, ended
+
+    def look(self, unseen: Callable[[], None], refused: Callable[[TacitError], None]) -> None:
+        """Call `unseen` in the tenth backward without a step, the twentieth and so on.
+
+        `refused` is given what `unseen`, and the answer, raise.
+        """
+        self._look, self._refused = unseen, refused
+
+    def __call__(self, bucket: GradBucket) -> BucketFuture:
+        """DDP's communication hook: a future with the bucket."""
+        first = bucket.index() == 0
+        if first:
+            if self._ddp is not None and in_join(self._ddp):
+                raise joined()
+            self.begun += 1
+            self.since += 1
+        try:
+            if first and self._look is not None and (self.begun - self._stepped_at) % UNSEEN == 0:
+                self._look()
+            if self._ended is not None and bucket.is_last():
+                at_end_of_backward(self._ended)
+            return self._answer(bucket)
+        except TacitError as error:
+            if self._refused is not None:
+                self._refused(error)
+            raise
+
+    def stepped(self) -> None:
+        """Note a step."""
+        self.since, self._stepped_at = 0, self.begun
+
+    def discarded(self) -> None:
+        """Note that a step is discarded, in place of `stepped`."""
+        self.since = 0
+
+
+def joined() -> AttachError:
+    """The error for torch's `Join`: a rank without data would call the hook outside of backward."""
+    return AttachError(
+        "torch's Join context (model.join()) is at work on this model, and only plain 'ddp' can work "
+        "with it: give every rank the same number of batches (DistributedSampler(..., drop_last=True)), "
+        "or attach 'ddp'. After such a context, write Join([model], enable=False): torch leaves it on"
+    )
 
 
 # ---- from buckets to buckets -----------------------------------------------------------------------------
@@ -207,7 +277,7 @@ class GradientHook:
             self._widths |= each
         self._names = {id(p): name for name, p in named.items()}
         self._copies = _host_copies(session, named)
-        self._routes: dict[tuple[int, ...], list[Piece]] = {}
+        self._routes: dict[tuple[int, ...], tuple[int, list[Piece]]] = {}
         self._routed = session.buckets
         self._staged: dict[int, _Staged] = {}
         self._flats: dict[int, Tensor] = {}
@@ -219,6 +289,9 @@ class GradientHook:
         self.late = _delayed_means(session)
         """If means are applied a step late: their buffers. All buckets are copied then."""
         self._counts_steps = self._communicates = False
+        self._inside = session.lanes.inside if self._copies is None else self._copies.inside
+        self._waiting: AbstractContextManager[object] | None = None
+        self._done = after_backward(self._ended, self._wait)
 
     def count_steps(self) -> None:
         """Count the end of each backward as a step, as no optimizer is known."""
@@ -226,45 +299,49 @@ class GradientHook:
 
     def __call__(self, ddp_bucket: GradBucket) -> BucketFuture:
         """The hook's answer: a future that holds the bucket, with means in place of gradients."""
-        session = self._session
+        session, buffer, last = self._session, ddp_bucket.buffer(), ddp_bucket.is_last()
         if session.failure.error is not None:
             session.failure.raise_first()
-        if ddp_bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing():
+        if buffer.is_cuda and torch.cuda.is_current_stream_capturing():
             raise AttachError(
                 f"a CUDA graph is being captured, and its replays would not exchange by "
                 f"{session.strategy.name!r}, as they run no Python: capture without backward, or attach a "
                 "strategy that averages parameters, such as 'diloco', whose rounds are outside of the graph"
             )
-        if ddp_bucket.index() == 0:
+        first = ddp_bucket.index() == 0
+        if first:
             self._communicates = session.communicates()
         if not self._communicates:
             return no_exchange(ddp_bucket)
         parameters = ddp_bucket.parameters()
-        if ddp_bucket.buffer().is_sparse:
+        if buffer.is_sparse:
             raise sparse(self._names.get(id(parameters[0]), "a parameter"), session.strategy.name)
-        if ddp_bucket.index() == 0:
+        if first:
             self._begin()
         if self._share != 1.0:
-            ddp_bucket.buffer().mul_(self._share)
-        route = self._route(parameters, ddp_bucket.buffer().dtype)
-        if ddp_bucket.is_last():
-            self._check_arrived()
-        self._note(parameters, ddp_bucket.is_last())
-        late = self.late is not None and self.late.late
-        buckets = 0 if late else len({part.bucket for part in route})
-        inside = session.lanes.inside if self._copies is None else self._copies.inside
+            buffer.mul_(self._share)
+        key = tuple(map(id, parameters))
+        if key not in self._routes:
+            self._routes[key] = self._route(parameters, buffer.dtype)
+        buckets, route = self._routes[key]
+        self._arrived.update(key)
+        if last and len(self._arrived) < len(self._names):
+            raise misfit([name for i, name in self._names.items() if i not in self._arrived], "unfrozen")
+        if not self.fixed and session.pending.finished < SETTLED:
+            self._note(parameters, last)
+        late, inside = self.late is not None and self.late.late, self._inside
         if late:  # DDP gets the mean of the step before, which is there
-            inside = nullcontext
-        waiting = _DdpBucket(ddp_bucket.buffer(), _future(ddp_bucket.buffer()), 1 + buckets, inside)
+            buckets, inside = 0, nullcontext
+        waiting = _DdpBucket(buffer, _future(buffer), 1 + buckets, inside)
         for part in route:
             if isinstance(part, Whole):
-                session.submit(part.bucket, waiting.buffer[part.start : part.stop], waiting.completed)
+                session.submit(part.bucket, buffer[part.start : part.stop], waiting.completed)
             else:
                 self._stage(part, waiting)
-        if ddp_bucket.is_last():
+        if last:
             if not late:
                 session.pending.wait_from_now()
-            after_backward(self._ended, self._wait)
+            at_end_of_backward(self._done)
         waiting.completed()
         return waiting.future
 
@@ -275,11 +352,14 @@ class GradientHook:
             self.late.resume()
 
     def _wait(self) -> None:
-        self._waiting = ranges.within(self._session.strategy.name, "wait")
-        self._waiting.__enter__()
+        if is_profiling():
+            self._waiting = ranges.within(self._session.strategy.name, "wait")
+            self._waiting.__enter__()
 
     def _ended(self) -> None:
-        self._waiting.__exit__(None, None, None)
+        if self._waiting is not None:
+            self._waiting.__exit__(None, None, None)
+            self._waiting = None
         if self._session.failure.error is not None:
             self._session.failure.raise_first()
         if self._used is not None:
@@ -293,8 +373,7 @@ class GradientHook:
         session = self._session
         if self.late is not None:
             self.late.begin()
-        session.pending.verify()
-        session.pending.discard()
+        session.pending.begin_anew()
         self._staged.clear()
         self._seen = []
         self._arrived = set()
@@ -310,8 +389,6 @@ class GradientHook:
 
     def _note(self, parameters: list[Tensor], last: bool) -> None:
         """Note DDP's layout, which is final in the round before the session takes over DDP's buckets."""
-        if self.fixed or self._session.pending.finished >= SETTLED:
-            return
         if self._fresh:
             self._fresh = not last
             return
@@ -319,30 +396,22 @@ class GradientHook:
         if last:
             self.layout = self._seen
 
-    def _route(self, parameters: list[Tensor], dtype: torch.dtype) -> list[Piece]:
-        key = tuple(map(id, parameters))
-        if key not in self._routes:
-            places, start = {}, 0
-            strange = [
-                f"a parameter of shape {tuple(p.shape)}" for p in parameters if id(p) not in self._names
-            ]
-            if strange:
-                raise misfit(strange, "frozen")
-            for p in parameters:
-                places[self._names[id(p)]] = start
-                start += self._widths[self._names[id(p)]]
-            copied = self.late is not None or self._copies is not None
-            self._routes[key] = [
-                part
-                for i, bucket in enumerate(self._session.buckets)
-                for part in pieces(i, bucket, places, copied or bucket.dtype != dtype)
-            ]
-        self._arrived.update(key)
-        return self._routes[key]
-
-    def _check_arrived(self) -> None:
-        if len(self._arrived) < len(self._names):
-            raise misfit([name for i, name in self._names.items() if i not in self._arrived], "unfrozen")
+    def _route(self, parameters: list[Tensor], dtype: torch.dtype) -> tuple[int, list[Piece]]:
+        """How many of the session's buckets have these parameters, and the spans or copies that make them."""
+        places, start = {}, 0
+        strange = [f"a parameter of shape {tuple(p.shape)}" for p in parameters if id(p) not in self._names]
+        if strange:
+            raise misfit(strange, "frozen")
+        for p in parameters:
+            places[self._names[id(p)]] = start
+            start += self._widths[self._names[id(p)]]
+        copied = self.late is not None or self._copies is not None
+        route = [
+            part
+            for i, bucket in enumerate(self._session.buckets)
+            for part in pieces(i, bucket, places, copied or bucket.dtype != dtype)
+        ]
+        return len({part.bucket for part in route}), route
 
     def _flat(self, i: int) -> Tensor:
         """The buffer of a bucket; the same in all rounds if the session never takes over DDP's buckets."""
@@ -392,15 +461,17 @@ class GradientHook:
             ddp_bucket.completed()
 
 
-def after_backward(call: Callable[[], None], before: Callable[[], None] | None = None) -> None:
-    """Call a function in the thread of backward, after DDP has taken all answers; backward raises its errors.
+def after_backward(call: Callable[[], None], before: Callable[[], None] | None = None) -> Callable[[], None]:
+    """What `at_end_of_backward` is to call, so that `call` is called after DDP has taken all answers.
 
-    `before` is called when the graph is done, before DDP waits for the answers.
+    The thread of backward calls it, and raises its errors. `before` is called when the graph is done, before
+    DDP waits for the answers.
     """
+    call = shielded(call)
 
     def done() -> None:
-        at_end_of_backward(shielded(call))
+        at_end_of_backward(call)
         if before is not None:
             before()
 
-    at_end_of_backward(done)
+    return done

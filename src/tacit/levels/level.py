@@ -13,7 +13,7 @@ from tacit.kernels.dispatch import warm_up_for
 from tacit.levels.device_placement import placed, transport_for
 from tacit.levels.spec import AttachSpec
 from tacit.model.trained_model import locals_of
-from tacit.session import Session
+from tacit.session import Session, Training
 from tacit.session.buckets import fitting, group_names, most_bytes
 from tacit.strategy import Strategy
 from tacit.timelines import PlannedMessage
@@ -130,7 +130,7 @@ class Level(ABC):
         bucket_lr: Callable[[str], float] | None = None,
     ) -> None:
         """Make the session; `tensors`: the parameters, and what travels with them."""
-        spec, placing, rates = self._spec, self.placing, self._rates
+        spec, placing = self._spec, self.placing
         first = next(iter(spec.named.values()), None)
         with warm_up_for(first.device.type if placing.in_stream and first is not None else "cpu"):
             self.session = Session(
@@ -139,15 +139,17 @@ class Level(ABC):
                 self.transport,
                 buckets,
                 self._policy,
-                schedule_state=spec.schedule_state,
-                rates=rates,
-                idle=idle,
-                seed=spec.seed,
-                trained=spec.named,
-                device=placing.device,
-                in_stream=placing.in_stream,
-                bucket_lr=bucket_lr,
-                replicated_in_node=spec.named if spec.replicated_in_node else (),
+                Training(
+                    rates=self._rates,
+                    bucket_lr=bucket_lr,
+                    schedule_state=spec.schedule_state,
+                    idle=idle,
+                    trained=spec.named,
+                    replicated_in_node=spec.named if spec.replicated_in_node else (),
+                    seed=spec.seed,
+                ),
+                placing.device,
+                placing.in_stream,
             )
 
     # ---- while it is at work --------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tacit.model.sharded_model import Reduction, ShardedModel
 from tacit.model.trained_model import TrainedModel
 from tacit.session.buckets import Policy
 from tacit.strategy import AnyStrategy
-from tacit.torch_compat import timeout_of
+from tacit.torch_compat import in_join, timeout_of
 from tacit.transports.process_groups import ranks_of
 
 
@@ -109,6 +109,11 @@ class AttachSpec:
         near = self.strategy.levels[0]
         unweighted = self.weight is None and self.scaler is None
         return unweighted and near.topology.scope == NODE and near.rounds.every_step
+
+    @property
+    def in_join(self) -> bool:
+        """Whether torch's `Join` context is at work on the model: ranks may take unequally many steps."""
+        return self.ddp is not None and in_join(self.ddp)
 
     @property
     def scaled(self) -> bool:

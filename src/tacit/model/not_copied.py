@@ -13,7 +13,7 @@ _NOTHING = nullcontext().__exit__
 """Takes whatever it is called with, and returns None."""
 
 
-class OnlyHere:
+class OnlyHere(partial[Any]):
     """A hook that a copy of the model has another function for: one that does nothing, if none is given.
 
     A pickle names nothing of tacit, and so can be read where that is not installed.
@@ -23,13 +23,14 @@ class OnlyHere:
         in_copies: what a copy has; taken by pickle by its name.
     """
 
-    def __init__(self, call: Callable[..., Any], in_copies: Callable[..., Any] = _NOTHING) -> None:
-        self._call, self._in_copies = call, in_copies
-        update_wrapper(self, call)
+    def __new__(cls, call: Callable[..., Any], in_copies: Callable[..., Any] = _NOTHING) -> OnlyHere:
+        """A partial function without arguments of its own: calling it adds no frame to a step."""
+        made = super().__new__(cls, call)
+        made._in_copies = in_copies
+        update_wrapper(made, call)
+        return made
 
-    def __call__(self, *args: Any) -> Any:
-        """Call the hook."""
-        return self._call(*args)
+    _in_copies: Callable[..., Any]
 
     def __deepcopy__(self, memo: object) -> Callable[..., Any]:
         """What a copy has."""

@@ -12,15 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit.errors import AttachError, TacitError
-from tacit.gradients.backward_checks import SyncedBackwards, has_gradient
+from tacit.gradients.accumulation import has_gradient
+from tacit.gradients.ddp_hook import SyncedBackwards
 from tacit.model.not_copied import OnlyHere
 from tacit.optimizer_hooks.closures import closure_of
 from tacit.optimizer_hooks.every_step import before_steps
 
 Given = ParamSpec("Given")
 T = TypeVar("T")
-UNSEEN = 10
-"""Backward passes without a step, after which it is looked whether parameters have moved all the same."""
 
 
 class SeenSteps:
@@ -59,7 +58,7 @@ class SeenSteps:
         self._none: dict[int, bool] = {}
         self._stepping: Optimizer | None = None
         self._others: WeakSet[Optimizer] = WeakSet()
-        self._alone = False
+        self._alone_behind = -1
         self._moved: Callable[[], str] = lambda: ""
         self._handles: list[Any] = [before_steps(self.noting(self._refuse_others))]
         for each in optimizers:
@@ -82,10 +81,14 @@ class SeenSteps:
             try:
                 return call(*args, **kwargs)
             except TacitError as error:
-                self.refused = error
+                self.refuse(error)
                 raise
 
         return noted
+
+    def refuse(self, error: TacitError) -> None:
+        """Note the error for which a step is not taken."""
+        self.refused = error
 
     @property
     def is_half_taken(self) -> bool:
@@ -157,17 +160,14 @@ class SeenSteps:
 
         `moved`: asked where gradients were not exchanged: what DDP does not follow, and what to do.
         """
-        self._moved = moved
+        self._moved, backwards = moved, self._backwards
+        assert backwards is not None
 
         def before(*_: Any) -> None:
             if not model.require_backward_grad_sync and torch.is_grad_enabled():
-                self._alone = True
+                self._alone_behind = backwards.begun
 
         self._handles.append(model.register_forward_pre_hook(OnlyHere(before)))
-
-    def synchronises(self) -> None:
-        """To be called as a backward begins in which DDP synchronises: it exchanges those before it too."""
-        self._alone = False
 
     def refuse_own_gradients(self, optimizer: Optimizer) -> None:
         """To be called before a step by gradients that all ranks are to share.
@@ -177,7 +177,9 @@ class SeenSteps:
         """
         assert self._backwards is not None
         never = self._backwards.begun == self._begun[id(optimizer)]
-        if (never or self._alone) and _has_gradients(optimizer):
+        # One that synchronises exchanges what was computed alone before it, too.
+        alone = self._backwards.begun == self._alone_behind
+        if (never or alone) and _has_gradients(optimizer):
             why = self._moved() or (
                 "compute the loss by calling the DistributedDataParallel, and not model.module, and leave "
                 "model.no_sync() out of the last backward of a step, which then exchanges those before it too"
@@ -186,12 +188,6 @@ class SeenSteps:
                 f"a step is about to be taken by gradients that {self._name!r} has not exchanged, as DDP did "
                 f"not call its hook in the last backward, and replicas would drift apart: {why}"
             )
-
-    def unseen(self) -> bool:
-        """Whether ten backward passes, or twenty and so on, have begun since a step was seen."""
-        assert self._backwards is not None
-        since = self._backwards.begun - max(self._begun.values(), default=0)
-        return since > 0 and since % UNSEEN == 0
 
 
 def _inside(optimizer: Optimizer) -> list[object]:

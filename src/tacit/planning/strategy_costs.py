@@ -17,7 +17,7 @@ from tacit.planning.profile import BucketCost, LevelCost, Profile, StrategyCost
 from tacit.planning.simulation.echo import EchoTransport
 from tacit.planning.simulation.rehearsal import TRAINING, LevelScript, rehearse
 from tacit.replicas.rounds_after_step import OptimizerHook
-from tacit.session import Session
+from tacit.session import Session, Training
 from tacit.session.schedule import Schedule
 from tacit.strategy import AnyStrategy
 
@@ -85,10 +85,11 @@ def _level(
             named,
             echo,
             [list(each.names) for each in script.buckets],
-            lr=lambda: 0.01,
-            rates=lambda: dict.fromkeys(named, 0.01),
-            schedule_state=TRAINING,
-            replicated_in_node=named if script.strategy.subject == "delta" and leader is None else (),
+            training=Training(
+                rates=lambda: dict.fromkeys(named, 0.01),
+                schedule_state=TRAINING,
+                replicated_in_node=named if script.strategy.subject == "delta" and leader is None else (),
+            ),
         )
     if leader is not None:
         session.schedule.follow(leader)

@@ -16,6 +16,7 @@ class EveryStep(Rounds):
 
     for_gradients: ClassVar[bool] = True
     every_step: ClassVar[bool] = True
+    always: ClassVar[bool] = True
 
     @property
     def summary(self) -> str:

@@ -18,8 +18,8 @@ from tacit.session.buckets import Bucket
 from tacit.session.exchange_plan import SessionConfig
 from tacit.session.health.device_notes import MEANS, BucketHealth
 from tacit.session.health.nonfinite import NonfiniteChecks, first_infinite
+from tacit.session.learning_rates import Rescaling
 from tacit.session.pending_rounds import PendingRound
-from tacit.session.rescaling import Rescaling
 from tacit.transports.meter import counted
 
 
@@ -85,7 +85,7 @@ class BucketExchanges:
             told=hidden or self._independent or self._mixes,
             shown=not self._independent and topology.encodes_first and bucket.compressor.shows_nonfinite,
             narrow=bucket.dtype.itemsize < 4,
-            replicated_in_node=self._config.replicated_in_node.issuperset(bucket.names),
+            replicated_in_node=bucket.names.issubset(self._config.training.replicated_in_node),
         )
 
     def open(self, i: int, x: Tensor, pending: PendingRound, out: Tensor) -> Generator[Request, Any, Outcome]:
@@ -154,8 +154,8 @@ class BucketExchanges:
         health: Tensor | None = None,
     ) -> Generator[Request, Any, Outcome]:
         checks, when = self._checks[i], pending.context
-        if self._config.bucket_lr is not None:
-            when = {**when, "lr": self._config.bucket_lr(checks.bucket.name)}
+        if (bucket_lr := self._config.training.bucket_lr) is not None:
+            when = {**when, "lr": bucket_lr(checks.bucket.name)}
         rescale: Factors = ()
         if pending.rates and self._rescaling is not None:
             rescale = self._rescaling.factors(checks.bucket, pending.rates)

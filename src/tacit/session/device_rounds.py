@@ -18,8 +18,8 @@ from tacit.session.health.device_notes import BucketHealth, DeviceReport, Health
 from tacit.session.health.failure import SessionFailure
 from tacit.session.health.nonfinite import NonfiniteChecks, first_infinite
 from tacit.session.lanes import Lanes, Open
+from tacit.session.learning_rates import Rescaling
 from tacit.session.pending_rounds import PendingRound, PendingRounds
-from tacit.session.rescaling import Rescaling
 from tacit.session.stats import CommStats
 
 
@@ -56,14 +56,18 @@ class DeviceRounds(PendingRounds):
         """Use these notes of the present buckets from now on."""
         self._healths = healths
 
-    def _ended(self, pending: PendingRound) -> None:
+    def _ended(self, pending: PendingRound, seconds: tuple[float, float] | None = None) -> None:
         with self._lanes.inside():
             noted = [(i, self._healths[i]) for i in pending.buckets]
             pending.report_from(DeviceReport(noted, pending.began))
         self._unverified.append(pending)
 
-    def _under_way(self) -> Iterable[PendingRound]:
-        return [*self._pending.values(), *self._unverified]
+    def wait_from_now(self) -> None:
+        self._wait_from_now([*self.by_bucket.values(), *self._unverified])
+
+    def _wait_from_now(self, rounds: Iterable[PendingRound]) -> None:
+        for pending in rounds:
+            pending.waits_on(self._device)
 
     def wait(self, pending: PendingRound) -> None:
         """Wait until the device has run the round. Only the host waits, and not for later rounds."""
@@ -89,7 +93,7 @@ class DeviceRounds(PendingRounds):
         self._checked.discard(pending)
         self._unverified.remove(pending)
         assert pending.device_report is not None
-        self._keep(pending, pending.device_report.seconds())
+        super()._ended(pending, pending.device_report.seconds())
 
     def _check(self, pending: PendingRound) -> None:
         if pending in self._checked:
@@ -160,8 +164,6 @@ class DeviceRounds(PendingRounds):
         self._lanes.join()
         return torch.stack([self._healths[i].broken for i in self._unverified[-1].buckets]).any()
 
-    def discard(self) -> None:
-        """Forget the results of an unfinished round, and the rounds that were not verified."""
-        self._unverified.clear()
-        self._checked.clear()
-        super().discard()
+    def begin_anew(self) -> None:
+        self.verify()
+        super().begin_anew()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from tacit.contracts import (
     Context,
     MixingTopology,
     NodeTopology,
+    ScheduleState,
     ServerTopology,
     Spans,
     Topology,
@@ -38,6 +39,30 @@ class Coordinate(NamedTuple):
 
     near: AxisRank
     here: AxisRank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The facts of a training that its session needs.
+
+    Attributes:
+        rates: reads the present learning rate of each parameter that has one.
+        bucket_lr: reads the learning rate of a bucket by its name, if not all have the same.
+        schedule_state: further values that the rounds need (`Rounds.needs`).
+        idle: see `SessionContext`.
+        trained: the names of the parameters that DDP would exchange; None: all.
+        replicated_in_node: the parameters that are equal on all ranks of a node after every step, unless the
+            rounds let them diverge.
+        seed: part of every random draw.
+    """
+
+    rates: Callable[[], Mapping[str, float]] = dict
+    bucket_lr: Callable[[str], float] | None = None
+    schedule_state: ScheduleState = field(default_factory=dict)
+    idle: Callable[[str], bool] | None = None
+    trained: Collection[str] | None = None
+    replicated_in_node: Collection[str] = ()
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,17 +155,19 @@ class SessionConfig:
     Attributes:
         strategy: with the topology that is at work.
         context: the tensors, the transport, and where exchanges run.
-        bucket_lr: reads the learning rate of a bucket by its name, where not all have the same.
-        replicated_in_node: the parameters that are equal on all ranks of a node after every step, unless the
-            rounds let them diverge.
-        dense_bytes: the bytes that DDP would exchange in a step.
+        training: of which the session is a part.
     """
 
     strategy: Strategy
     context: SessionContext
-    bucket_lr: Callable[[str], float] | None
-    replicated_in_node: frozenset[str]
-    dense_bytes: int
+    training: Training
+
+    @cached_property
+    def dense_bytes(self) -> int:
+        """The bytes that DDP would exchange in a step."""
+        named, trained = self.context.tensors, self.training.trained
+        dense = [named[name] for name in (named if trained is None else trained)]
+        return sum(p.numel() * p.element_size() for p in dense)
 
     @property
     def in_stream(self) -> bool:
@@ -191,8 +218,8 @@ class Plan:
         """The first state of bucket `i` at a coordinate: the compressor's, and the topology's."""
         piece = self.piece(i, coordinate.near)
         state = dict(piece.compressor.init(piece.like(device)))
-        for field, (start, stop) in self.keeps(i, coordinate).items():
-            state[field] = torch.zeros(stop - start, dtype=state_dtype(piece.dtype), device=device)
+        for name, (start, stop) in self.keeps(i, coordinate).items():
+            state[name] = torch.zeros(stop - start, dtype=state_dtype(piece.dtype), device=device)
         return state
 
     def context(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -26,7 +26,7 @@ Open: TypeAlias = Callable[[], Generator[Request, Any, T]]
 
 
 class Lanes:
-    """Makes each lane when it is first needed.
+    """The lane of the buckets, and that of what lies on the host, which may be the same.
 
     Args:
         transport: takes the messages.
@@ -36,8 +36,8 @@ class Lanes:
         name: the algorithm's name, for the profiler.
 
     Attributes:
-        posted: how many exchanges this rank has submitted.
-        posted_at: when it submitted the last one.
+        buckets: the lane of the buckets.
+        inside: makes a block whose kernels are launched on the stream of the exchanges, if there is one.
     """
 
     def __init__(
@@ -48,41 +48,32 @@ class Lanes:
         failure: SessionFailure,
         name: str,
     ) -> None:
-        self._transport, self.device, self._in_stream = transport, device, in_stream
-        self._failure, self._name = failure, name
-        self._lane: Lane | StreamLane | None = None
+        self._transport, self.device, self._failure = transport, device, failure
         self._stream: StreamLane | None = None
-        self._host_lane: Lane | None = None
-        self.posted, self.posted_at = 0, time.monotonic()
-
-    @property
-    def buckets(self) -> Lane | StreamLane:
-        """The lane of the buckets."""
-        if self._lane is None and self._in_stream:
+        if in_stream:
             from tacit.exchange.stream_lane import StreamLane
 
-            transport = self._transport
-            transport = transport.device if isinstance(transport, ByDevice) else transport
-            self._lane = self._stream = StreamLane(
-                transport, self._failure.explained, self.device, self._name
-            )
-        elif self._lane is None:
-            self._lane = Lane(self._transport, self._failure.explained, self._name)
-        return self._lane
+            on_device = transport.device if isinstance(transport, ByDevice) else transport
+            self._stream = StreamLane(on_device, failure.explained, device, name)
+        self.buckets = self._stream or Lane(transport, failure.explained, name)
+        self._host = self.buckets
+        if isinstance(transport, ByDevice):
+            self._host = Lane(transport.host, failure.explained, name)
+        self.inside = nullcontext if self._stream is None else self._stream.inside
 
     @property
-    def _host(self) -> Lane | StreamLane:
-        """The lane for tensors on the host."""
-        if not isinstance(self._transport, ByDevice):
-            return self.buckets
-        if self._host_lane is None:
-            self._host_lane = Lane(self._transport.host, self._failure.explained, self._name)
-        return self._host_lane
+    def posted(self) -> int:
+        """How many exchanges this rank has submitted."""
+        return sum(lane.submitted for lane in {self.buckets, self._host})
 
-    def submit(self, job: Job, on_host: bool = False) -> None:
-        """Put a job at the end of its lane."""
-        self.posted, self.posted_at = self.posted + 1, time.monotonic()
-        (self._host if on_host else self.buckets).submit(job)
+    @property
+    def posted_at(self) -> float:
+        """When it submitted the last one."""
+        return max(lane.submitted_at for lane in (self.buckets, self._host))
+
+    def submit_on_host(self, job: Job) -> None:
+        """Put a job for tensors on the host at the end of its lane."""
+        self._host.submit(job)
 
     def job(
         self,
@@ -122,16 +113,13 @@ class Lanes:
             answers[i] = answer
             over[i].set()
 
+        lane = self._host if on_host else self.buckets
         for i, (open, key) in enumerate(asked):
-            self.submit(self.job(key, open, partial(complete, i), over[i].set), on_host)
+            lane.submit(self.job(key, open, partial(complete, i), over[i].set))
         for each in over:
             each.wait()
         self._failure.raise_first()
         return [answers[i] for i in range(len(asked))]
-
-    def inside(self) -> AbstractContextManager[object]:
-        """A block whose kernels are launched on the stream of the exchanges, if there is one."""
-        return nullcontext() if self._stream is None else self._stream.inside()
 
     def join(self) -> None:
         """Make this thread's current stream wait for that of the exchanges, if there is one."""
@@ -149,13 +137,10 @@ class Lanes:
 
     def flush(self) -> None:
         """Wait until nothing is under way."""
-        for lane in (self._lane, self._host_lane):
-            if lane is not None:
-                lane.flush()
+        self.buckets.flush()
+        self._host.flush()
 
     def close(self) -> None:
         """Drain and end the lanes."""
-        for lane in (self._lane, self._host_lane):
-            if lane is not None:
-                lane.close()
-        self._lane = self._host_lane = None
+        self.buckets.close()
+        self._host.close()

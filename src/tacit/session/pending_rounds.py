@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -16,18 +16,19 @@ from tacit.contracts import Outcome
 from tacit.session.buckets import Bucket
 from tacit.session.health.device_notes import DeviceReport, mark
 from tacit.session.health.failure import SessionFailure
-from tacit.session.rescaling import Rescaling
+from tacit.session.learning_rates import Rescaling
 from tacit.session.stats import CommStats, RoundTimer
 
 Commit: TypeAlias = Callable[[Mapping[int, Outcome], Set[str]], None]
 
 
 @dataclass(eq=False)
-class PendingRound:
+class PendingRound(RoundTimer):
     """One round of some buckets, from its start until all of their exchanges are complete.
 
     Attributes:
-        context: the fields of its exchanges' `Context` that say when they take place: "step", "round", "lr",
+        step: the step that was under way when it began.
+        context: what the `Context` of its exchanges says of when they take place: "step", "round", "lr",
             "round_index".
         diverged_in_node: whether the tensors of the ranks of a node may differ.
         rates: the new learning rates of the parameters whose residual it rescales.
@@ -43,6 +44,7 @@ class PendingRound:
     """
 
     buckets: tuple[int, ...]
+    step: int
     context: Mapping[str, Any]
     diverged_in_node: bool = False
     rates: Mapping[str, float] = field(default_factory=dict)
@@ -52,28 +54,22 @@ class PendingRound:
     skipped: bool = False
     seconds: float = 0.0
     idle: set[str] = field(default_factory=set)
-    timer: RoundTimer = field(default_factory=RoundTimer)
     over: threading.Event = field(default_factory=threading.Event)
     ended: bool = False
     began: Any = None
     device_report: DeviceReport | None = None
 
-    @cached_property
-    def step(self) -> int:
-        """The step in which it began."""
-        step: int = self.context["step"]
-        return step
-
     def submitted(self, device: torch.device | None = None) -> None:
         """Note that one of its exchanges is submitted. `device`: that of exchanges in stream order."""
-        self.timer.begin()
+        if self.begun is None:
+            self.begun = time.perf_counter()
         if device is not None and self.began is None:
             self.began = mark(device)
 
     def submitted_beside(self) -> None:
         """Note that an exchange of something else than a bucket is submitted."""
         self.beside += 1
-        self.timer.begin()
+        self.submitted()
 
     def completed_beside(self, sent: int) -> None:
         """Note that an exchange of something else than a bucket has ended, and has sent so many bytes."""
@@ -94,12 +90,10 @@ class PendingRound:
             if share > 1 - 0.5 / ranks:  # a mean of ones, up to rounding
                 self.idle.add(param.name)
 
-    def wait_from_now(self, device: torch.device) -> bool:
-        """Note that training waits for it from now on. Returns whether it did not before."""
-        first = self.timer.wait()
-        if first and self.device_report is not None:
+    def waits_on(self, device: torch.device) -> None:
+        """Note that training waits for it from now on, on the device too."""
+        if self.wait() and self.device_report is not None:
             self.device_report.waits(mark(device))
-        return first
 
     def end(self) -> bool:
         """Whether all of its exchanges have ended. True only once: for the first caller."""
@@ -127,6 +121,7 @@ class PendingRounds:
         device: where buckets are exchanged.
 
     Attributes:
+        by_bucket: index of a bucket -> the round in which it is under way.
         begun: how many rounds have begun.
         finished: how many rounds are over.
         skipped: whether the last round was skipped: it was complete, and its states were dropped.
@@ -137,7 +132,7 @@ class PendingRounds:
     ) -> None:
         self._failure, self._stats, self._rescaling = failure, stats, rescaling
         self._device = device
-        self._pending: dict[int, PendingRound] = {}
+        self.by_bucket: dict[int, PendingRound] = {}
         self._ending = threading.Lock()
         self.begun = self.finished = 0
         self.skipped = False
@@ -147,22 +142,20 @@ class PendingRounds:
         """Commit to other buckets from now on: by `StateStore.commit` and `take_back`."""
         self._commit, self._take_back = commit, take_back
 
-    def of(self, i: int) -> PendingRound | None:
-        """The round in which bucket `i` is under way."""
-        return self._pending.get(i)
-
     def add(self, pending: PendingRound) -> None:
         """Note that a round begins."""
         if self._first_of_step[0] != pending.step:
             self._first_of_step = pending.step, self.begun
         self.begun += 1
-        self._pending |= dict.fromkeys(pending.buckets, pending)
+        for i in pending.buckets:
+            self.by_bucket[i] = pending
 
     def complete(self, i: int, outcome: Outcome) -> None:
         """Note that the exchange of bucket `i` is complete; the last one ends the round."""
-        pending = self._pending[i]
+        pending = self.by_bucket[i]
         pending.outcomes[i] = outcome
-        self.end(pending)
+        if len(pending.outcomes) == len(pending.buckets):
+            self.end(pending)
 
     def end(self, pending: PendingRound) -> None:
         """End the round, if all of its exchanges have ended."""
@@ -170,14 +163,11 @@ class PendingRounds:
             if not pending.end():
                 return
             for each in pending.buckets:
-                del self._pending[each]
+                del self.by_bucket[each]
         self._ended(pending)
         pending.over.set()
 
-    def _ended(self, pending: PendingRound) -> None:
-        self._keep(pending)
-
-    def _keep(self, pending: PendingRound, seconds: tuple[float, float] | None = None) -> None:
+    def _ended(self, pending: PendingRound, seconds: tuple[float, float] | None = None) -> None:
         """Commit the states of a round, unless it is skipped. `seconds`: as measured on the device."""
         self.skipped = pending.skipped
         if not self.skipped:
@@ -185,7 +175,7 @@ class PendingRounds:
             if self._rescaling is not None and pending.rates:
                 self._rescaling.commit(pending.rates, pending.idle)
         pending.took(
-            self._stats.ended(pending.timer, self.finished, pending.step, pending.sent, self.skipped, seconds)
+            self._stats.ended(pending, self.finished, pending.step, pending.sent, self.skipped, seconds)
         )
         self.finished += 1
 
@@ -195,27 +185,27 @@ class PendingRounds:
         Raises:
             RoundError: it failed, or an earlier one did.
         """
-        pending.wait_from_now(self._device)
+        self._wait_from_now([pending])
         pending.over.wait()
         self._failure.raise_first()
 
     def wait_from_now(self) -> None:
         """Note that training waits from now on for the rounds under way; until then they were hidden."""
-        for pending in self._under_way():
-            pending.wait_from_now(self._device)
+        self._wait_from_now(set(self.by_bucket.values()))
 
-    def _under_way(self) -> Iterable[PendingRound]:
-        return [*self._pending.values()]
+    def _wait_from_now(self, rounds: Iterable[PendingRound]) -> None:
+        for pending in rounds:
+            pending.wait()
 
     @contextmanager
     def waited_for(self) -> Iterator[None]:
         """A block during which training waits for the rounds under way."""
-        waited_for = [pending for pending in [*self._pending.values()] if pending.timer.wait()]
+        waited_for = [pending for pending in set(self.by_bucket.values()) if pending.wait()]
         try:
             yield
         finally:
             for pending in waited_for:
-                pending.timer.go_on()
+                pending.go_on()
 
     def verify(self, buckets: Collection[int] | None = None) -> None:
         """In stream order: commit the rounds for which the device has noted no error.
@@ -240,9 +230,9 @@ class PendingRounds:
         """Whether the last round will be skipped, as a tensor on the device; None if there is no round."""
         return None
 
-    def discard(self) -> None:
-        """Forget the results of an unfinished round."""
-        self._pending.clear()
+    def begin_anew(self) -> None:
+        """Commit the rounds that have ended (`verify`), and forget the results of an unfinished one."""
+        self.by_bucket.clear()
         self.begun = self.finished
 
     def take_back(self, step: int) -> None:

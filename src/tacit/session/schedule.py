@@ -23,6 +23,7 @@ class Schedule:
         log: (step, values) of the keys `SHOWN` whenever they change; the last thousand.
         observed_metrics: the metrics that the rounds observe; empty if they do not depend on measurements.
         leaves_first: whether a round starts before an answer that is due after the same step is applied.
+        always: whether a round follows every step, and is applied at once; then `at` need not be asked.
     """
 
     def __init__(self, strategy: Strategy, known: ScheduleState | None = None) -> None:
@@ -30,10 +31,9 @@ class Schedule:
         self._overlap = strategy.overlap
         self._leader: Schedule | None = None
         self.log: deque[tuple[int, ScheduleState]] = deque(maxlen=KEPT)
-        self.observed_metrics: frozenset[str] = frozenset()
-        if isinstance(rounds, AdaptiveRounds):
-            self.observed_metrics = rounds.observed_metrics
+        self.observed_metrics = rounds.observed_metrics
         self.leaves_first = rounds.phased
+        self.always = rounds.always and not strategy.overlap.steps
         self.set_state({**rounds.start(), **(known or {})}, step=0)
 
     @property

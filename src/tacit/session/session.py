@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import WORLD, Outcome, Request, ScheduleState, Transport
+from tacit.contracts import WORLD, Outcome, Request, ScheduleState, Sync, Transport
 from tacit.exchange.driver import drive
 from tacit.exchange.lane import Job
 from tacit.session.bucket_exchange import BucketExchanges, DeviceExchanges
 from tacit.session.bucket_states import StateStore
 from tacit.session.buckets import Bucket, Policy, StateSlice, fitting
-from tacit.session.exchange_plan import SessionConfig, SessionContext
+from tacit.session.exchange_plan import SessionConfig, SessionContext, Training
 from tacit.session.health.device_notes import BucketHealth
 from tacit.session.health.failure import SessionFailure
 from tacit.session.health.nonfinite import NonfiniteChecks
 from tacit.session.lanes import Lanes, Open
+from tacit.session.learning_rates import Rescaling
 from tacit.session.pending_rounds import PendingRound, PendingRounds
-from tacit.session.rescaling import Rescaling
 from tacit.session.schedule import Schedule
 from tacit.session.stats import CommStats
 from tacit.session.topology_choice import choose
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from tacit.session.device_rounds import DeviceRounds
 
 T = TypeVar("T")
+_TOLD_NOTHING = Training()
+_AT_ONCE = Sync(0)
+"""The round after every step of `Schedule.always`, but for its number."""
 
 
 class Session:
@@ -50,17 +53,11 @@ class Session:
         names: the parameters of each bucket, in order.
         policy: chooses each parameter's compressor; None: the strategy's, and dense for parameters of fewer
             than two dimensions where the compressor exempts them.
-        lr: reads the present learning rate; None: the largest of `rates`.
-        schedule_state: further values that the rounds need (`Rounds.needs`).
-        rates: reads the present learning rate of each parameter; for residuals of gradients.
-        idle: see `SessionContext`.
-        seed: part of every random draw.
-        trained: the names of the parameters that DDP would exchange; by default all.
+        training: further facts of the training.
         device: see `SessionContext`.
         in_stream: whether exchanges run on a device in stream order, and the host waits for none of them:
             errors of a round are then noted there, and `pending.verify` reads them. Else each exchange is
             checked on the host.
-        bucket_lr, replicated_in_node: see `SessionConfig`.
 
     Attributes:
         step: attempts of the optimizer so far.
@@ -84,36 +81,25 @@ class Session:
         transport: Transport,
         names: Sequence[Sequence[str]],
         policy: Policy | None = None,
-        lr: Callable[[], float] | None = None,
-        schedule_state: ScheduleState | None = None,
-        rates: Callable[[], Mapping[str, float]] | None = None,
-        idle: Callable[[str], bool] | None = None,
-        seed: int = 0,
-        trained: Collection[str] | None = None,
+        training: Training = _TOLD_NOTHING,
         device: torch.device | None = None,
         in_stream: bool = False,
-        bucket_lr: Callable[[str], float] | None = None,
-        replicated_in_node: Collection[str] = (),
     ) -> None:
         policy = policy or fitting(strategy.compressor, named)
         context = SessionContext(
-            *(strategy.topology, transport, dict(named), policy, idle, seed, device, in_stream),
-            apart=strategy.subject == "delta",
+            *(strategy.topology, transport, dict(named), policy, training.idle, training.seed),
+            *(device, in_stream, strategy.subject == "delta"),
         )
         self.choice = choose(context, names)
         """The topology at work, and why it was chosen; fixed."""
         self.strategy = replace(strategy, topology=self.choice.topology)
         self.context = replace(context, topology=self.choice.topology)
-        dense = [named[name] for name in (named if trained is None else trained)]
-        self.config = SessionConfig(
-            *(self.strategy, self.context, bucket_lr, frozenset(replicated_in_node)),
-            dense_bytes=sum(p.numel() * p.element_size() for p in dense),
-        )
+        self.config = SessionConfig(self.strategy, self.context, training)
         self.transport = transport
         self.step = 0
         self.stats = CommStats()
-        self.schedule = Schedule(self.strategy, schedule_state)
-        self._lr, self._rates = lr, rates or dict
+        self.schedule = Schedule(self.strategy, training.schedule_state)
+        self._rates = training.rates
         self.rescaling = Rescaling() if strategy.subject == "gradient" else None
         self.failure = SessionFailure()
         self.nonfinite = NonfiniteChecks(self.config)
@@ -123,6 +109,7 @@ class Session:
         self.buckets: list[Bucket] = self.store.buckets
         at = self.buckets[0].device if self.buckets else torch.device("cpu")
         self.lanes = Lanes(transport, at, in_stream, self.failure, strategy.name)
+        self._lane = self.lanes.buckets
         self._stream_device = at if in_stream else None
         shared = self.failure, self.stats, self.rescaling
         self.pending = PendingRounds(*shared, at)
@@ -198,7 +185,7 @@ class Session:
 
     def communicates(self) -> bool:
         """Whether a round follows the present step."""
-        return self.schedule.at(self.step) is not None
+        return self.schedule.always or self.schedule.at(self.step) is not None
 
     def advance(self) -> None:
         """Count an attempt of the optimizer."""
@@ -217,25 +204,27 @@ class Session:
         Raises:
             RoundError: an earlier round of them has failed.
         """
-        which = range(len(self.buckets)) if buckets is None else buckets
-        self.pending.verify(which)
-        sync, begun = self.schedule.sync_at(self.step), self.pending.begun
+        which = tuple(range(len(self.buckets)) if buckets is None else buckets)
+        if self._on_device is not None:
+            self._on_device.verify(which)
+        begun, step, schedule = self.pending.begun, self.step, self.schedule
+        sync = _AT_ONCE if schedule.always else schedule.sync_at(step)
         rates = self._rates()
         context = {
-            "step": self.step,
+            "step": step,
             "begun": self.nonfinite.begun,
             "round": begun,
-            "lr": max(rates.values(), default=0.0) if self._lr is None else self._lr(),
+            "lr": max(rates.values(), default=0.0),
             "round_index": begun if sync.round_index is None else sync.round_index,
         }
         changed = {} if self.rescaling is None else self.rescaling.changes(rates)
-        pending = PendingRound(tuple(which), context, sync.diverged_in_node, changed)
+        pending = PendingRound(which, step, context, sync.diverged_in_node, changed)
         self.pending.add(pending)
         return pending
 
     def open(self, i: int, x: Tensor) -> Generator[Request, Any, Outcome]:
         """The exchange of bucket `i`; see `BucketExchanges.open`."""
-        return self._exchanges.open(i, x, self.pending.of(i) or self.begin(), x)
+        return self._exchanges.open(i, x, self.pending.by_bucket.get(i) or self.begin(), x)
 
     def submit(
         self,
@@ -259,15 +248,12 @@ class Session:
             out: the tensor that the mean overwrites; None: `x`.
             halves: if present, one half is exchanged by this call, and the other by a second one.
         """
-        bucket, pending = self.buckets[i], self.pending.of(i) or self.begin()
+        bucket, pending = self.buckets[i], self.pending.by_bucket.get(i) or self.begin()
         if halves is None or not halves.begun:
             pending.submitted(self._stream_device)
-
-        def whole() -> Generator[Request, Any, Outcome]:
-            if ready is not None:
-                ready()
-            return self._exchanges.open(i, x, pending, x if out is None else out)
-
+        whole: Open[Outcome] = partial(self._exchanges.open, i, x, pending, x if out is None else out)
+        if ready is not None:
+            whole = partial(_behind, ready, whole)
         open: Open[Outcome | None] = whole if halves is None else partial(halves.of, whole)
 
         def complete(outcome: Outcome | None) -> None:
@@ -283,7 +269,7 @@ class Session:
             completed()
 
         inline = bucket.compressor.inline and ready is None
-        self.lanes.submit(Job(bucket.name, open, complete, fail, inline))
+        self._lane.submit(Job(bucket.name, open, complete, fail, inline))
 
     def submit_beside(
         self, pending: PendingRound, open: Open[T], key: str, completed: Callable[[T], None]
@@ -299,7 +285,7 @@ class Session:
             pending.completed_beside(sent)
             self.pending.end(pending)
 
-        self.lanes.submit(self.lanes.job(key, open, complete, pending.over.set), on_host=True)
+        self.lanes.submit_on_host(self.lanes.job(key, open, complete, pending.over.set))
 
     def complete(self, i: int, outcome: Outcome) -> None:
         """Note that bucket `i` is complete; the last one of a round commits it, unless it is skipped."""
@@ -395,6 +381,12 @@ class Session:
         self.pending.verify()
         peers = self.transport.place(WORLD).peers
         return self.stats.metrics(self.step, 2 * (peers - 1) / peers * self.config.dense_bytes)
+
+
+def _behind(ready: Callable[[], None], open: Open[T]) -> Generator[Request, Any, T]:
+    """The exchange, once its tensor has been written."""
+    ready()
+    return open()
 
 
 def _always(x: T) -> Callable[[], T]:

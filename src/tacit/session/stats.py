@@ -53,8 +53,9 @@ class Totals:
     applied: int = 0
     lag: int = 0
 
-    def add(self, record: RoundRecord) -> None:
-        """Add a round, without its `bytes_out`, which `send` adds."""
+    def add(self, record: RoundRecord, closing: bool) -> None:
+        """Add a round. `closing`: whether its bytes are sent by closing the session."""
+        self.send(record.bytes_out, closing)
         self.rounds += 1
         self.skipped_rounds += record.skipped
         self.seconds += record.seconds
@@ -80,15 +81,19 @@ class Totals:
         self.lag += lag
 
 
+@dataclass(eq=False, kw_only=True)
 class RoundTimer:
-    """Measures the time of one round."""
+    """Measures the time of one round.
 
-    def __init__(self) -> None:
-        self.begun: float | None = None
-        self._waits: tuple[tuple[Span, ...], float | None] = ((), None)  # one assignment: two threads read it
+    Attributes:
+        begun: when its first exchange was under way.
+    """
+
+    begun: float | None = None
+    _waits: tuple[tuple[Span, ...], float | None] = ((), None)  # one assignment: two threads read it
 
     def begin(self) -> None:
-        """Note that a bucket of the round is under way."""
+        """Note that an exchange of the round is under way."""
         if self.begun is None:
             self.begun = time.perf_counter()
 
@@ -154,12 +159,15 @@ class CommStats:
             took, waited = measured
             now = begun + took
             waits = (Span(now - waited, now),) if waited else ()
+        exposed = 0.0
+        for since, until in waits:
+            exposed += until - since
         record = RoundRecord(
             round=round,
             step=step,
             bytes_out=bytes_out,
             seconds=now - begun,
-            exposed_seconds=sum([until - since for since, until in waits]),
+            exposed_seconds=exposed,
             apart_seconds=now - self._last_end if self._last_end is not None else None,
             skipped=skipped,
             span=Span(begun, now),
@@ -167,8 +175,7 @@ class CommStats:
         )
         self._last_end = now
         self.records.append(record)
-        self.totals.add(record)
-        self.sent(record.bytes_out)
+        self.totals.add(record, self.closing)
         return record.seconds
 
     def came_to_nothing(self, rounds: int) -> None:

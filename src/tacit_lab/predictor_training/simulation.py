@@ -13,7 +13,7 @@ from tacit.algorithms import parse
 from tacit.errors import ConfigError
 from tacit.prediction.predictor import kind_of
 from tacit.replicas.rounds_after_step import OptimizerHook
-from tacit.session import Session
+from tacit.session import Session, Training
 from tacit.session.buckets import exempting, group_names
 from tacit.strategy import AnyStrategy
 from tacit.transports.loopback import Loopback, LoopbackTransport
@@ -82,16 +82,19 @@ class Simulation:
         """Train to the end; each round is told once its answer has been applied."""
         named = {name: p.detach() for name, p in self.model.named_parameters()}
         (level,) = self._strategy.levels
+
+        def rates() -> dict[str, float]:
+            return dict.fromkeys(named, self.lr)
+
         session = Session(
             level,
             named,
             LoopbackTransport(Loopback(1), 0),
             group_names(named, named, CAP),
             policy=exempting(level.compressor),
-            lr=lambda: self.lr,
-            seed=self._seed,
+            training=Training(rates=rates, seed=self._seed),
         )
-        door = OptimizerHook(session, named, rates=lambda: dict.fromkeys(named, self.lr))
+        door = OptimizerHook(session, named, rates=rates)
         before = {name: p.clone() for name, p in named.items()}
         number = count()
         try:

@@ -4,6 +4,7 @@
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -19,7 +20,7 @@ from tacit.model.not_copied import OnlyHere
 from tacit.model.torch_modes import shielded
 from tacit.session import Session
 from tacit.session.buckets import parameter_of
-from tacit.torch_compat import GradBucket, behind_accumulation
+from tacit.torch_compat import GradBucket, at_end_of_backward, behind_accumulation, is_profiling
 
 
 class LayerwiseHook:
@@ -67,6 +68,8 @@ class LayerwiseHook:
         self.buffers = DdpBuffers()
         self.fixed: list[list[str]] = []
         self.late = None
+        self._waiting: AbstractContextManager[object] | None = None
+        self._done = after_backward(self._ended, self._wait)
         self._handles = [behind_accumulation(p, self._noting(name)) for name, p in named.items()]
         self._handles.append(model.module.register_forward_pre_hook(OnlyHere(self._before_forward)))
 
@@ -155,7 +158,7 @@ class LayerwiseHook:
         self._begin()
         parameters = ddp_bucket.parameters()
         if ddp_bucket.is_last():  # some of the bucket's parameters are still to be noted
-            after_backward(self._ended, self._wait)
+            at_end_of_backward(self._done)
         if not self._flats:
             answer = self._by_buckets(ddp_bucket)
             if self._communicates:
@@ -194,8 +197,7 @@ class LayerwiseHook:
         self._try_plan()
         self.times.begin()
         if self._flats:
-            session.pending.verify()
-            session.pending.discard()
+            session.pending.begin_anew()
             shapes = zip(self._flats, session.buckets, strict=True)
             self._messages = [
                 LayerMessage(flat, len(bucket.names), Halves() if self._split else None)
@@ -246,8 +248,9 @@ class LayerwiseHook:
         return completed
 
     def _wait(self) -> None:
-        self._waiting = ranges.within(self._session.strategy.name, "wait")
-        self._waiting.__enter__()
+        if is_profiling():
+            self._waiting = ranges.within(self._session.strategy.name, "wait")
+            self._waiting.__enter__()
 
     def _ended(self) -> None:
         """Note that backward is over, and that DDP has its answers."""
@@ -258,7 +261,9 @@ class LayerwiseHook:
             elif self._communicates:
                 self.give_means()
         finally:
-            self._waiting.__exit__(None, None, None)
+            if self._waiting is not None:
+                self._waiting.__exit__(None, None, None)
+                self._waiting = None
 
     def give_means(self) -> None:
         """Wait for the means, and make them the gradients, as DDP's hook does when it waits itself."""

@@ -1,10 +1,10 @@
-"""Checks in every backward: no gradient is added to a mean, and all ranks make as many backward passes."""
+"""Checks that no gradient is added to a mean, which a compressor would treat as a gradient."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,12 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from tacit.errors import AttachError
-from tacit.failure.barrier import StepsReached
-from tacit.gradients.ddp_hook import Answer, BucketFuture, after_backward
 from tacit.model.not_copied import OnlyHere
-from tacit.model.trained_model import TrainedModel
 from tacit.session import Session
-from tacit.torch_compat import GradBucket, in_join, sequence_number
 
 _log = logging.getLogger("tacit")
 
@@ -60,17 +56,9 @@ class AccumulationCheck:
         self._told, self._unseen, self._take_back = scaled or unseen, unseen, take_back
         self._exchanged = self._looking = self._discarded = False
         self._watching: list[RemovableHandle] = []
+        self.note_exchanged: Callable[[], None] = partial(setattr, self, "_exchanged", True)
+        """Notes that DDP got means, when the graph of their backward is done."""
         self._handle = model.register_forward_pre_hook(OnlyHere(self._before_forward))
-
-    def around(self, answer: Answer) -> Answer:
-        """Wrap the answer to DDP's hook, to note that DDP got means."""
-
-        def noted(ddp_bucket: Any) -> BucketFuture:
-            if ddp_bucket.is_last():
-                after_backward(self._after_exchange)
-            return answer(ddp_bucket)
-
-        return noted
 
     def stepped(self) -> None:
         """Note a step of the optimizer, which has used the means."""
@@ -85,9 +73,6 @@ class AccumulationCheck:
         """Remove the hooks from the model and its parameters."""
         self._handle.remove()
         self._stop_watching()
-
-    def _after_exchange(self) -> None:
-        self._exchanged = True
 
     def _before_forward(self, *_: object) -> None:
         if not self._exchanged or self._looking or not torch.is_grad_enabled():
@@ -150,53 +135,3 @@ class AccumulationCheck:
 def has_gradient(p: Tensor) -> bool:
     """Whether the parameter has a gradient that is not zero."""
     return p.grad is not None and bool(p.grad.any())
-
-
-class SyncedBackwards:
-    """Counts the backward passes in which DDP synchronises.
-
-    Attributes:
-        begun: how many there were.
-        since: how many there were since the last step, or since one was discarded.
-    """
-
-    def __init__(self, model: TrainedModel) -> None:
-        self._model = model
-        self.begun = self.since = 0
-
-    def around(self, answer: Answer) -> Answer:
-        """Wrap the answer to DDP's hook, to count backward passes."""
-
-        def counted(bucket: GradBucket) -> BucketFuture:
-            if bucket.index() == 0:
-                refuse_join(self._model)
-                self.begun += 1
-                self.since += 1
-            return answer(bucket)
-
-        return counted
-
-    def stepped(self) -> None:
-        """Reset `since`, after a step or after one was discarded."""
-        self.since = 0
-
-
-def refuse_join(model: TrainedModel) -> None:
-    """Refuse torch's `Join`: a rank without data would call the hook outside of backward, and take no steps.
-
-    Raises:
-        AttachError: the model is in such a context, or is still set up as it was in one.
-    """
-    if in_join(model):
-        raise AttachError(
-            "torch's Join context (model.join()) is at work on this model, and only plain 'ddp' can work "
-            "with it: give every rank the same number of batches (DistributedSampler(..., drop_last=True)), "
-            "or attach 'ddp'. After such a context, write Join([model], enable=False): torch leaves it on"
-        )
-
-
-def untouched(model: TrainedModel, steps: int) -> StepsReached:
-    """How far a rank is if DDP exchanges gradients itself, by the number of collectives on its group."""
-    if in_join(model):
-        return StepsReached(0)  # there ranks may take different numbers of steps
-    return StepsReached(steps, sequence_number(model.process_group))

@@ -1,83 +1,16 @@
-"""The learning rates, as the optimizers' groups have them now, and whether all ranks have the same.
-
-Of the parameters too, where they should have.
-"""
+"""Whether all ranks have the same learning rates, and parameters where they should be the same."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-from torch import Tensor
-from torch.optim import Optimizer
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from tacit.failure.store_comparison import StepHistory, StepNote
+from tacit.session.learning_rates import Rates
 
 _log = logging.getLogger("tacit")
-
-
-class Rates:
-    """Reads learning rates by parameter.
-
-    Which group a parameter is in is looked up once, and again when groups have been added or have grown.
-    Where one has no rate (Adafactor's relative steps: `lr=None`), it counts as 0, and nothing is rescaled.
-
-    Args:
-        optimizers: of the parameters, and perhaps of others.
-        named: the parameters by name.
-    """
-
-    def __init__(self, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]) -> None:
-        self._optimizers = optimizers
-        self._names = {id(p): name for name, p in named.items()}
-        self._none = dict.fromkeys(named, 0.0)
-        self._sizes: list[list[int]] = []
-        self._groups: list[tuple[Optimizer, int, list[str]]] = []
-
-    def __call__(self) -> dict[str, float]:
-        """The rate of each parameter: 0 where no group holds it, the largest where several do."""
-        found = dict(self._none)
-        for optimizer, i, names in self._looked_up():
-            lr = _rate(optimizer.param_groups[i])  # loading a state gives an optimizer other groups
-            for name in names:
-                found[name] = max(found[name], lr)
-        return found
-
-    def largest(self) -> float:
-        """The largest rate of any group that holds one of the parameters; 0 where none does."""
-        each = [_rate(optimizer.param_groups[i]) for optimizer, i, _ in self._looked_up()]
-        return max(each, default=0.0)
-
-    def by_group(self) -> list[float]:
-        """The rate of each group that holds one of the parameters, in their order."""
-        each = [optimizer.param_groups[i].get("lr") for optimizer, i, _ in self._looked_up()]
-        return [float(lr) for lr in each if lr is not None and not _elsewhere(lr)]
-
-    def _looked_up(self) -> list[tuple[Optimizer, int, list[str]]]:
-        sizes = [[len(group["params"]) for group in each.param_groups] for each in self._optimizers]
-        if sizes != self._sizes:
-            self._sizes = sizes
-            found = [
-                (each, i, [self._names[id(p)] for p in group["params"] if id(p) in self._names])
-                for each in self._optimizers
-                for i, group in enumerate(each.param_groups)
-            ]
-            self._groups = [entry for entry in found if entry[2]]
-        return self._groups
-
-
-def _rate(group: Mapping[str, Any]) -> float:
-    lr = group.get("lr")
-    return 0.0 if lr is None else float(lr)
-
-
-def _elsewhere(lr: object) -> bool:
-    """Whether reading it would wait for an accelerator."""
-    return isinstance(lr, Tensor) and lr.device.type != "cpu"
-
-
 _ROUNDING = 1e-9
 """By how much, relatively, two machines may differ in a rate of the same schedule."""
 _APART = 0.01
@@ -135,7 +68,8 @@ class RateHistory(StepHistory):
         self._sum += sum(now)
         self._last = _Rated(step, now, self._sum, self._loads)
         offered = self._offered
-        if offered is None or _power(step) >= _power(offered.step):
+        # By the largest power of two that divides it.
+        if offered is None or step & -step >= offered.step & -offered.step:
             self._offered = self._last._replace(mark=self._mark())
 
     @property
@@ -198,8 +132,3 @@ def _near(ours: Sequence[float], theirs: Sequence[float]) -> bool:
 
 def _listed(rates: Sequence[float]) -> str:
     return ", ".join(map(repr, rates))
-
-
-def _power(step: int) -> int:
-    """The largest power of two that divides it."""
-    return step & -step
