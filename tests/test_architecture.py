@@ -89,6 +89,11 @@ NAMES: dict[str, Any] = {
     "variants": ["", "algorithms", "compressors", "kernels", "topologies"],
     "modules": 16,
     "depth": 6,
+    "parameters": 9,
+    # What may take more. Kernels take what a loop needs. The parameters of an algorithm's function are the
+    # options of its text form (`daso`, `mp2`, `lowbit`), and those of a command are its options; `attach`
+    # has the arguments of a training script.
+    "wide": ["kernels", "algorithms", "tacit_lab/cli", "api/attach.py"],
 }
 """All that is a path or a name in the rules; paths are relative to src/tacit, those of the lab to src."""
 
@@ -278,6 +283,17 @@ def long_files(tree: Tree) -> Found:
         last = max((node.end_lineno or 0 for node in module.body), default=0)
         if last > NAMES["lines"]:
             yield path, f"above {NAMES['lines']} lines"
+
+
+def many_parameters(tree: Tree) -> Found:
+    for path, module in tree.items():
+        for node in walk(module):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or within(path, NAMES["wide"]):
+                continue
+            given = node.args
+            names = [each.arg for each in [*given.posonlyargs, *given.args, *given.kwonlyargs]]
+            if len([name for name in names if name not in ("self", "cls")]) > NAMES["parameters"]:
+                yield path, node.name
 
 
 def crowded_folders(tree: Tree) -> Found:
@@ -475,6 +491,7 @@ RULES: tuple[Rule, ...] = (
     calls_of_torch_distributed,
     private_names_of_others,
     long_files,
+    many_parameters,
     crowded_folders,
     cycles_of_files,
     deep_rooms,
@@ -537,6 +554,8 @@ MADE_UP: dict[str, Any] = {
     "variants": ["kinds"],
     "modules": 2,
     "depth": 2,
+    "parameters": 2,
+    "wide": ["kinds"],
 }
 """What `NAMES` is to the trees below."""
 
@@ -594,6 +613,14 @@ OFFENCES: dict[str, tuple[dict[str, str], list[tuple[str, str]]]] = {
     "long_files": (
         {"a.py": "x = 1\n" * 401, "b.py": "x = 1\n" * 400},
         [("a.py", "above 400 lines")],
+    ),
+    "many_parameters": (
+        {
+            "a.py": "def f(a, b): ...\ndef g(a, b, *, c): ...\nclass A:\n    def h(self, a, b, *c): ...",
+            "b.py": "class B:\n    async def i(self, a, /, b, c): ...",
+            "kinds/a.py": "def j(a, b, c): ...",
+        },
+        [("a.py", "g"), ("b.py", "i")],
     ),
     "crowded_folders": (
         {f"{folder}/{name}.py": "" for folder in ("mid", "kinds") for name in ("__init__", *"abc")}

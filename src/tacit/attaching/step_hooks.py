@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
@@ -63,6 +64,8 @@ class StepHooks:
         self._seen: SeenSteps | None = None
         self._warned = self.called = self._whole = False
         self._saved: tuple[str, str] | None = None
+        self._before: list[Callable[[Optimizer], object]] = []
+        self._after: tuple[Callable[[], None], ...] = ()
 
     def register(
         self, dispatcher: HookDispatcher | None, taken: Taken | None, scaled: ScaledSteps | None
@@ -85,18 +88,19 @@ class StepHooks:
 
             self._undo.append(BufferBroadcasts(self._spec.ddp).restore)
         if not self._spec.leaves_ddp_alone:
-            self._before_steps(self._frozen)
+            self._before.append(self._frozen)
         if near.before_step is not None:
-            self._before_steps(near.before_step)
+            self._before.append(near.before_step)
         if far.progress is not None and scaled is None:
             from tacit.replicas.nonfinite_since import NonfiniteSince
 
             broken = NonfiniteSince(self._spec.named, lambda: far.session.step)
             far.session.nonfinite.use_origin(broken.origin)
-            self._before_steps(broken)
+            self._before.append(broken)
         if far.progress is not None:
             module: Any = self._spec.model.module
             self._handles.append(module.register_state_dict_pre_hook(OnlyHere(self._note_saved)))
+        self._register_before()
         counted = 0 if scaled is None else 1  # an attempt with a scaler ends with its backward
         far.count_by(lambda: far.session.step - counted)
         if taken is not None:
@@ -104,12 +108,14 @@ class StepHooks:
             self._undo.append(taken.restore)
         if any(level.session.config.in_stream and level.gradient is not None for level in self._levels):
             # The last of the hooks: while the host waits here, the device runs out of work.
-            self._before_steps(self._check_means)
+            self._before.append(self._check_means)
         if near.put_off is not None:
-            self._before_steps(near.put_off)
+            self._before.append(near.put_off)
         if self._seen is not None and near.gradient is not None and self._spec.ddp is not None:
             self._seen.watch_forward(self._spec.ddp, self._frozen.moved)
-            self._before_steps(self._seen.refuse_own_gradients)
+            self._before.append(self._seen.refuse_own_gradients)
+        self._register_before()
+        self._after = tuple(self._acts_after_step())
 
     def _see_steps(self, counts: bool) -> None:
         """Count the optimizers' steps; `counts`: whether backward passes are counted."""
@@ -138,9 +144,16 @@ class StepHooks:
         if self._passes is not None:
             self._passes.close()
 
-    def _before_steps(self, act: Callable[[Optimizer], object]) -> None:
-        hook = with_gradients(act if self._seen is None else self._seen.noting(act))
-        self._handles += [each.register_step_pre_hook(hook) for each in self._spec.optimizers]
+    def _register_before(self) -> None:
+        """Have torch call what is due before a step, as one hook; others come behind it."""
+        acts, self._before = tuple(self._before), []
+
+        def before(optimizer: Optimizer) -> None:
+            for act in acts:
+                act(optimizer)
+
+        hook = with_gradients(before if self._seen is None else self._seen.noting(before))
+        self._handles += [each.register_step_pre_hook(hook) for each in self._spec.optimizers if acts]
 
     # ---- in backward ----------------------------------------------------------------------------------
 
@@ -174,7 +187,7 @@ class StepHooks:
             of_shards = ShardedGradients(spec.sharded, spec.named, dispatcher, spec.reduction)
             of_shards.install()
             self._undo.append(of_shards.remove)
-            self._before_steps(of_shards.check)
+            self._before.append(of_shards.check)
 
     def _before_step(self) -> None:
         """What was loaded before the first step is where all replicas begin."""
@@ -227,27 +240,38 @@ class StepHooks:
 
     # ---- behind a step, and elsewhere -----------------------------------------------------------------
 
-    @shielded
-    def _after_step(self) -> None:
-        near, self.called = self._levels[0], True
-        self._warn_of_own_replica()
+    def _acts_after_step(self) -> Iterator[Callable[[], None]]:
+        """What is called after a step, in this order."""
+        near = self._levels[0]
         if self._spec.leaves_ddp_alone:
-            near.session.failure.raise_first()  # DDP does not know of it
+            yield near.session.failure.raise_first  # DDP does not know of it
         if near.session.config.in_stream and near.gradient is not None:
             # Keep what was checked before the step: the device is at work again.
-            near.session.pending.verify(())
+            yield partial(near.session.pending.verify, ())
         if self._scaled is not None:
-            self._scaled.after_step()
+            yield self._scaled.after_step
         else:
-            for level in self._levels:
-                level.after_step()
-        step = self._levels[-1].session.step
+            yield from (level.after_step for level in self._levels)
         if self._notes is not None:
-            self._notes.stepped(self._levels[-1].session.nonfinite.global_step(step))
+            yield self._note_rates
         if self._passes is not None:
-            self._passes.stepped()
-        near.session.stats.stepped(step)
-        near.planned()
+            yield self._passes.stepped
+        yield lambda: near.session.stats.stepped(self._levels[-1].session.step)
+        if near.planned is not None:
+            yield near.planned
+
+    @shielded
+    def _after_step(self) -> None:
+        self.called = True
+        if self._saved is not None or self._whole:
+            self._warn_of_own_replica()
+        for act in self._after:
+            act()
+
+    def _note_rates(self) -> None:
+        session = self._levels[-1].session
+        assert self._notes is not None
+        self._notes.stepped(session.nonfinite.begun + session.step)
 
     def _note_saved(self, *_: object) -> None:
         """The model's `state_dict` is called: between two rounds it is this rank's replica alone."""

@@ -24,10 +24,7 @@ class LayerwiseLevel(GradientLevel):
             name = spec.strategy.name
             self._forward = ForwardSteps(self._hook, spec.ddp.module, named, spec.optimizers, name)
             self.put_off = self._forward.before_step
-        self._planner = MessagePlanner(self._hook, self.session, named, spec.group, self._forward)
-
-    def planned(self) -> None:
-        self._planner.stepped()
+        self.planned = MessagePlanner(self._hook, self.session, named, spec.group, self._forward).stepped
 
     def complete(self) -> None:
         if self._forward is not None:

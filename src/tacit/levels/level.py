@@ -59,6 +59,7 @@ class Level(ABC):
         progress: the hook after `optimizer.step`, where replicas move on their own.
         before_step: to be called before `optimizer.step`, where a server takes the step.
         put_off: to be called behind all other hooks before it, where steps are put off into the next forward.
+        planned: to be called behind a step that all levels have counted, where messages are planned.
     """
 
     steps_alone: ClassVar[bool] = False
@@ -69,6 +70,7 @@ class Level(ABC):
     progress: OptimizerHook | None = None
     before_step: Callable[..., None] | None = None
     put_off: Callable[..., None] | None = None
+    planned: Callable[[], None] | None = None
     _servers: ServerGroup | None = None
 
     def __init__(
@@ -160,9 +162,6 @@ class Level(ABC):
     def after_step(self) -> None:
         """To be called after every attempt of the optimizer."""
         self.session.advance()
-
-    def planned(self) -> None:
-        """To be called behind a step that all levels have counted."""
 
     def complete(self) -> None:
         """Take all steps that are put off until the next forward pass."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.contracts import Factors, MixingTopology, Outcome, Request
+from tacit.contracts import Factors, Outcome, Request
 from tacit.exchange.health import finite
 from tacit.exchange.joined_requests import average_
 from tacit.session.bucket_states import StateStore
@@ -72,7 +72,7 @@ class BucketExchanges:
         self._independent, self._me = config.independent, config.context.me
         self._ranks = len(config.context.ranks)
         # Where each rank gets another answer, a NaN is not in all of them: the ranks must report it.
-        self._mixes = isinstance(config.strategy.topology, MixingTopology)
+        self._mixes = config.strategy.topology.mixes
         self._checks = [*map(self._checks_of, store.buckets, store.nonfinite_flags)]
 
     def _checks_of(self, bucket: Bucket, flags: Tensor) -> _Checks:

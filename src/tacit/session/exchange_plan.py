@@ -14,7 +14,6 @@ from tacit.contracts import (
     NODE,
     AxisRank,
     Context,
-    MixingTopology,
     NodeTopology,
     ScheduleState,
     ServerTopology,
@@ -233,7 +232,7 @@ class Plan:
         carries_flags = (
             bucket.compressor.hides_nonfinite
             or self.session_context.independent
-            or isinstance(self.session_context.topology, MixingTopology)
+            or self.session_context.topology.mixes
             or self.reports_idle(i)
         )
         return partial(

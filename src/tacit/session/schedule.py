@@ -54,18 +54,18 @@ class Schedule:
 
     def at(self, step: int, part: int = 0) -> Sync | None:
         """The round of the part that follows the step, if one does."""
-        sync = self._rounds.at(step, self.state, part)
-        return sync if sync is None else self._overlapped(sync)
+        state = self._state if self._leader is None else self._leader.state
+        sync = self._rounds.at(step, state, part)
+        return sync if sync is None or not self._overlap.steps else self._overlapped(sync)
 
     def sync_at(self, step: int) -> Sync:
         """The round after the step, whether or not one is due."""
         if (due := self.at(step)) is not None:
             return due
-        return self._overlapped(self._rounds.sync(step, self.state))
+        sync = self._rounds.sync(step, self.state)
+        return self._overlapped(sync) if self._overlap.steps else sync
 
     def _overlapped(self, sync: Sync) -> Sync:
-        if not self._overlap.steps:
-            return sync
         return sync._replace(apply_at=self._overlap.apply_at(sync.apply_at))
 
     def inactive(self, step: int) -> bool:
