@@ -8,7 +8,7 @@ import pytest
 from tacit import described
 from tacit.algorithms import parse
 from tacit.algorithms.auto import CANDIDATES, candidates
-from tacit.api.auto import step_seconds
+from tacit.api.choosing import step_seconds
 from tacit.errors import ConfigError
 from tacit.planning.decider import Choice, from_all_texts
 from tacit.strategy import AutoStrategy

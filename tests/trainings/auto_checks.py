@@ -255,7 +255,7 @@ def a_strategy_that_cannot_begin_leaves_plain_ddp() -> None:
     model = wrapped()
     optimizer = sgd(model)
     session = tacit.attach(model, optimizer, "auto", decider=Fixed("topk"))
-    with patch("tacit.api.auto.ActiveStrategy", side_effect=tacit.AttachError("no room for it")):
+    with patch("tacit.api.choosing.AtWork", side_effect=tacit.AttachError("no room for it")):
         raises(tacit.AttachError, lambda: train(model, optimizer, 0, 4), "no room for it")
     assert session.closed
     session.close()

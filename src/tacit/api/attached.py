@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tacit.api import observers
-from tacit.attaching.active_strategy import ActiveStrategy
+from tacit.api.at_work import AtWork
 from tacit.attaching.step_hooks import differ_since
 from tacit.errors import AttachError, PeerLost, first_line
 from tacit.failure import exit
@@ -23,11 +23,12 @@ from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.model.torch_modes import shielded
 from tacit.model.trained_model import TrainedModel
-from tacit.session import Session, joined
+from tacit.session import Session
 from tacit.strategy import AnyStrategy
 from tacit.transports.process_groups import rank_in
 
 if TYPE_CHECKING:
+    from tacit.api.choosing import Choosing
     from tacit.links import Links
     from tacit.planning.decider import Choice
     from tacit.planning.live_diagnosis import Diagnosing
@@ -94,7 +95,7 @@ class Attached:
                 "attach one model after the other, from one thread"
             )
         try:
-            self._active = ActiveStrategy(spec, dispatcher)
+            self._at_work: AtWork | Choosing = AtWork(spec, dispatcher)
         finally:
             _ATTACHING.release()
         _ATTACHED[self._model] = self
@@ -109,6 +110,10 @@ class Attached:
         except BaseException as error:
             Attached.__exit__(self, type(error), error, error.__traceback__)
             raise
+
+    @property
+    def _active(self) -> AtWork:
+        return self._at_work.now
 
     @property
     def levels(self) -> list[Level]:
@@ -138,8 +143,7 @@ class Attached:
 
         Call it once a step, before `optimizer.step`.
         """
-        for level in self.levels:
-            level.observe(loss)
+        self._at_work.observe(loss)
 
     def discard(self, wish: bool = True) -> bool:
         """Take back the step that is under way if any rank asks for it, as its loss has a spike for example.
@@ -178,7 +182,7 @@ class Attached:
         Raises:
             AttachError: torch has not called them, so nothing was exchanged; says why that may be.
         """
-        self._active.check_called()
+        self._at_work.check_called()
 
     def sync(self) -> None:
         """Make all replicas equal now. A collective call, after the same step on every rank.
@@ -202,7 +206,7 @@ class Attached:
         separates them by their keys. All ranks call it after the same step, as some strategies (`efsign`)
         have it wait for all.
         """
-        return self._active.state_dict()
+        return self._at_work.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint, bit for bit; load the model and the optimizer too. A collective call.
@@ -211,7 +215,7 @@ class Attached:
             CheckpointError: the state of a rank does not fit, or is not whole. All ranks raise it, and
                 nothing has changed.
         """
-        self._active.load_state_dict(state_dict)
+        self._at_work.load_state_dict(state_dict)
 
     # ---- what it reports --------------------------------------------------------------------------------
 
@@ -236,9 +240,7 @@ class Attached:
         levels: their sums (`lag`: that of the farthest), and `rounds_0`, `bytes_out_0`, `rounds_1` and so on
         for each, near to far.
         """
-        each = [level.metrics() for level in self.levels]
-        apart = {key: value for key, value in each[-1].items() if key.startswith("consensus_")}
-        return each[0] if len(each) == 1 else joined(each) | apart
+        return self._at_work.metrics()
 
     def servers(self) -> list[dict[str, Any]]:
         """The counters of each parameter server; empty where there are none.
@@ -296,24 +298,17 @@ class Attached:
         left and came, and when training waited for it; this is recorded from the first call on.
         `tacit_lab.reports.trace` makes a trace for Perfetto of the timelines of all ranks.
         """
-        from tacit.reporting.timeline import timeline
-
-        names = ["exchange"] if len(self.levels) == 1 else [each.name for each in self.strategy.levels]
-        sessions = [level.session for level in self.levels]
-        messages = [each for level in self.levels for each in level.messages()]
-        return timeline(self.strategy.name, rank_in(), names, sessions, messages)
+        return self._at_work.timeline()
 
     @property
     def choice(self) -> Choice | None:
         """What `auto` has chosen, and on what grounds; None before, and where the user named the strategy."""
-        return None
+        return self._at_work.choice
 
     @property
     def active_path(self) -> str:
         """What runs, in one sentence: the strategy, its messages, the ranks, the kernels."""
-        from tacit.api import status
-
-        return status.active_path(self._active.spec, self.levels, self._active.momentum)
+        return self._at_work.active_path
 
     def describe(self) -> str:
         """What runs, in lines: `active_path`, and all that it summarises.
@@ -322,9 +317,7 @@ class Attached:
         the busiest rank, as sent and as weighed by what a second compression loses; and each bucket with its
         parameters, their compressors, what predicts them, and its bytes.
         """
-        from tacit.api import status
-
-        return status.describe(self._active.spec, self.levels, self._active.momentum)
+        return self._at_work.describe()
 
     # ---- how it ends ----------------------------------------------------------------------------------
 
@@ -355,7 +348,7 @@ class Attached:
     def _leave(self) -> None:
         """Remove the hooks and close the levels of this rank; no collective call."""
         _ATTACHED.pop(self._model, None)
-        self._active.leave()
+        self._at_work.leave()
         exit.ended(self)
         observers.ended(self)
 

@@ -1,81 +1,30 @@
-"""The session of `auto`: it measures, has a strategy chosen, goes on with that, and watches it."""
+"""The session of `auto`."""
 
 from __future__ import annotations
 
-import json
-import logging
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from statistics import median
-from typing import Annotated, Any, TypedDict
+from dataclasses import replace
 
-import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from tacit import checks, described
 from tacit.api.attached import Attached
-from tacit.attaching.active_strategy import ActiveStrategy
+from tacit.api.choosing import Choosing, check
 from tacit.attaching.requirements import fitted
-from tacit.checkpoint import saved_values
-from tacit.checkpoint.saved_values import CHOICE, refusing, state_of
-from tacit.contracts import WORLD
-from tacit.described import JSON, Duration, Whole
-from tacit.errors import AttachError, CheckpointError, ConfigError, DecisionError
-from tacit.exchange.joined_requests import gather
 from tacit.levels.spec import AttachSpec
-from tacit.optimizer_hooks.every_step import StepsHandle, behind_steps
-from tacit.planning.candidates import CandidateCheck, Candidates
-from tacit.planning.decider import Choice, Decider, decided
-from tacit.session import in_turn
+from tacit.planning.candidates import Candidates
+from tacit.planning.decider import Decider
 from tacit.strategy import AutoStrategy
-from tacit.timelines import Timeline, one_after_another
-from tacit.transports.process_groups import gathered, rank_in, ranks_of
-
-_log = logging.getLogger("tacit")
-
-BLOCKS = 5
-"""The time of a step is the median over at least so many periods of the strategy."""
-
-
-class _SavedChoice(TypedDict):
-    """The choice, as a checkpoint stores it.
-
-    Attributes:
-        begun: after how many steps the strategy at work was attached.
-        due: after how many steps it is examined again; None: never.
-    """
-
-    begun: Whole
-    due: Whole | Duration | None
-    choice: Choice | None
-
-
-@dataclass(frozen=True)
-class _Ended:
-    """What is kept of a strategy that was at work before: its numbers and its timeline.
-
-    Attributes:
-        begun: after how many steps it was attached.
-    """
-
-    begun: int
-    metrics: Mapping[str, float]
-    timeline: Timeline
 
 
 class AutoSession(Attached):
-    """The session of `auto`, the same object for as long as the user trains.
-
-    After a step that is the same on all ranks, the strategy at work is ended as `close` ends it, and the
-    chosen one is attached.
+    """A session whose strategy is chosen while it trains, with what a decider is given besides.
 
     Args:
         given: the arguments of the user's `attach`.
         strategy: what may be chosen, and how it is watched.
         decider: chooses; the same on all ranks.
+
+    Attributes:
+        ranks: the ranks of the world that train the model.
 
     Raises:
         AttachError: there is nobody to exchange with, or no optimizer whose steps could be counted.
@@ -84,30 +33,16 @@ class AutoSession(Attached):
     strategy: AutoStrategy
 
     def __init__(self, given: AttachSpec, strategy: AutoStrategy, decider: Decider) -> None:
-        _check(given, decider)
+        check(given, decider)
         by = f"{strategy!r} by {type(decider).__name__} after {decider.steps} steps: "
-        first = fitted(replace(given, strategy=strategy.levels[0], chosen_by=by))
-        self._decider, self._chosen_by = decider, by
-        self._choice: Choice | None = None
-        self._ended: tuple[_Ended, ...] = ()
-        self._begun, self._due, self._measuring = 0, float(decider.steps), True
-        self._observes = False
-        self._handle: StepsHandle | None = None
-        super().__init__(first, strategy=strategy)
-        self._check = CandidateCheck(given)
-        found = _ranks(given)
-        self.ranks = sorted(found)
-        """The ranks of the world that train the model."""
-        self._order = [found.index(rank) for rank in self.ranks]
-        decider.begin(self)
-        # After the optimizer's hooks: torch does not iterate over them any more, so they may be exchanged.
-        self._handle = behind_steps(self._stepped)
-
-    # ---- for a decider ----------------------------------------------------------------------
+        super().__init__(fitted(replace(given, strategy=strategy.levels[0], chosen_by=by)), strategy=strategy)
+        self._at_work = self._choosing = Choosing(self._active, given, strategy, decider)
+        self.ranks = self._choosing.ranks
+        self._choosing.begin(self, lambda: self.closed, self._leave)
 
     def candidates(self) -> Candidates:
         """The strategies that may be chosen here; and those that may not, with the reason."""
-        return self._check.candidates(self.strategy.accept)
+        return self._choosing.candidates()
 
     def from_all(self, mine: Tensor) -> Tensor:
         """Gather a tensor (on the host, of one shape) from all of `ranks`. A collective call.
@@ -115,265 +50,4 @@ class AutoSession(Attached):
         Returns:
             One row a rank.
         """
-        options, far = self.options, self.levels[-1].session
-        # By the session's exchange where there is one, as that ends with an error where a peer is lost.
-        rows = (
-            gathered(mine, options.group)
-            if options.leaves_ddp_alone
-            else far.ask(lambda: gather(mine, WORLD), CHOICE)
-        )
-        everyone = torch.stack(rows)
-        if options.sharded is None or options.sharded.near is None:
-            return everyone
-        return torch.cat(gathered(everyone, options.sharded.near))[self._order]
-
-    # ---- what it reports --------------------------------------------------------------------------------
-
-    @property
-    def choice(self) -> Choice | None:
-        """What was chosen, and on what grounds; None before."""
-        return self._choice
-
-    def metrics(self) -> dict[str, float]:
-        """As `Attached.metrics`, with the sums of all strategies that were at work.
-
-        `compute_share`, `lag` and the numbers of each level are those of the strategy that is at work.
-        """
-        numbers = in_turn([each.metrics for each in self._ended], super().metrics())
-        return {**numbers, "steps": self._steps}
-
-    def timeline(self) -> Timeline:
-        """As `Attached.timeline`, of all strategies that were at work, one after another."""
-        parts = [(each.begun, each.timeline) for each in self._ended]
-        return replace(
-            one_after_another([*parts, (self._begun, super().timeline())]), algorithm=self.strategy.name
-        )
-
-    @property
-    def active_path(self) -> str:
-        """What runs, in one sentence, and why."""
-        return f"{super().active_path}; {self._why()}"
-
-    def describe(self) -> str:
-        """What runs, in lines, and why: every candidate with the predicted seconds of a step."""
-        lines = [super().describe(), "", self._why()]
-        for text, seconds in () if self._choice is None else self._choice.considered:
-            lines.append(f"  {text}: {'not predicted' if seconds is None else f'{seconds:.4g} s a step'}")
-        lines += [f"  {text}: left out, as {why}" for text, why in self.candidates().left_out]
-        return "\n".join(lines)
-
-    def _why(self) -> str:
-        if self._choice is None:
-            return f"{self.strategy.name!r} chooses after step {self._due:g}"
-        return f"chosen by {self.strategy.name!r}: {self._choice.reason}"
-
-    def observe(self, loss: Tensor | float) -> None:
-        """As `Attached.observe`; strategies that depend on the loss may be chosen then."""
-        self._observes = True
-        super().observe(loss)
-
-    def check_called(self) -> None:
-        """As `Attached.check_called`; a strategy that was chosen after the first step has seen none."""
-        if not self._ended or self.session.step:
-            super().check_called()
-
-    # ---- checkpoints ----------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """As `Attached.state_dict`: the strategy at work, and what was chosen on what grounds."""
-        choice = None if self._choice is None else self._choice.to_json()
-        due = None if math.isinf(self._due) else self._due
-        told = json.dumps({"begun": self._begun, "due": due, "choice": choice})
-        return {**super().state_dict(), CHOICE: told}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on with the strategy that the checkpoint was taken with. A collective call.
-
-        One that was taken before anything was chosen goes on measuring.
-
-        Raises:
-            CheckpointError: it does not fit, or is of no session of `auto`.
-        """
-        if CHOICE not in state_dict:
-            raise CheckpointError(
-                f"the checkpoint is of no session of 'auto', and attached is {self.strategy.name!r}: attach "
-                "the strategy that it was taken with, or start without the session's state"
-            )
-        with refusing():
-            told = described.read(state_dict[CHOICE], Annotated[_SavedChoice, JSON], CHOICE)
-        state = {key: value for key, value in state_dict.items() if key != CHOICE}
-        saved_values.read(state_of(state))  # before another strategy is attached
-        choice: Choice | None = told["choice"]
-        self._check.observed = True  # or the strategy's first round says that nobody has called `observe`
-        try:
-            options = self._options_of(choice)
-        except (AttachError, ConfigError) as error:
-            raise CheckpointError(
-                f"the checkpoint was taken with {choice and choice.algorithm!r}, which was chosen then and "
-                f"is not possible here: {error}"
-            ) from error
-        self.flush()
-        self._exchange(options, equal=False)
-        try:
-            super().load_state_dict(state)
-        except CheckpointError as error:
-            if choice is None or self._choice is not None:
-                raise
-            raise CheckpointError(
-                f"{error}. If torch.distributed.checkpoint has loaded it: that reads only what a new session "
-                f"has, and 'auto' has chosen nothing yet. Attach {choice.algorithm!r} in its place, which "
-                "was chosen"
-            ) from error
-        self._choice = choice
-        self._count_from(told["begun"])
-        self._due = math.inf if told["due"] is None else told["due"]
-        if choice is None:
-            self._measure_steps()  # what was measured is not in a checkpoint
-        else:
-            self._measuring = False
-
-    # ---- after every step ----------------------------------------------------------------------------
-
-    @property
-    def _steps(self) -> int:
-        """How many steps were taken, with all strategies; the same on all ranks."""
-        return self._begun + self.levels[-1].session.step
-
-    def _stepped(self, optimizer: Optimizer) -> None:
-        """Called after a step of any optimizer, when all other hooks have been called."""
-        if self.closed or optimizer is not self.optimizers[-1] or self._steps < self._due:
-            return
-        if self._measuring:
-            self._measuring = False
-            self._choose()
-        elif self._choice is not None and self._departs(self._choice.seconds):
-            self._measure_steps()
-        else:
-            assert self.strategy.watch is not None
-            self._due = self._steps + self.strategy.watch
-
-    def _measure_steps(self) -> None:
-        """Measure the next steps, whatever strategy is at work, and choose after them."""
-        self._measuring, self._due = True, self._steps + self._decider.steps
-        self._decider.begin(self)
-
-    def _departs(self, predicted: float) -> bool:
-        """Whether steps take another time than predicted, on average over the ranks. A collective call."""
-        mine = torch.tensor([self._seconds()], dtype=torch.float64)
-        seconds = float(self.from_all(mine).mean())
-        departs = abs(seconds - predicted) > self.strategy.tolerance * predicted
-        if departs and rank_in() == 0:
-            _log.warning(
-                "%r chooses again after step %d: a step takes %.4g s, and %.4g s were predicted",
-                *(self.strategy.name, self._steps, seconds, predicted),
-            )
-        return departs
-
-    def _seconds(self) -> float:
-        """The seconds that a step has lately taken, on this rank."""
-        period = self.options.period
-        ends = [at for _, at in self.session.stats.steps]
-        return step_seconds(ends, max(self.strategy.watch or 0, BLOCKS * period), period)
-
-    def _choose(self) -> None:
-        """Have a strategy chosen, and go on with it. A collective call."""
-        self.flush()
-        self._check.observed = bool(self.from_all(torch.tensor([self._observes])).all())
-        choice = decided(self._decider, self)
-        try:
-            options = self._options_of(choice)
-        except (AttachError, ConfigError) as error:
-            raise DecisionError(
-                f"auto: {type(self._decider).__name__} chose {choice.algorithm!r}, which does not "
-                f"fit: {error}"
-            ) from error
-        self._choice = choice
-        if rank_in() == 0:
-            _log.warning("%r goes on after step %d: %s", self.strategy.name, self._steps, choice.reason)
-        self._due = math.inf if self.strategy.watch is None else self._steps + self.strategy.rest
-        self._exchange(options)
-
-    def _options_of(self, choice: Choice | None) -> AttachSpec:
-        """The options of the chosen strategy's session; before a choice, those of `dense`."""
-        text = "dense" if choice is None else choice.algorithm
-        options, accept = self._check.options(text), self.strategy.accept
-        rounded = accept in ("feedback", "periodic")
-        if not (rounded or text in self._check.texts(accept)) or (options.periodic and accept != "periodic"):
-            raise AttachError(
-                f"{text!r} risks more than accept={accept} allows: accept more, or have the decider choose "
-                "among session.candidates()"
-            )
-        return replace(options, chosen_by=self._chosen_by)
-
-    def _exchange(self, options: AttachSpec, equal: bool = True) -> None:
-        """Replace the strategy at work, if the new one differs. A collective call.
-
-        `equal`: whether replicas and optimizers are to be made equal before, as `close` makes them.
-        """
-        if repr(options.strategy) == repr(self.options.strategy):
-            return
-        try:
-            if equal:
-                self._active.make_equal()
-            ended = _Ended(self._begun, super().metrics(), super().timeline())
-            steps = self._steps
-            self._active.leave()
-            self._active = ActiveStrategy(options)
-        except BaseException:
-            self._leave()  # the one before is gone
-            raise
-        self._ended = (*self._ended, ended)
-        self._count_from(steps)
-
-    def _count_from(self, steps: int) -> None:
-        """Note the steps taken before the strategy at work was attached, so that errors count them."""
-        self._begun = steps
-        for level in self.levels:
-            level.session.nonfinite.count_from(steps)
-
-    def _leave(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-        if stop := getattr(self._decider, "stop", None):
-            stop()
-        super()._leave()
-
-
-def _check(given: AttachSpec, decider: Decider) -> None:
-    if given.model.process_group.size() == 1:
-        raise AttachError(
-            "'auto' chooses how ranks exchange, and this one is alone: there is nobody to exchange with. "
-            "Start more ranks, or attach 'ddp'"
-        )
-    if not given.optimizers:
-        raise AttachError("'auto' chooses after a step of the optimizer: give attach the optimizer")
-    if given.weight is not None:
-        raise AttachError(
-            f"weight={given.weight!r} with 'auto' is not possible, as it begins with plain averages: leave "
-            "it out, or attach an algorithm that averages replicas, such as 'localsgd'"
-        )
-    checks.whole("the decider's steps", decider.steps, 1, None, "it decides behind a step")
-
-
-def step_seconds(ends: Sequence[float], window: int, period: int) -> float:
-    """How long a step takes: the median over the periods in the last steps, so that a pause does not count.
-
-    Args:
-        ends: when each step ended, the last thousand or so.
-        window: how many of the last steps count.
-        period: after how many steps the rounds repeat; the mean over one is a step's time.
-
-    Returns:
-        Seconds; infinite where there was no whole period.
-    """
-    marks = [*ends][-window - 1 :][::-period]
-    periods = [(later - sooner) / period for later, sooner in pairwise(marks)]
-    return median(periods) if periods else math.inf
-
-
-def _ranks(given: AttachSpec) -> list[int]:
-    """The ranks that train the model, near axis by near axis. A collective call."""
-    far, sharded = ranks_of(given.group), given.sharded
-    if sharded is None or sharded.near is None:
-        return far
-    return [rank for each in gathered(torch.tensor(far), sharded.near) for rank in each.tolist()]
+        return self._choosing.from_all(mine)
