@@ -104,7 +104,7 @@ def from_the_choice_on_it_is_the_chosen_strategy_bit_for_bit() -> None:
             assert session.choice.algorithm == text
             assert session.choice.considered[2] == ("daso", None)
             assert f"{text} it is" in session.active_path
-            assert "daso: not foretold" in session.describe()
+            assert "daso: not predicted" in session.describe()
             assert session.metrics()["steps"] == 10
             times = session.timeline()
             assert [each.step for each in times.steps] == [*range(10)]
