@@ -1,14 +1,12 @@
-"""The learning rate of each parameter, and whether all ranks have the same."""
+"""Whether all ranks have the same learning rates."""
 
-import copy
 import math
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adam
-from torch.optim.lr_scheduler import StepLR
+from torch.optim import SGD
 
 from tacit.attaching.rate_history import RateHistory
 from tacit.failure.store_comparison import DIFFERENT, StepComparison
@@ -17,54 +15,6 @@ from tacit.session.learning_rates import Rates
 
 def named() -> dict[str, nn.Parameter]:
     return {name: nn.Parameter(torch.zeros(3)) for name in "abcd"}
-
-
-def test_each_parameter_has_the_rate_of_its_group_now() -> None:
-    p = named()
-    optimizer = SGD([{"params": [p["a"]]}, {"params": [p["b"], p["c"]], "lr": 0.5}], lr=0.1)
-    rates = Rates([optimizer], p)
-    assert rates() == {"a": 0.1, "b": 0.5, "c": 0.5, "d": 0.0}
-    assert max(rates().values()) == 0.5
-    StepLR(optimizer, 1, gamma=0.1)
-    for group in optimizer.param_groups:
-        group["lr"] *= 0.1
-    assert rates() == {"a": 0.1 * 0.1, "b": 0.5 * 0.1, "c": 0.5 * 0.1, "d": 0.0}
-
-
-def test_groups_that_are_added_count_and_groups_of_others_do_not() -> None:
-    p, other = named(), nn.Parameter(torch.zeros(3))
-    optimizer = SGD([{"params": [other], "lr": 9.0}, {"params": [p["a"]], "lr": 0.2}])
-    rates = Rates([optimizer], p)
-    assert max(rates().values()) == 0.2
-    optimizer.add_param_group({"params": [p["d"]], "lr": 0.3})
-    assert rates() == {"a": 0.2, "b": 0.0, "c": 0.0, "d": 0.3}
-    optimizer.param_groups[1]["params"].append(p["b"])
-    assert rates()["b"] == 0.2
-
-
-def test_a_loaded_state_has_new_groups_and_rates_are_theirs() -> None:
-    p = named()
-    optimizer = SGD(p.values(), lr=0.1)
-    saved = copy.deepcopy(optimizer.state_dict())
-    saved["param_groups"][0]["lr"] = 0.7
-    rates = Rates([optimizer], p)
-    optimizer.load_state_dict(saved)
-    assert max(rates().values()) == 0.7
-
-
-def test_several_optimizers_and_rates_that_are_tensors() -> None:
-    p = named()
-    first, second = SGD([p["a"], p["b"]], lr=0.1), Adam([p["c"], p["b"]], lr=torch.tensor(0.25))
-    rates = Rates([first, second], p)
-    assert rates() == {"a": 0.1, "b": 0.25, "c": 0.25, "d": 0.0}
-
-
-def test_without_an_optimizer_there_is_none() -> None:
-    assert Rates([], named())() == dict.fromkeys("abcd", 0.0)
-    assert not Rates([], {})()
-
-
-# ---- of all ranks --------------------------------------------------------------------------------------
 
 
 class Board(dict[str, str]):
