@@ -288,10 +288,10 @@ def steps_that_take_another_time_than_foretold_ask_again() -> None:
     optimizer, rank = sgd(model), dist.get_rank()
     with tacit.attach(model, optimizer, "auto:watch=5,rest=6", decider=decider) as session:
         # Each rank alone would ask again, and their mean is what was foretold.
-        session._seconds = lambda: (1.0, 3.0)[rank]  # type: ignore[attr-defined]
+        session._choosing._seconds = lambda: (1.0, 3.0)[rank]  # type: ignore[attr-defined]
         train(model, optimizer, 0, 9)  # compared after steps 8 and 13
         assert decider.measured == [2]
-        session._seconds = lambda: (2.0, 4.0)[rank]  # type: ignore[attr-defined]
+        session._choosing._seconds = lambda: (2.0, 4.0)[rank]  # type: ignore[attr-defined]
         train(model, optimizer, 9, 14)
         assert decider.begun == [0, 13], "the next steps are measured"
         assert decider.measured == [2]
