@@ -11,7 +11,7 @@ import typer
 
 import tacit
 from tacit.errors import ConfigError, TacitError
-from tacit_lab.cli import diagnose, listing, plan, probe, profile, report
+from tacit_lab.cli import diagnose, listing, main, plan, probe, profile, report
 from tacit_lab.cli.compare import command as compare_command
 from tacit_lab.cli.interrupts import Interrupted
 from tacit_lab.cli.parsing import shortened
@@ -22,8 +22,9 @@ __all__ = ["app", "run"]
 
 app = typer.Typer(
     name="tacit",
+    epilog=" ".join((main.__doc__ or "").partition("\n\n")[2].split()),  # the exit codes
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
