@@ -38,7 +38,7 @@ def of_script(
     """
 
     def variables(out: Path) -> dict[str, str]:
-        request = DiagnoseRequest(str(out), steps, ends=True, tells=False)
+        request = DiagnoseRequest(str(out), steps, ends=True, logs=False)
         chosen = {} if algorithm is None else {ALGORITHM: algorithm}
         return {DIAGNOSE: json.dumps(asdict(request)), **chosen}
 

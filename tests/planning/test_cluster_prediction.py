@@ -122,7 +122,7 @@ def test_a_kept_variance_is_foretold_between_its_renewals() -> None:
     )
     assert found.bytes_out == pytest.approx(alone.bytes_out)
     assert found.seconds == pytest.approx(alone.seconds, rel=0.02)
-    assert found.notes == ("behind its first steps; without those in which gradients travel again",)
+    assert found.notes == ("after its first steps; without those in which gradients travel again",)
 
 
 def test_what_cannot_be_foretold_is_refused_by_name() -> None:
@@ -191,5 +191,5 @@ def test_topologies_by_links_are_told_a_networks_rates() -> None:
 
 
 def test_more_ranks_than_can_be_looked_at_one_by_one_are_refused() -> None:
-    with pytest.raises(ConfigError, match="foretold for up to 64 ranks"):
+    with pytest.raises(ConfigError, match="predicted for up to 64 ranks"):
         made.with_cost(made.profile(), "uneven", 65, 1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import tacit
 from tacit.planning.diagnosis import Diagnosis
 from tacit.planning.live_diagnosis import SETTLING
-from tacit.transports.process_groups import said
+from tacit.transports.process_groups import gather_texts
 
 CHECKS = Checks()
 check = CHECKS.add
@@ -38,7 +38,7 @@ def diagnosed(algorithm: str, slow: int | None = None, steps: int = STEPS) -> Di
         train(model, optimizer, 1, slow)
         assert found.result is not None
     assert dist.group.WORLD is not None
-    assert len({*said(found.result.to_json(), dist.group.WORLD)}) == 1, "all ranks know the same"
+    assert len({*gather_texts(found.result.to_json(), dist.group.WORLD)}) == 1, "all ranks know the same"
     return found.result
 
 
@@ -68,7 +68,7 @@ def a_rank_that_starts_late_is_found() -> None:
 def what_cannot_be_foretold_is_still_taken_apart() -> None:
     found = diagnosed("lag")
     (note,) = found.notes
-    assert "cannot be foretold" in note, note
+    assert "cannot be predicted" in note, note
 
 
 @check

@@ -1,7 +1,7 @@
 """Error feedback: what a payload leaves out is added to what is encoded next.
 
-The residual is kept by a wrapper (`compressors.ErrorFeedback`), by a topology for its means, and by a server
-for its answers. What is done with it stands here.
+The residual is stored by a wrapper (`compressors.ErrorFeedback`), by a topology for its means, and by a
+server for its answers. The arithmetic on it is here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tacit.exchange.health import check_payload
 
 
 def encoded(request: ReduceEncoded, start: int = 0, stop: int | None = None, part: str = "") -> Payload:
-    """The payload of the entries from `start` to `stop` of what a request is to average.
+    """The payload of the entries from `start` to `stop` of a request's tensor.
 
     With error feedback the residual is added first, and `request.new_residual` then holds what the payload
     leaves out. `request.x` must stay as it is until all is encoded.
@@ -51,7 +51,7 @@ def encoded(request: ReduceEncoded, start: int = 0, stop: int | None = None, par
 
 
 def _encode_sum(codec: OneShot, total: Tensor, x: Tensor, ctx: Context) -> Payload:
-    """Encode `total` in the type of `x`, and leave in it what the payload leaves out."""
+    """Encode `total` in the type of `x`, and overwrite it with what the payload leaves out."""
     if total.dtype == x.dtype:
         payload = formed(codec, codec.encode(total, ctx), x, apart_from=total)
         codec.sent(payload, total).subtract_from_(total)
@@ -64,7 +64,7 @@ def _encode_sum(codec: OneShot, total: Tensor, x: Tensor, ctx: Context) -> Paylo
 
 
 def transmitted(request: ReduceEncoded, payload: Payload) -> Transmitted:
-    """What the peers saw of `request.x`, where all of it was encoded as `payload`."""
+    """What the peers decode from `payload`, which encodes all of `request.x`."""
     sent = request.codec.sent(payload, request.x)
     if request.residual is None or request.new_residual is None:
         return sent

@@ -1,4 +1,4 @@
-"""An exchange in two jobs of a lane, so that others may leave between its halves."""
+"""An exchange in two jobs of a lane, so that others may be sent between its halves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tacit.contracts import AllGatherInto, Outcome, Request
 
 
 class Halves:
-    """Runs an exchange up to its first all-gather, and when it is asked for more, from there to its end.
+    """Runs an exchange up to its first all-gather, and in a second job from there to its end.
 
     With `Decoupled` the first half is a reduce-scatter. An exchange without an all-gather ends in the first.
     """
@@ -25,7 +25,7 @@ class Halves:
         return self._exchange is not None
 
     def of(self, open: Callable[[], Generator[Request, Any, Outcome]]) -> Generator[Request, Any, Any]:
-        """The next half; `open` makes the exchange. Its outcome, or None of the first."""
+        """The next half of the exchange that `open` makes. Returns its outcome, or None after the first."""
         first = self._exchange is None
         if self._exchange is None:
             self._exchange = open()

@@ -1,4 +1,4 @@
-"""NaN and overflow: how they are looked for in what travels, and what is raised.
+"""Checks of what is sent for NaN and overflow, and the errors that are raised.
 
 Where an exchange runs on a device in stream order, nothing is raised here: the largest magnitude is noted in
 `Context.health`, and the session reads it when the round is over.
@@ -24,7 +24,7 @@ def finite(x: Tensor) -> bool:
 
 
 EXTREME = 2.0**100
-"""No training has magnitudes of 1e30: where a payload shows one, overflow is looked for, entry by entry."""
+"""No training has magnitudes of 1e30: if a payload has one, overflow is searched for entry by entry."""
 
 
 def extreme(x: Tensor) -> bool:
@@ -33,13 +33,13 @@ def extreme(x: Tensor) -> bool:
 
 
 OVERFLOWN = 3.3e38
-"""A magnitude from which on something overflowed: codecs cap their scales at 3.4e38."""
+"""Magnitudes from this on mean an overflow, as codecs cap their scales at 3.4e38."""
 
 
 def measure_(x: Tensor, out: Tensor) -> None:
     """Write the largest magnitude in `x` to `out` (one fp32 number, where `x` is): NaN or infinite if one is.
 
-    One launch on a GPU, and nothing is waited for.
+    On a GPU it is one launch, without waiting.
     """
     if not x.numel():
         out.zero_()
@@ -51,9 +51,9 @@ def measure_(x: Tensor, out: Tensor) -> None:
 
 
 def divide_(flat: Tensor, by: float, finite_probe: Tensor | None) -> None:
-    """Divide in place; `finite_probe` (one element), where given, becomes the quotients' largest magnitude.
+    """Divide in place; `finite_probe` (one element), if any, becomes the quotients' largest magnitude.
 
-    On the host it is added to what is there: many may have the last one in common.
+    On the host the magnitude is added to it, as several exchanges may share one probe.
     """
     flat = flat.view(-1)
     if not on_host(flat):
@@ -67,14 +67,14 @@ def divide_(flat: Tensor, by: float, finite_probe: Tensor | None) -> None:
 
 
 def note_magnitude(x: Tensor, health: Tensor) -> None:
-    """Have `health` (one fp32 number, where `x` is) be at least the largest magnitude in `x`; NaN stays."""
+    """Raise `health` (one fp32 number on the device of `x`) to the largest magnitude in `x`; NaN stays."""
     found = health.new_empty(health.shape)
     measure_(x, found)
     torch.maximum(health, found, out=health)
 
 
 def refuse_overflow(x: Tensor, ctx: Context) -> None:
-    """Refuse NaN and infinity in what was made of finite entries; where there is `ctx.health`, note it there.
+    """Refuse NaN and infinity in a result of finite entries; if there is `ctx.health`, note them there.
 
     Raises:
         Overflow: names the bucket.
@@ -84,7 +84,7 @@ def refuse_overflow(x: Tensor, ctx: Context) -> None:
     if ctx.health is not None:
         note_magnitude(x, ctx.health)
         return
-    if not finite(x) and not ctx.knows_of_nonfinite:  # else a rank gave what is not finite, and says so
+    if not finite(x) and not ctx.knows_of_nonfinite:  # else a rank reports its NaN
         raise overflow(ctx.name, ctx.begun + ctx.step, x.dtype)
 
 
@@ -98,20 +98,20 @@ def overflow(name: str, step: int, dtype: torch.dtype, where: str = "") -> Overf
 
 
 def check_payload(codec: OneShot, payload: Payload, given: Tensor, ctx: Context) -> Payload:
-    """Look for what became infinite on its way into a payload, where the payload may hide it; returns it.
+    """Check a payload that may hide entries which became infinite in encoding. Returns the payload.
 
     Args:
-        given: what was encoded.
+        given: the tensor that was encoded.
 
     Raises:
-        Overflow: `given` or the payload holds what is not finite.
+        Overflow: `given` or the payload has NaN or infinity.
     """
     if given.is_meta or not codec.hides_nonfinite:
         return payload
     parts = [part for part in payload if part.is_floating_point()]
     if ctx.health is not None:
         if given.dtype.itemsize < 4 or not parts:
-            parts.append(given)  # else what is infinite in it shows in the payload
+            parts.append(given)  # else infinite entries show in the payload
         for part in parts:
             note_magnitude(part, ctx.health)
         return payload

@@ -1,4 +1,4 @@
-"""Generators of requests, and how to combine them: on an axis, with `ReduceEncoded` answered, many as one."""
+"""Combines generators of requests: sets their axis, answers `ReduceEncoded`, joins many into one."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def on(axis: str, exchange: Generator[Request, Any, T]) -> Generator[Request, An
 def watched(
     exchange: Generator[Request, Any, T], nonfinite_flags: Tensor | None, finite_probe: Tensor | None
 ) -> Generator[Request, Any, T]:
-    """Run `exchange` with `nonfinite_flags` averaged beside it, and what it averages added to `finite_probe`.
+    """Run `exchange`; average `nonfinite_flags` with its first request, and add its inputs to `finite_probe`.
 
-    None: without. `finite_probe`: of shape (n,); the first `AllReduce` adds to its first number, and so on;
-    those behind the last to the last. So it can be told who had a NaN first: what a rank gives to a later
-    `AllReduce` may come from what it was answered.
+    Either may be None. `finite_probe` has the shape (n,): the first `AllReduce` adds to its first number, and
+    so on; those after the n-th add to the last. So the rank that had a NaN first can be found: a later input
+    of a rank may depend on an earlier mean.
     """
     if nonfinite_flags is not None:
         exchange = _beside(exchange, AllReduce((nonfinite_flags,)))
@@ -75,7 +75,7 @@ def gather(x: Tensor, axis: str = "") -> Generator[Request, Any, list[Tensor]]:
 
 
 def _beside(exchange: Generator[Request, Any, T], other: Request) -> Generator[Request, Any, T]:
-    """Run `exchange`, with one more request beside its first one."""
+    """Run `exchange`, with one more request at the same time as its first one."""
     try:
         request = exchange.send(None)
     except StopIteration as end:
@@ -108,11 +108,11 @@ def _probed(exchange: Generator[Request, Any, T], finite_probe: Tensor) -> Gener
 
 
 Reduce: TypeAlias = Callable[[ReduceEncoded], Generator[Request, Any, Any]]
-"""What answers a `ReduceEncoded` by requests of its own."""
+"""Answers a `ReduceEncoded` by other requests."""
 
 
 def reduced(exchange: Generator[Request, Any, T], reduce: Reduce) -> Generator[Request, Any, T]:
-    """Run `exchange`, letting `reduce` answer each `ReduceEncoded` by requests of its own."""
+    """Run `exchange`; `reduce` answers each `ReduceEncoded` by other requests."""
     reply: Any = None
     while True:
         try:
@@ -135,7 +135,7 @@ def _asked(request: Request) -> Generator[Request, Any, Any]:
 
 
 def leaves(request: Request) -> list[Request]:
-    """The requests of a `Grouped`, those of others inside it too: so that all of them may join."""
+    """The requests of a `Grouped`, also of nested ones, so that all of them may be joined."""
     if not isinstance(request, Grouped):
         return [request]
     found: list[Request] = []
@@ -145,7 +145,7 @@ def leaves(request: Request) -> list[Request]:
 
 
 def as_asked(request: Request, answers: Iterator[Any]) -> Any:
-    """The leaves' answers, put together as their requests were."""
+    """The answers of the leaves, grouped as their requests were."""
     if not isinstance(request, Grouped):
         return next(answers)
     return [
@@ -156,7 +156,7 @@ def as_asked(request: Request, answers: Iterator[Any]) -> Any:
 def answered(
     exchange: Generator[Request, Any, T], answer: Callable[[Request], Generator[Request, Any, Any]]
 ) -> Generator[Request, Any, T]:
-    """Run `exchange`, having `answer` make the answer to each request, by requests of its own."""
+    """Run `exchange`; `answer` answers each of its requests by other requests."""
     reply: Any = None
     while True:
         try:
@@ -168,11 +168,11 @@ def answered(
 
 
 def fuse(exchanges: Sequence[Generator[Request, Any, Any]]) -> Generator[Request, Any, list[Any]]:
-    """Run several exchanges side by side, request by request; like requests travel as one message.
+    """Run several exchanges at the same time, request by request; like requests travel as one message.
 
-    A small `AllReduce` rides inside a `AllGather` or `AllToAll` of its axis, and is averaged on arrival: one
-    message costs less than two. Requests that cannot be joined follow one another, in an order that is equal
-    on all ranks.
+    A small `AllReduce` travels inside an `AllGather` or `AllToAll` of its axis, and is averaged on arrival:
+    one message costs less than two. Requests that cannot be joined follow one another, in an order that is
+    equal on all ranks.
     """
     outcomes: list[Any] = [None] * len(exchanges)
     under_way, answers = [*range(len(exchanges))], [None] * len(exchanges)
@@ -191,11 +191,11 @@ def fuse(exchanges: Sequence[Generator[Request, Any, Any]]) -> Generator[Request
 
 
 def _joined(requests: Sequence[Request]) -> Generator[Request, Any, list[Any]]:
-    """Ask all of them, in as few messages as can be; their answers."""
+    """Post all requests, in as few messages as possible, and return their answers."""
     if len(requests) == 1:
         return [(yield requests[0])]
     for request in requests:
-        if isinstance(request, _FOR_TOPOLOGIES):  # which know what they become, and join them with the others
+        if isinstance(request, _FOR_TOPOLOGIES):  # server requests join themselves
             return list((yield Grouped(tuple(requests))))
     answers: list[Any] = [None] * len(requests)
     for group in _alike(requests):
@@ -211,10 +211,10 @@ def _joined(requests: Sequence[Request]) -> Generator[Request, Any, list[Any]]:
 
 
 def _alike(requests: Sequence[Request]) -> Iterable[Sequence[int]]:
-    """Which requests can travel together, by their places; in a fixed order."""
+    """The indices of requests that can travel together, group by group; in a fixed order."""
     carried: dict[str, str] = {}
     for request in requests:
-        # In an all-to-all whose messages differ in size nobody could tell what rides along.
+        # In an all-to-all whose messages differ in size a receiver could not find another request's part.
         if isinstance(request, AllGather) or (isinstance(request, AllToAll) and not request.arriving):
             carried[request.axis] = type(request).__name__
     groups: dict[tuple[object, ...], list[int]] = {}
@@ -227,7 +227,7 @@ def _alike(requests: Sequence[Request]) -> Iterable[Sequence[int]]:
             else:
                 key = ("AllReduce", request.axis, request.payload[0].dtype if request.payload else None)
         elif isinstance(request, Permute):
-            # Equal on all ranks: all of them join the same.
+            # This is equal on all ranks, so all join the same requests.
             key = ("Permute", request.axis, request.to, bool(request.into))
         elif isinstance(request, AllGather) or (isinstance(request, AllToAll) and not request.arriving):
             key = (type(request).__name__, request.axis)
@@ -262,7 +262,7 @@ def _payload_for(requests: Sequence[_Joins], peer: int) -> Payload:
 
 
 def _cut(requests: Sequence[_Joins], message: Collective, answer: Any) -> list[Any]:
-    """The answer of each of the requests, of the answer to their one message."""
+    """The answer of each request, cut from the answer to their one message."""
     found: list[Any] = []
     start = 0
     for request in requests:

@@ -1,7 +1,7 @@
 """Many exchanges under way at once, answered in order.
 
-`Lane` is for collectives that tell when they are done (Gloo). `stream_lane.StreamLane` is for those that are
-done when they are launched (NCCL on a CUDA stream).
+`Lane` is for collectives that report when they are done (Gloo). `stream_lane.StreamLane` is for those that
+are done when they are launched (NCCL on a CUDA stream).
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ class Job:
     """One exchange in the lane.
 
     Attributes:
-        key: names it; no other job of that name is under way.
+        key: its name; no other job of that name is under way.
         open: makes the exchange.
-        completed: called with what the exchange returns; `failed` with the error.
+        completed: called with what the exchange returns.
+        failed: called with the error.
         inline: whether encoding and decoding cost so little that any thread may do it at once.
-        request: what the exchange waits for, until it is posted; `posted`: from then on.
+        request: the request that the exchange waits for, until it is posted.
+        posted: the posted request.
     """
 
     key: str
@@ -60,7 +62,7 @@ class Job:
         return True
 
     def post(self, transport: Transport, where: str) -> Posted:
-        """Post the request as the next stage there; see `stage_of`."""
+        """Post the request as the next stage of `where`; see `stage_of`."""
         request, self.request = self.request, None
         assert request is not None
         stage = self.stages[where]
@@ -69,7 +71,7 @@ class Job:
         return self.posted
 
     def fail(self, error: BaseException) -> None:
-        """End it with an error."""
+        """End the exchange with an error."""
         self.ended = True
         if self.exchange is not None:
             self.exchange.close()
@@ -87,7 +89,7 @@ class Staged(Protocol):
 
 
 def in_turn(job: Staged, where: str, under_way: Iterable[Staged]) -> bool:
-    """Whether an exchange may post there (see `stage_of`): all earlier ones under way have posted theirs."""
+    """Whether an exchange may post to `where` (see `stage_of`): all earlier ones have posted theirs."""
     for earlier in under_way:
         if earlier is job:
             break
@@ -105,14 +107,14 @@ class Lane:
     as the earliest exchange never waits for a later one, no two ranks can wait for each other. The first
     failure ends everything that is under way, and everything that comes later, with that error.
 
-    The work is done by a thread of the lane's own, but for inline jobs: those are started by the thread that
-    submits them and resumed by the one that brings the answer, as on busy cores each change of threads costs
-    a turn of the scheduler. One thread at a time touches the jobs; whoever comes meanwhile leaves its event.
+    A thread of the lane does the work, except for inline jobs: those are started by the thread that submits
+    them and resumed by the one that brings the answer, as on busy cores each change of threads costs a turn
+    of the scheduler. One thread at a time works on the jobs; others queue their events.
 
     Args:
         transport: takes the messages.
-        explain: turns a failure into the error that is given to the jobs.
-        name: the algorithm's, for the profiler.
+        explain: turns a failure into the error that the jobs get.
+        name: the algorithm's name, for the profiler.
 
     Attributes:
         submitted: how many jobs it was given; `submitted_at`: when the last of them.

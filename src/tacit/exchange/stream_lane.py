@@ -17,19 +17,19 @@ from tacit.exchange.lane import Job
 
 
 class StreamLane:
-    """Runs each exchange to its end in the thread that submits it, on a CUDA stream of the lane's own.
+    """Runs each exchange to its end in the thread that submits it, on a separate CUDA stream.
 
-    Nothing is waited for: the stream waits for what the submitting thread has launched so far, all of the
-    exchange is launched on it, and whoever uses an answer has its stream wait for this one (`join`). So there
-    is one order of launches, that of the calls, on every rank; a second thread that launches collectives can
-    make ranks wait for each other for ever (pytorch#175145). An exchange must therefore never need a value on
-    the host. The first failure ends everything that comes later, with that error.
+    The host waits for nothing: the stream waits for what the submitting thread has launched so far, the whole
+    exchange is launched on it, and a thread that uses an answer makes its stream wait for this one (`join`).
+    So there is one order of launches, that of the calls, on every rank; a second thread that launches
+    collectives can make ranks wait for each other for ever (pytorch#175145). An exchange must therefore never
+    need a value on the host. The first failure ends everything that comes later, with that error.
 
     Args:
         transport: takes the messages; its collectives count as done when they are launched.
-        explain: turns a failure into the error that is given to the jobs.
-        device: whose stream; on the CPU there is none, and all is done at once.
-        name: the algorithm's, for the profiler.
+        explain: turns a failure into the error that the jobs get.
+        device: the stream's device; on the CPU there is no stream, and all is done at once.
+        name: the algorithm's name, for the profiler.
 
     Attributes:
         submitted: how many jobs it was given; `submitted_at`: when the last of them.
@@ -50,7 +50,7 @@ class StreamLane:
         self.stream = cuda.Stream(device) if device.type == "cuda" else None
 
     def submit(self, job: Job) -> None:
-        """Launch all of it, behind what this thread has launched so far."""
+        """Launch the whole exchange, after what this thread has launched so far."""
         self.submitted, self.submitted_at = self.submitted + 1, time.monotonic()
         if self._failure is None:
             if self.stream is not None:
@@ -64,11 +64,11 @@ class StreamLane:
         job.failed(self._failure)
 
     def inside(self) -> AbstractContextManager[object]:
-        """What is launched inside the block goes to the lane's stream."""
+        """A block whose kernels are launched on the lane's stream."""
         return torch.cuda.stream(self.stream)
 
     def join(self) -> None:
-        """What this thread launches from now on waits for what the lane has launched."""
+        """Make this thread's current stream wait for what the lane has launched."""
         if self.stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self.stream)
 

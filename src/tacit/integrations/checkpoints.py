@@ -9,7 +9,7 @@ from tacit.api.attached import Attached
 from tacit.checkpoint.session_state import join_states
 from tacit.checkpoint.sharded_state import refuse_shards
 from tacit.errors import CheckpointError
-from tacit.transports.process_groups import collected
+from tacit.transports.process_groups import gather_objects
 
 _SHARED = "shared/"
 """How the keys begin of what is equal on all ranks."""
@@ -67,7 +67,7 @@ class AllRanks:
         if self._session.options.group.rank():
             own = {key: each for key, each in mine["session"].items() if not key.startswith(_SHARED)}
             mine["session"] = own
-        ranks = collected(mine, self._session.options.group)
+        ranks = gather_objects(mine, self._session.options.group)
         return {"ranks": ranks} if ranks else {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -1,1 +1,1 @@
-"""The user's model, as a session sees it."""
+"""The user's model: which parameters are trained, wrapped or sharded."""

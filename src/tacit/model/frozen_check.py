@@ -1,4 +1,4 @@
-"""Which parameters are trained: fixed when DDP is made, so what changes later is refused."""
+"""Which parameters are trained. That is fixed when DDP is made, so later changes are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANEW = "close the session, wrap the model in a new DistributedDataParallel, and 
 
 
 def trainable(model: TrainedModel) -> dict[str, Tensor]:
-    """The parameters that are trained, by name, but for those that DDP was told to ignore."""
+    """The trained parameters, by name, without those that DDP is set to ignore."""
     return {
         name: p
         for name, p in model.module.named_parameters()
@@ -49,14 +49,13 @@ def sparse(name: str, algorithm: str) -> AttachError:
 
 
 class FrozenCheck:
-    """Looks before every step whether the same parameters are trained as when the session began.
+    """Checks before every step that the same parameters are trained as when the session began.
 
-    DDP never reduces a parameter that was frozen when it was made, so replicas would drift apart in it
-    without a word; and the bucket of one that is frozen later never fills, unless DDP looks for unused ones.
-    A Parameter that another one has taken the place of is not used any more, and the other one is known
-    neither to DDP nor to the optimizer. And where the order of a parameter's entries in memory changes
-    (`.to(memory_format=...)`), DDP goes on with the old order, and mixes up the gradient's entries; where
-    their type does (`.double()`), torch calls DDP no more.
+    DDP never reduces a parameter that was frozen when DDP was made, so replicas would silently diverge in it;
+    and the bucket of one that is frozen later never fills, unless DDP searches for unused ones. A replaced
+    Parameter is not used any more, and the new one is known neither to DDP nor to the optimizer. If the
+    memory order of a parameter's entries changes (`.to(memory_format=...)`), DDP keeps the old order, and
+    mixes up the gradient's entries; if its type changes (`.double()`), torch no longer calls DDP.
     """
 
     def __init__(self, model: TrainedModel) -> None:
@@ -68,17 +67,17 @@ class FrozenCheck:
         self._before = [(name, p, p.requires_grad) for name, p in named]
         trained = [(name, p) for name, p in named if p.requires_grad]
         homes = [(name, p, *_home(model.module, name)) for name, p in trained]
-        # A scripted module's parameters are no dict's, and cannot be replaced.
+        # A scripted module's parameters are in no dict, and cannot be replaced.
         self._homes = [each for each in homes if isinstance(each[2], Mapping)]
         self._types = [(name, p, p.dtype) for name, p in trained]
         self._orders = [(name, p, p.stride()) for name, p in trained if p.dim() > 1]
 
     def __call__(self, *_: Any) -> None:
-        """To be called before a step.
+        """Check all parameters, before a step.
 
         Raises:
-            AttachError: a parameter is trained that was not, or the other way round, or is another one, or
-                has another type, or lies otherwise in memory; the step is not taken.
+            AttachError: a parameter was frozen, unfrozen or replaced, or its type or memory order changed;
+                the step is not taken.
         """
         self.check_objects()
         for name, p, dtype in self._types:
@@ -126,11 +125,11 @@ class FrozenCheck:
                 )
 
     def _gone(self) -> list[tuple[str, Tensor]]:
-        """The parameters that are not where they were."""
+        """The parameters that are no longer in their modules."""
         return [(name, p) for name, p, home, key in self._homes if home.get(key) is not p]
 
     def moved(self) -> str:
-        """What DDP may not follow, and what to do; "" where all are where they were."""
+        """A sentence on parameters that have moved, which DDP may not follow; "" if none has."""
         gone = self._gone()
         if not gone:
             return ""

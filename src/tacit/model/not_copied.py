@@ -1,4 +1,4 @@
-"""What is registered on a user's model acts there; a copy or a pickle of the model has nothing of it."""
+"""Hooks on a user's model that its copies and pickles do not have."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 __all__ = ["ForwardSync", "NotCopied", "OnlyHere"]
 
 _NOTHING = nullcontext().__exit__
-"""Takes whatever it is called with, and returns None."""
+"""A function that takes any arguments and returns None."""
 
 
 class OnlyHere(partial[Any]):
-    """A hook that a copy of the model has another function for: one that does nothing, if none is given.
+    """A hook that is another function in a copy of the model; by default one that does nothing.
 
-    A pickle names nothing of tacit, and so can be read where that is not installed.
+    A pickle names nothing of tacit, so it can be read where tacit is not installed.
 
     Args:
         call: the hook.
-        in_copies: what a copy has; taken by pickle by its name.
+        in_copies: the function in copies; pickle refers to it by name.
     """
 
     def __new__(cls, call: Callable[..., Any], in_copies: Callable[..., Any] = _NOTHING) -> OnlyHere:
@@ -33,41 +33,41 @@ class OnlyHere(partial[Any]):
     _in_copies: Callable[..., Any]
 
     def __deepcopy__(self, memo: object) -> Callable[..., Any]:
-        """What a copy has."""
+        """The function for a copy."""
         return self._in_copies
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The same, for pickle."""
+        """As `__deepcopy__`, for pickle."""
         return partial, (self._in_copies,)
 
 
 class NotCopied:
-    """None in a copy or a pickle of what holds it."""
+    """An object that is None in a copy or a pickle of its holder."""
 
     def __deepcopy__(self, memo: object) -> None:
         """None."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The same, for pickle."""
+        """As `__deepcopy__`, for pickle."""
         return type(None), ()
 
 
 class ForwardSync(int):
-    """False, in place of another value, which a copy has again."""
+    """False in place of another value, which a copy has again."""
 
     before: bool
 
     @staticmethod
     def off(before: bool) -> Any:
-        """In place of `before`."""
+        """A False that takes the place of `before`."""
         made = ForwardSync(0)
         made.before = bool(before)
         return made
 
     def __deepcopy__(self, memo: object) -> bool:
-        """What it was before."""
+        """The value before."""
         return self.before
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The same, for pickle."""
+        """As `__deepcopy__`, for pickle."""
         return bool, (self.before,)

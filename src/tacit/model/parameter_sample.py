@@ -1,4 +1,4 @@
-"""Sees by some entries of each parameter whether somebody has written them."""
+"""Detects writes to parameters by some entries of each."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from torch import Tensor, nn
 from tacit.model.trained_model import local
 
 SAMPLE = 16
-"""Entries of each parameter that are looked at: the first and the last ones in memory."""
+"""The number of entries of each parameter that are checked: the first and the last ones in memory."""
 _TURN = 2.4
-"""The angle from one entry's weight to the next one's, whose cosine it is, in a sum that tells them apart."""
+"""Entry i has the weight cos(i * this angle) in a sum, so that swapped entries change the sum."""
 _ROUNDING = 4
-"""Units in the last place of the largest entry: what is lost where up to six times as much as this was
-added and subtracted again, which rounds twice."""
+"""Units in the last place of the largest entry: the most that is lost when up to six times that entry is
+added and subtracted again, which rounds twice.
+"""
 _WIDE = torch.float32, torch.float64
-"""In narrower types a step is no larger than rounding, so that only the same bits count as put back."""
+"""In narrower types a step is no larger than rounding, so only equal bits count as restored."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ParameterSample:
-    """Some entries of every parameter, as they were when `note` was called last.
+    """Some entries of every parameter, as they were at the last `note`.
 
-    Any write is seen that changes one of these. Where a look must not wait for a GPU, it sees there only what
-    torch counts: no write by way of `p.data`.
+    Any write that changes one of these is detected. On a GPU for which a check must not wait, it detects only
+    writes that torch counts, and so none to `p.data`.
 
     Args:
-        named: the parameters, looked up anew each time; buffers among them are left out.
+        named: the parameters, looked up again each time; buffers among them are left out.
     """
 
     def __init__(self, named: Mapping[str, Tensor]) -> None:
@@ -43,18 +44,18 @@ class ParameterSample:
         self._version = 0
 
     def note(self) -> None:
-        """Remember the parameters as they are."""
+        """Record the present entries."""
         self._version = self._look()
         self._noted = [torch.cat(each) for _, each in self._views]
 
     def changed(self, waits: bool = True) -> bool:
-        """Whether an entry is another one than when they were noted, by more than rounding."""
+        """Whether an entry differs from its recorded value by more than rounding."""
         return self.moved(waits) > 1
 
     def moved(self, waits: bool = True) -> float:
-        """How far an entry is at most from where it was noted; 1 is what rounding may do, 0 where none was.
+        """The largest change of an entry since `note`, in units of possible rounding; 0: no change.
 
-        `waits`: also for a GPU on which torch has counted no write.
+        `waits`: whether to check also a GPU on which torch has counted no write, which waits for it.
         """
         looks, far = self._look() != self._version or waits, 0.0
         for (dtype, each), noted in zip(self._views, self._noted, strict=False):
@@ -63,7 +64,7 @@ class ParameterSample:
         return far
 
     def mark(self) -> list[float]:
-        """The norm of these entries, and a weighted sum, as they are; not on a GPU, which it waits for."""
+        """The norm of the present entries, and a weighted sum; [] on a GPU, for which it would wait."""
         self._look()
         if any(each[0].is_cuda for _, each in self._views):
             return []
@@ -72,7 +73,7 @@ class ParameterSample:
         return [float(x.norm()), float(x @ torch.arange(len(x), dtype=torch.float64).mul_(_TURN).cos_())]
 
     def _look(self) -> int:
-        """Where the parameters lie, and a number that every counted write and every move changes."""
+        """Refresh the views, and return a number that changes with every counted write and every move."""
         now = [*self._named.values()]
         if len(now) != len(self._now) or not all(map(is_, now, self._now)):
             self._now, self._found = now, [p for p in now if isinstance(p, nn.Parameter)]
@@ -85,7 +86,7 @@ class ParameterSample:
 
 
 def _apart(now: Tensor, noted: Tensor, dtype: torch.dtype) -> float:
-    """How far apart, in what rounding may do; infinity where that is not known. Their bits differ."""
+    """The largest difference, in units of possible rounding; infinity if unknown. Their bits differ."""
     if dtype not in _WIDE or now.dtype != noted.dtype or now.shape != noted.shape:
         return float("inf")
     other, x, before = now != noted, now.view(dtype).double(), noted.view(dtype).double()
@@ -94,14 +95,14 @@ def _apart(now: Tensor, noted: Tensor, dtype: torch.dtype) -> float:
 
 
 def _samples(tensors: Sequence[Tensor]) -> list[tuple[torch.dtype, list[Tensor]]]:
-    """Views of some entries of each, as bits, those of a type and device together."""
+    """Views of some entries of each as bits, grouped by type and device."""
     alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for x in tensors:
         room = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
-        entries = min(x.numel(), room)  # where expanded, it has fewer than it shows
+        entries = min(x.numel(), room)  # an expanded tensor has fewer entries than its shape
         few, first = min(SAMPLE // 2, entries), x.storage_offset()
         starts = {first, first + entries - few} if few else set()
-        for start in sorted(starts):  # entries side by side, as torch joins others far slower
+        for start in sorted(starts):  # contiguous entries, as torch joins others far slower
             some = x.detach().as_strided((few,), (1,), start)
             alike.setdefault((x.dtype, x.device), []).append(some.view(_BITS[x.element_size()]))
     return [(dtype, views) for (dtype, _), views in alike.items()]

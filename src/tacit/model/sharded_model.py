@@ -1,4 +1,4 @@
-"""A model that FSDP2 shards on the near axis of a mesh, with what is averaged along the far axis."""
+"""A model that FSDP2 shards along the near axis of a mesh; tacit averages along the far axis."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 Reduction = Literal["mean", "sum"]
-"""What becomes of gradients along the far axis."""
+"""The reduction of gradients along the far axis."""
 
 _CAP = 25 << 20
-"""Bytes of a rank's shards that travel together at most; DDP's own for parameters."""
+"""The most bytes of a rank's shards in one bucket; DDP's default for parameters."""
 
 
 @dataclass(frozen=True)
 class ShardedModel:
     """One replica, of which this rank has a shard of every parameter.
 
-    Two are equal where the module is.
+    Two objects are equal if their modules are.
 
     Attributes:
         module: the user's model.
         process_group: the ranks of the far axis, which have the same shard of other replicas.
         near: the ranks among which the replica is sharded; None where they are on several axes.
         mesh: of the ranks that share this replica.
-        ranks: all that train the model, in order; those of the far axis alone, where no more are known.
-        shards: how many they are; this rank has number `shard`.
+        ranks: all ranks that train the model, in order; if unknown, those of the far axis.
+        shards: the number of shards.
+        shard: the number of this rank's shard.
     """
 
     module: nn.Module
@@ -40,7 +41,7 @@ class ShardedModel:
 
     @property
     def shards(self) -> int:
-        """How many ranks share the replica."""
+        """The number of ranks that share the replica."""
         return self.mesh.size()
 
     @property
@@ -51,7 +52,7 @@ class ShardedModel:
 
     @property
     def bucket_bytes_cap(self) -> int:
-        """Of whole parameters, so that buckets are cut alike on all ranks, however uneven shards are."""
+        """The most bytes of whole parameters in a bucket, so that uneven shards give equal buckets."""
         return _CAP * self.shards
 
     @property
@@ -61,11 +62,11 @@ class ShardedModel:
 
     @property
     def parameters_to_ignore(self) -> Collection[str]:
-        """None of them."""
+        """No parameters."""
         return ()
 
     def reshard(self) -> None:
-        """Have the module hold its shards, also behind a forward without backward, as in evaluation."""
+        """Make the module hold its shards, also after a forward without backward, as in evaluation."""
         reshard(self.module)
 
 

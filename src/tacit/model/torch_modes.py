@@ -1,4 +1,4 @@
-"""Scripts call tacit in inference mode, in autocast, on another default device: its own tensors know none."""
+"""Shields tacit's tensors from the script's inference mode, autocast and default device."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 def shielded(call: Callable[Given, T]) -> Callable[Given, T]:
-    """The same function, which runs as if the script had entered none of these around it.
+    """The same function, which runs without the script's inference mode, autocast and default device.
 
-    A tensor that is made in inference mode cannot be written later, autocast multiplies in fewer bits, and
-    on another default device nothing would be where it is expected.
+    A tensor made in inference mode cannot be written later, autocast multiplies in fewer bits, and with
+    another default device tensors would be on the wrong device.
     """
 
     @wraps(call)

@@ -1,4 +1,4 @@
-"""What a session needs of a model, whether DDP replicates it or FSDP2 shards each replica."""
+"""The interface of a model for a session, whether DDP replicates it or FSDP2 shards each replica."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class TrainedModel(Protocol):
 
     @property
     def bucket_bytes_cap(self) -> int:
-        """At most so many bytes of whole parameters travel together."""
+        """The most bytes of whole parameters in a bucket."""
 
     @property
     def find_unused_parameters(self) -> bool:
-        """Whether backward may leave parameters out."""
+        """Whether backward may leave out parameters."""
 
     @property
     def parameters_to_ignore(self) -> Collection[str]:
-        """The names of parameters and buffers that are nobody's business."""
+        """The names of parameters and buffers that are not exchanged."""
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank has of a tensor: the shard of a DTensor, which shares its memory; else the tensor."""
+    """This rank's part of a tensor: the shard of a DTensor, which shares its memory; else the tensor."""
     sharded: Any = tensor
-    if not hasattr(sharded, "to_local"):  # the class is not imported for this: it takes seconds
+    if not hasattr(sharded, "to_local"):  # importing the class would take seconds
         return tensor
     with torch.no_grad():
         mine: Tensor = sharded.detach().to_local()
@@ -45,5 +45,5 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def locals_of(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What this rank has of each."""
+    """This rank's part of each tensor."""
     return {name: local(tensor) for name, tensor in named.items()}

@@ -1,1 +1,1 @@
-"""What a strategy would cost on a cluster that one may not have: profiles, a clock, and predictions."""
+"""Predictions of steps with other strategies and on other clusters: profiles, a simulation, and choices."""

@@ -24,22 +24,24 @@ from tacit.session.buckets import fitting
 from tacit.strategy import Accept, AutoStrategy
 
 STEP_AS_SGD = (SGD, ASGD)
-"""Optimizers whose steps add up what they are given, so that what is sent late arrives all the same. Others
-divide by its magnitude, or take its sign; of a class that is not here nobody knows."""
+"""Optimizers whose steps are linear in the gradient, so that what is sent late has the same effect. Others
+divide by its magnitude, or take its sign; of other classes this is not known.
+"""
 NO_MOMENTUM = {
     "dgc": "no optimizer is torch.optim.SGD with momentum, or their momenta differ",
     "onebit-adam": "an optimizer is neither torch.optim.Adam nor AdamW, or their betas[0] differ",
 }
-"""Why a candidate that takes the optimizer's momentum is left out where no text could be made of it."""
+"""The reason for leaving out a candidate that takes the optimizer's momentum, if no text fits the momentum.
+"""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What may be chosen, and what may not.
+    """The strategies that may be chosen, and those that may not.
 
     Attributes:
         possible: texts of strategies that can be attached here, plain ones first.
-        left_out: texts of those that cannot, each with the reason.
+        left_out: texts of the others, each with the reason.
     """
 
     possible: tuple[str, ...]
@@ -50,10 +52,10 @@ class CandidateCheck:
     """Checks strategies for one call of `attach`, without changing anything. A collective call.
 
     Args:
-        given: what the user gave. Momenta are noted now, as `dgc` and `onebit-adam` will set them to 0.
+        given: the user's arguments. Momenta are recorded now, as `dgc` and `onebit-adam` will set them to 0.
 
     Attributes:
-        observed: whether all ranks give the session their loss.
+        observed: whether all ranks pass their loss to the session.
     """
 
     observed = False
@@ -65,11 +67,11 @@ class CandidateCheck:
         self._nodes, self._no_nodes = _nodes(given)
 
     def options(self, text: str) -> AttachSpec:
-        """What a session of this strategy is made of; no rank asks another.
+        """The options of a session with this strategy; no collective call.
 
         Raises:
-            ConfigError: it is no strategy, or one for another model.
-            AttachError: it does not fit; says why.
+            ConfigError: the text is no strategy, or one for another model.
+            AttachError: the strategy does not fit; the message says why.
         """
         strategy = parse(text)
         if isinstance(strategy, AutoStrategy):
@@ -79,13 +81,13 @@ class CandidateCheck:
         options = fitted(replace(self._given, strategy=strategy))
         if options.scaler is not None and options.periodic:
             raise AttachError(
-                f"with a scaler each replica of {text!r} passes over steps of its own, so that ranks could "
-                "not choose again behind the same step"
+                f"with a scaler each replica of {text!r} skips steps alone, so that ranks could not choose "
+                f"again after the same step"
             )
         metrics = [level.rounds.observed_metrics for level in options.strategy.levels]
         if not self.observed and any("loss" in each for each in metrics):
             raise AttachError(
-                f"{text!r} goes by the loss: call session.observe(loss) before optimizer.step()"
+                f"{text!r} depends on the loss: call session.observe(loss) before optimizer.step()"
             )
         momentum.planned(options.strategy, options.policy, options.optimizers, options.named)
         for level in options.strategy.levels:
@@ -97,7 +99,7 @@ class CandidateCheck:
         return options
 
     def texts(self, accept: Accept) -> list[str]:
-        """What is considered where so much is accepted, possible or not."""
+        """The texts of all strategies that `accept` allows, possible here or not."""
         if self._given.sharded is not None:
             return texts_of(accept)
         world = self._given.model.process_group.size()
@@ -105,7 +107,7 @@ class CandidateCheck:
         return texts_of(accept, nodes, world // nodes)
 
     def candidates(self, accept: Accept) -> Candidates:
-        """What may be chosen where so much is accepted."""
+        """The strategies that `accept` allows, and whether each is possible here."""
         possible, left_out = [], []
         for text in self.texts(accept):
             if text in self._with_momentum:
@@ -118,8 +120,8 @@ class CandidateCheck:
                 if self._not_sgd is not None and text in SENT_LATE:
                     raise AttachError(
                         f"with {type(self._not_sgd).__name__}, which does not step as SGD does, it may cost "
-                        "accuracy, as much of a gradient is sent steps late: attach it by its own name if "
-                        "you want it all the same"
+                        "accuracy, as much of a gradient is sent steps late: attach it by its name if you "
+                        "want it all the same"
                     )
                 self.options(text)
             except (AttachError, ConfigError) as error:
@@ -130,7 +132,7 @@ class CandidateCheck:
 
     def _check_nodes(self) -> None:
         if self._given.sharded is not None:
-            return  # FSDP2's near axis is what stands for a node there
+            return  # FSDP2's near axis takes the part of a node
         if self._no_nodes:
             raise AttachError(self._no_nodes)
         if len(self._nodes) < 2 or len(self._nodes[0]) < 2:
@@ -138,7 +140,7 @@ class CandidateCheck:
 
 
 def _nodes(given: AttachSpec) -> tuple[list[list[int]], str]:
-    """The ranks of each node; none, and why, where nobody has told. A collective call."""
+    """The ranks of each node; none, with the reason, if nodes are not known. A collective call."""
     if given.sharded is not None:
         return [], ""
     try:
@@ -148,7 +150,7 @@ def _nodes(given: AttachSpec) -> tuple[list[list[int]], str]:
 
 
 def _dgc(optimizers: Sequence[Optimizer]) -> str | None:
-    """The text of `dgc` that has the optimizers' momentum; None where they have none, or not the same."""
+    """The text of `dgc` with the optimizers' momentum; None if they have none, or different ones."""
     groups = [(each, group) for each in optimizers for group in each.param_groups]
     if not all(isinstance(each, SGD) for each in optimizers):
         return None
@@ -160,7 +162,7 @@ def _dgc(optimizers: Sequence[Optimizer]) -> str | None:
 
 
 def _onebit_adam(optimizers: Sequence[Optimizer]) -> str | None:
-    """The text of `onebit-adam` that has the optimizers' first beta; None where one has none, or another."""
+    """The text of `onebit-adam` with the optimizers' first beta; None if one has none, or another."""
     if not all(isinstance(each, Adam) for each in optimizers):
         return None
     found = {group["betas"][0] for each in optimizers for group in each.param_groups}

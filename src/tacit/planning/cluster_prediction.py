@@ -1,4 +1,4 @@
-"""What a strategy would do on a cluster: predicted, never measured there."""
+"""Predictions of a strategy on a cluster, without measuring it there."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ class Prediction:
     Attributes:
         algorithm: the strategy's text form.
         seconds: of a step.
-        compute: of these, the main thread's own work, with other ranks on the same cores.
-        far: waiting for a link between nodes; `near`: inside a node; `encoding`: for encoding or decoding.
-        bytes_out: that leave a node in a step.
-        memory: bytes of a rank: parameters, gradients, optimizer, and what the strategy keeps.
+        compute: of these, the main thread's computing, with other ranks on the same cores.
+        far: waiting for a link between nodes.
+        near: waiting for a link inside a node.
+        encoding: waiting for encoding or decoding.
+        bytes_out: the bytes that leave a node in a step.
+        memory: bytes of a rank: parameters, gradients, optimizer, and the strategy's state.
         spans: the timeline of a few steps.
-        notes: what was assumed.
+        notes: the assumptions.
     """
 
     algorithm: str
@@ -53,8 +55,8 @@ def predict(strategy: AnyStrategy, profile: Profile, network: Network) -> Predic
     """Predict a step of a strategy, whose cost the profile has.
 
     Raises:
-        ConfigError: the strategy does not fit; the profile does not say what it costs; or it cannot be
-            foretold, as what it sends depends on the training or on servers.
+        ConfigError: the strategy does not fit; the profile does not have its cost; or it cannot be predicted,
+            as what it sends depends on the training or on servers.
     """
     refuse(strategy)
     scripts = rehearse(networks.strategy_on(network, strategy), profile, network.nodes, network.ranks)
@@ -79,36 +81,37 @@ def predict(strategy: AnyStrategy, profile: Profile, network: Network) -> Predic
 
 
 def refuse(strategy: AnyStrategy) -> None:
-    """Refuse what cannot be foretold.
+    """Refuse a strategy that cannot be predicted.
 
     Raises:
-        ConfigError: what it sends depends on the training or on servers; says what to do instead.
+        ConfigError: what it sends depends on the training or on servers; the message says what to do instead.
     """
     for level in strategy.levels:
         if level.topology.in_pairs:
             raise ConfigError(
-                f"{strategy.name!r} cannot be foretold: who averages with whom, and when, is left to chance. "
+                f"{strategy.name!r} cannot be predicted: who averages with whom, and when, is left to "
+                f"chance. "
                 "Try it with tacit compare"
             )
         if level.server is not None:
             raise ConfigError(
-                f"{strategy.name!r} cannot be foretold: what a parameter server does is not in a profile. "
+                f"{strategy.name!r} cannot be predicted: what a parameter server does is not in a profile. "
                 "Try it with tacit compare --servers 1"
             )
         if isinstance(level.momentum, MomentPeriods) or level.momentum == "averaged":
             raise ConfigError(
-                f"{strategy.name!r} cannot be foretold: the optimizer's state, which travels beside the "
+                f"{strategy.name!r} cannot be predicted: the optimizer's state, which travels with the "
                 "parameters, is not in a profile. Try it with tacit compare"
             )
         if level.overlap.layerwise:
             raise ConfigError(
-                f"{strategy.name!r} cannot be foretold: its messages are planned by what the first steps of "
-                "a training show. Try it with tacit compare"
+                f"{strategy.name!r} cannot be predicted: its messages are planned from the first steps of a "
+                f"training. Try it with tacit compare"
             )
         one_shot = level.compressor.one_shot(0)
         if level.compressor.varies or (one_shot is not None and one_shot.codec.varies):
             raise ConfigError(
-                f"{strategy.name!r} cannot be foretold: what it sends depends on the gradients. Try it "
+                f"{strategy.name!r} cannot be predicted: what it sends depends on the gradients. Try it "
                 "with tacit compare"
             )
 
@@ -117,5 +120,5 @@ def _notes(strategy: AnyStrategy) -> tuple[str, ...]:
     if any(level.rounds.observed_metrics for level in strategy.levels):
         return ("its period changes while it trains; this is the first one",)
     if any(level.renewals is not None for level in strategy.levels):
-        return ("behind its first steps; without those in which gradients travel again",)
+        return ("after its first steps; without those in which gradients travel again",)
     return ()

@@ -1,4 +1,4 @@
-"""The known reasons for slow steps, each with what tells it, what it costs, and what to change."""
+"""The known reasons for slow steps: the signs of each, its cost, and what to change."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tacit.planning.diagnosis import Diagnosis, Facts, Finding, Shares, in_ms, s
 __all__ = ["diagnosed"]
 
 WORTH = 0.03
-"""A share of the step from which on it is worth a finding."""
+"""The least share of the step that is reported as a finding."""
 _SLOWER, _OFTEN = 1.15, 0.6
-"""A rank is slow if its own work takes so much longer than the others', in such a share of the periods."""
+"""A rank is slow if its work takes this much longer than the others', in this share of the periods."""
 _MUCH = 0.1
 _SEVERAL = 1.3
-"""So many times one stream's rate several together must have for one to be held back by its buffers."""
+"""How many times the rate of one stream several must have together, for buffers to limit one."""
 _FASTER = 1.5
 _NEARER = 2.0
-"""So many times the rate between nodes links inside a node must have for rings by node to be worth it."""
+"""How many times the rate between nodes links inside a node must have, for exchanges by node to be faster."""
 _BUCKET_BYTES = 25 << 20
 """DDP's default."""
 _TINY_BYTES, _SEVERAL_BUCKETS = 1 << 20, 4
-"""So many buckets of less than DDP's own first one are named, even if the planner sees no gain."""
+"""This many buckets smaller than DDP's first one are reported, even if the planner predicts no gain."""
 _PAUSED = 0.006
 """The share of waiting for links that each node with BBR costs: the median of five pairs of runs with cubic
 and with BBR, on 4 and on 8 nodes, where it was 0.002 to 0.013 (dev/log, 2026-11-25)."""
@@ -32,10 +32,10 @@ _HOW_TO_LOAD = "more worker processes (num_workers=), prefetch_factor=, or data 
 
 
 def diagnosed(facts: Facts, notes: Iterable[str] = ()) -> Diagnosis:
-    """What is known of the steps, and what was found, the costliest first.
+    """The diagnosis of measured steps: their parts, and the findings, the costliest first.
 
     Args:
-        notes: what could not be looked at.
+        notes: what could not be measured.
     """
     taken = shares(facts)
     found = [finding for rule in _RULES for finding in rule(facts, taken)]
@@ -95,7 +95,7 @@ _PARTS = {
 def _loader(facts: Facts, _: Shares) -> Iterable[Finding]:
     loading, working = typical(facts, "loading"), typical(facts, "data")
     if any(each.passes > 1 for each in facts.ranks):
-        return  # with accumulation the other passes are among it
+        return  # with accumulation it includes the other passes
     if loading >= WORTH * facts.seconds:
         says = f"each rank waits {in_ms(loading)} a step for its data"
         yield Finding("data loader", says, _HOW_TO_LOAD, loading)
@@ -156,7 +156,7 @@ def _unused(facts: Facts, _: Shares) -> Iterable[Finding]:
     if facts.searched and not facts.unused:
         yield Finding(
             "unused parameters",
-            "DDP looks for unused parameters behind every forward pass, and every parameter had a gradient",
+            "DDP looks for unused parameters after every forward pass, and every parameter had a gradient",
             "DistributedDataParallel(..., find_unused_parameters=False)",
         )
 
@@ -204,7 +204,7 @@ def _small_buckets(facts: Facts, _: Shares) -> Iterable[Finding]:
 
 
 def _large_buckets(facts: Facts, _: Shares) -> Iterable[Finding]:
-    """A bucket leaves when its last gradient is there: of few large ones most bytes may leave at the end."""
+    """A bucket is sent when its last gradient is there: with few large ones most bytes may be sent last."""
     costs = facts.saved("smaller buckets")
     if costs >= WORTH * facts.seconds:
         yield Finding(
@@ -254,7 +254,7 @@ def _buffers(facts: Facts, _: Shares) -> Iterable[Finding]:
 
 
 def _congestion_control(facts: Facts, taken: Shares) -> Iterable[Finding]:
-    """BBR pauses each connection for 200 ms every ten seconds, and whoever is not paused waits."""
+    """BBR pauses each connection for 200 ms every ten seconds, and all other ranks wait."""
     nodes = len({each.node for each in facts.ranks if each.congestion_control == "bbr"})
     costs = taken.parts["links"] * min(1.0, _PAUSED * nodes)
     if costs >= WORTH * facts.seconds:
@@ -268,13 +268,13 @@ def _congestion_control(facts: Facts, taken: Shares) -> Iterable[Finding]:
 
 
 def _strategy(facts: Facts, taken: Shares) -> Iterable[Finding]:
-    """What the exchange itself costs, where another strategy would be faster."""
+    """The cost of the exchange, if another strategy would be faster."""
     costs = facts.saved("strategy")
     if costs < WORTH * facts.seconds or not facts.best:
         return
     says = (
         f"a step waits {in_ms(taken.parts['links'])} for links and {in_ms(taken.parts['encoding'])} for "
-        f"encoding; {facts.best} is foretold to take {in_ms(facts.seconds - costs)} a step"
+        f"encoding; {facts.best} is predicted to take {in_ms(facts.seconds - costs)} a step"
     )
     kind = "encoding" if taken.parts["encoding"] > taken.parts["links"] else "links"
     yield Finding(kind, says, f'attach(model, optimizer, "{facts.best}"), or "auto"', costs)

@@ -1,4 +1,4 @@
-"""How a strategy is chosen: what a decider is, what it is given, what it says, and how all ranks learn it."""
+"""How a strategy is chosen: the decider, the session that it gets, its choice, and how all ranks learn it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tacit.timelines import Timeline
 from tacit.transports.process_groups import rank_in
 
 FromAll = Callable[[Tensor], Tensor]
-"""What all ranks give, one row a rank, in the same order on all of them. A collective call."""
+"""Gathers a tensor of each rank: one row a rank, in the same order on all of them. A collective call."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen, and on what grounds.
+    """The chosen strategy, and the reasons.
 
     Attributes:
         algorithm: the strategy's text, such as "topk:ratio=0.01" or "ddp".
         reason: one line for people: what was chosen, why, and what it is expected to bring.
-        seconds: that a step is foretold to take.
-        considered: every candidate, and its foretold seconds of a step; None where they cannot be foretold.
+        seconds: the predicted seconds of a step.
+        considered: every candidate, and its predicted seconds of a step; None: they cannot be predicted.
     """
 
     algorithm: str
@@ -41,7 +41,7 @@ class Choice:
     considered: tuple[tuple[str, float | None], ...] = ()
 
     def __post_init__(self) -> None:
-        checks.real("seconds", self.seconds, "write the seconds that a step is foretold to take", above=0.0)
+        checks.real("seconds", self.seconds, "write the seconds that a step is predicted to take", above=0.0)
 
     def to_json(self) -> dict[str, Any]:
         """As an object of JSON; numbers that are not finite are None."""
@@ -49,11 +49,11 @@ class Choice:
 
 
 class ChoosingSession(Protocol):
-    """What a decider is given: the session whose strategy it is to choose.
+    """The session whose strategy a decider chooses.
 
     Attributes:
-        strategy: what may be chosen.
-        ranks: all that train the model, by their numbers in the world, in order.
+        strategy: says which strategies may be chosen.
+        ranks: the ranks of the world that train the model, in order.
     """
 
     strategy: AutoStrategy
@@ -65,13 +65,13 @@ class ChoosingSession(Protocol):
 
     @property
     def levels(self) -> Sequence[Level]:
-        """The levels of the strategy at work; their sessions know what rounds and steps took."""
+        """The levels of the strategy at work; their sessions know the times of rounds and steps."""
 
     def candidates(self) -> Candidates:
-        """What may be chosen here, and what may not, and why; no rank asks another."""
+        """The strategies that may be chosen here; and the others, with reasons. No collective call."""
 
     def from_all(self, mine: Tensor) -> Tensor:
-        """What all of `ranks` give, one row a rank: tensors on the host, of one shape. A collective call."""
+        """Gather a tensor (on the host, of one shape) from all `ranks`, one row each. A collective call."""
 
     def timeline(self) -> Timeline:
         """When this rank computed and waited."""
@@ -81,18 +81,18 @@ class Decider(Protocol):
     """Chooses a strategy by what was measured.
 
     Attributes:
-        steps: how many steps of plain averages it wants to be measured before it decides.
+        steps: how many steps of plain averages are to be measured before it decides.
     """
 
     steps: int
 
     def begin(self, session: ChoosingSession) -> None:
-        """The steps from now on are those that are measured; called on every rank behind the same step."""
+        """Begin to measure steps; called on every rank after the same step."""
 
     def measure(self, session: ChoosingSession) -> None:
-        """Look at what was measured, and measure more; called on every rank behind the same step.
+        """Evaluate the measured steps, and measure more; called on every rank after the same step.
 
-        It may call collectives: nothing is under way.
+        It may call collectives, as nothing is under way.
         """
 
     def decide(self) -> Choice:
@@ -103,11 +103,11 @@ def decided(decider: Decider, session: ChoosingSession) -> Choice:
     """Measure on all ranks, and choose on the first. A collective call.
 
     Args:
-        decider: of this rank; the same on all.
+        decider: this rank's; the same on all ranks.
         session: at work, with nothing under way.
 
     Raises:
-        DecisionError: a rank could not measure, or the first could not choose; on all ranks.
+        DecisionError: a rank could not measure, or the first could not choose; all ranks raise it.
     """
     name = type(decider).__name__
     error = _failure_of(lambda: decider.measure(session))
@@ -158,7 +158,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def from_all_texts(from_all: FromAll, mine: str) -> list[str]:
-    """The text that each rank gives, in the order of `from_all`. A collective call."""
+    """Gather a text from each rank, in the order of `from_all`. A collective call."""
     data = mine.encode()
     sizes = from_all(torch.tensor([len(data)])).view(-1).tolist()
     if not any(sizes):

@@ -1,4 +1,4 @@
-"""Where the time of a training's steps goes, by what all its ranks have measured."""
+"""Where the time of a training's steps goes, by the measurements of all its ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tacit.links import Links
 __all__ = ["PARTS", "Diagnosis", "Facts", "Finding", "RankSteps", "Shares", "in_ms", "shares", "typical"]
 
 PARTS = ("computing", "data", "slow rank", "encoding", "links")
-"""What a step is made of; see `Shares`."""
+"""The parts of a step; see `Shares`."""
 _WORDS = {
     "computing": "computing",
     "data": "data, and what else the script does",
@@ -26,22 +26,27 @@ _BAR = 30
 
 @dataclass(frozen=True)
 class RankSteps(Saved):
-    """The same steps of one rank, in seconds by the clock, one entry a step.
+    """The measured steps of one rank, in seconds of wall-clock time, one entry a step.
 
     Attributes:
-        rank: in the world; `node`: its node's number; `machine`: equal for all ranks of one machine.
+        rank: in the world.
+        node: its node's number.
+        machine: equal for all ranks of one machine.
         wall: the whole step.
         data: from the optimizer's step before until the last forward pass.
         exposed: waiting for an exchange.
-        parts: medians of what the rank's own work is made of: "loading" (it waits for a loader), "data"
-            (it works between steps), "forward", "backward", "optimizer".
-        threads: for computing; `cores`: of the machine.
-        passes: forward passes in a step.
-        sent: bytes a step that the busiest interface of its node has sent.
-        interface: that one; `rate`: bit/s that it says it carries.
-        faster: another one of the node that says it carries more; `faster_rate`: how much.
-        buffer: bytes that a TCP connection may have under way.
-        congestion_control: what new TCP connections go by, such as "cubic"; "" where the kernel does not say.
+        parts: the medians of the parts of the rank's work: "loading" (it waits for a loader), "data" (it
+            works between steps), "forward", "backward", "optimizer".
+        threads: the number of threads for computing.
+        cores: the number of cores of the machine.
+        passes: the number of forward passes in a step.
+        sent: the bytes a step that the busiest interface of its node has sent.
+        interface: the name of that interface.
+        rate: its reported speed in bit/s.
+        faster: the name of a faster interface of the node; "": there is none.
+        faster_rate: its reported speed in bit/s.
+        buffer: the bytes that a TCP connection may have under way.
+        congestion_control: that of new TCP connections, such as "cubic"; "": the kernel does not report it.
     """
 
     what: ClassVar[str] = "steps of a rank"
@@ -67,28 +72,29 @@ class RankSteps(Saved):
 
     @property
     def own(self) -> tuple[float, ...]:
-        """What the rank does by itself in each step: all but waiting for exchanges."""
+        """The seconds of the rank's work in each step: all but waiting for exchanges."""
         return tuple(wall - exposed for wall, exposed in zip(self.wall, self.exposed, strict=True))
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All that is known of some steps of a training.
+    """The facts about some steps of a training.
 
     Attributes:
         algorithm: the text of the strategy at work.
         period: after how many steps its rounds repeat.
         ranks: in order.
-        links: what the links carry; None where they were not measured.
-        searched: whether DDP looks for unused parameters (`find_unused_parameters`); `unused`: those that it
-            had reason to look for.
-        copying: seconds a step for copying gradients into DDP's buckets and back; 0 where they are views.
-        buckets: how many messages a round is cut into; `bucket_bytes`: at most of one.
-        predicted: seconds of a step with the strategy at work, as the planner has it; None where it cannot.
+        links: the measured links; None: they were not measured.
+        searched: whether DDP searches for unused parameters (`find_unused_parameters`).
+        unused: how many parameters had no gradient.
+        copying: seconds a step for copying gradients into DDP's buckets and back; 0 if they are views.
+        buckets: the number of messages of a round.
+        bucket_bytes: the most bytes of one of them.
+        predicted: the planner's seconds of a step with the strategy at work; None: it cannot predict them.
         waits: of these, the planner's seconds of waiting for "encoding" and for "links".
         changes: by name, the planner's seconds of a step with this change.
         threads_gain: the share of computing that one thread a rank would save, as measured.
-        best: the text of the strategy that the planner finds fastest; its seconds are among the changes.
+        best: the text of the strategy that the planner predicts to be fastest; its seconds are in `changes`.
     """
 
     algorithm: str
@@ -108,12 +114,12 @@ class Facts:
 
     @property
     def seconds(self) -> float:
-        """Of a step, on average over the ranks and the steps of whole periods."""
+        """The seconds of a step, averaged over the ranks and the steps of whole periods."""
         return fmean(fmean(each) for row in _by_period([e.wall for e in self.ranks], self) for each in row)
 
     @property
     def own(self) -> list[list[float]]:
-        """Seconds of each rank's own work a step, on average over a period; a row a period."""
+        """Seconds of each rank's work in a step, averaged over a period; one row a period."""
         return [[fmean(own) for own in row] for row in _by_period([each.own for each in self.ranks], self)]
 
     def saved(self, change: str) -> float:
@@ -125,11 +131,11 @@ class Facts:
 
 @dataclass(frozen=True)
 class Shares:
-    """A step taken apart, in seconds, on average over its ranks.
+    """The parts of a step, in seconds, averaged over its ranks.
 
     Attributes:
         parts: by the names of `PARTS`; together they are the step.
-        limit: of a step if communication cost nothing: that of the slowest rank, step by step.
+        limit: the seconds of a step if communication cost nothing: those of the slowest rank, step by step.
     """
 
     parts: Mapping[str, float]
@@ -142,9 +148,9 @@ class Finding:
 
     Attributes:
         kind: its name, such as "slow rank".
-        says: what was found, with numbers.
+        says: the finding in a sentence, with numbers.
         advice: what to change.
-        seconds: of a step that the change would save; 0 where nobody can tell.
+        seconds: the seconds of a step that the change would save; 0: unknown.
     """
 
     kind: str
@@ -159,14 +165,14 @@ class Diagnosis(Saved):
 
     Attributes:
         algorithm: the text of the strategy that was at work.
-        steps: how many were looked at.
+        steps: the number of measured steps.
         ranks: of the training.
         seconds: of a step.
-        parts: the step taken apart; see `Shares`.
+        parts: the parts of a step; see `Shares`.
         limit: seconds of a step if communication cost nothing.
         findings: what costs time, the most first.
-        traffic: what the links carry, in a sentence; "" where nothing is known.
-        notes: what could not be looked at.
+        traffic: a sentence on what the links carry; "": unknown.
+        notes: what could not be measured.
     """
 
     what: ClassVar[str] = "diagnosis"
@@ -183,7 +189,7 @@ class Diagnosis(Saved):
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """A table of the parts, and what was found."""
+        """A table of the parts, and the findings."""
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
         lines = [
             f"{self.algorithm} on {ranks}: a step takes {in_ms(self.seconds)}, the mean of {self.steps}",
@@ -198,12 +204,12 @@ class Diagnosis(Saved):
             f"If communication cost nothing, a step would take {in_ms(self.limit)}.",
             *([self.traffic] if self.traffic else []),
             "",
-            *self._told(),
+            *self._finding_lines(),
             *(f"Not looked at: {note}." for note in self.notes),
         ]
         return "\n".join(lines)
 
-    def _told(self) -> list[str]:
+    def _finding_lines(self) -> list[str]:
         if not self.findings:
             return ["Nothing stands out."]
         lines = ["What costs time, the most first:"]
@@ -214,10 +220,10 @@ class Diagnosis(Saved):
 
 
 def shares(facts: Facts) -> Shares:
-    """Take the steps apart.
+    """Divide the steps into parts.
 
-    Ranks that exchange wait for each other: of what a rank waits, as much as the slowest one's own work takes
-    longer than its own is waiting for that rank. The rest is the exchange's, by the planner's ratio of
+    Ranks that exchange wait for each other. Of a rank's waiting, the difference of the slowest rank's work to
+    its work is waiting for that rank. The rest belongs to the exchange, divided by the planner's ratio of
     encoding to links.
     """
     own = facts.own
@@ -244,7 +250,7 @@ def shares(facts: Facts) -> Shares:
 
 
 def _by_period(columns: Sequence[Sequence[float]], facts: Facts) -> list[list[Sequence[float]]]:
-    """A row for each whole period: the steps of each rank in it."""
+    """One row for each whole period: the steps of each rank in it."""
     steps = min(map(len, columns))
     period = min(facts.period, steps)
     return [
@@ -254,10 +260,10 @@ def _by_period(columns: Sequence[Sequence[float]], facts: Facts) -> list[list[Se
 
 
 def typical(facts: Facts, part: str) -> float:
-    """The median over ranks of a part of their own work; of two ranks the smaller."""
+    """The median over ranks of a part of their work; of two ranks the smaller."""
     return median_low(each.parts.get(part, 0.0) for each in facts.ranks)
 
 
 def in_ms(seconds: float) -> str:
-    """As text, in milliseconds."""
+    """Seconds as a text in milliseconds."""
     return f"{1e3 * seconds:.1f} ms"

@@ -1,4 +1,4 @@
-"""Which memory a session keeps beside the model and the optimizer, found by walking over its objects."""
+"""The memory of a session in addition to model and optimizer, found by walking over its objects."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ FIELDS = {
     "_moved": "messages",
     "_stored": "store",
 }
-"""What is said of the tensors below an attribute of this name; of others "others"."""
+"""The label of tensors below an attribute of this name; all others are "others"."""
 STATES = ("_states", "states")
-"""Attributes below which each state is said by its own name, as `residual`."""
+"""Attributes below which each state is labelled by its name, such as `residual`."""
 
 
 def footprint(holders: Iterable[object], model: nn.Module, optimizers: Iterable[Any]) -> dict[str, int]:
-    """Bytes kept by these objects of tacit, by what they hold, largest first.
+    """The bytes of tensors in these objects of tacit, by label, the largest first.
 
-    A tensor's memory is counted once, and that of the model, its gradients and the optimizers' state not at
-    all.
+    A tensor's memory is counted once. That of the model, its gradients and the optimizers' state is not
+    counted.
     """
     seen = {storage for storage, _ in map(_storage, _models_own(model, optimizers))}
     found: Counter[str] = Counter()
@@ -70,9 +70,9 @@ def _models_own(model: nn.Module, optimizers: Iterable[Any]) -> Iterator[Tensor]
 
 
 def _below(holders: Iterable[object]) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that can be reached through objects of tacit, and containers; with what it is.
+    """Every tensor that can be reached through objects of tacit and containers, with its label.
 
-    The nearest first, as what a tensor is called by its holder says more than what others call it.
+    The nearest come first, as the attribute of a tensor's holder describes it best.
     """
     seen: set[int] = set()
     waiting: deque[tuple[str, object]] = deque(("others", each) for each in holders)

@@ -1,7 +1,7 @@
-"""Times the next steps of a training on all ranks, and says behind them where their time goes.
+"""Times the next steps of a training on all ranks, and then reports where their time goes.
 
 If the environment variable `TACIT_DIAGNOSE` names a file, the first session of a process is diagnosed, and
-rank 0 saves and logs what was found. `tacit diagnose` sets it, with what else it wants, as JSON.
+rank 0 saves and logs the diagnosis. `tacit diagnose` sets it, with further options, as JSON.
 """
 
 from __future__ import annotations
@@ -32,54 +32,54 @@ from tacit.planning.step_timer import StepTimer, StepTimes
 from tacit.planning.what_if import considered
 from tacit.timelines import Span
 from tacit.transports.interfaces import Interface, congestion_control, interfaces, socket_buffer
-from tacit.transports.process_groups import rank_in, said
+from tacit.transports.process_groups import gather_texts, rank_in
 
 __all__ = ["DiagnoseRequest", "Diagnosing", "began"]
 
 SETTLING, STEPS = 5, 20
-"""So many steps are left out, as buckets settle in them; then so many are looked at."""
+"""The steps that are skipped, in which buckets still change; and those that are measured."""
 _MOST = 500
 _log = logging.getLogger("tacit")
 
 
 @dataclass(frozen=True)
 class DiagnoseRequest:
-    """What a launcher asks for.
+    """The diagnosis that a launcher requests.
 
     Attributes:
         out: where the diagnosis is saved.
-        steps: how many are looked at; 0: as many as are enough.
-        ends: whether the training ends behind it.
-        tells: whether rank 0 logs it.
+        steps: how many are measured; 0: the default.
+        ends: whether the training ends after it.
+        logs:  whether rank 0 logs it.
     """
 
     out: str
     steps: int = 0
     ends: bool = False
-    tells: bool = True
+    logs: bool = True
 
 
 _ASKED: list[Any] = []
-"""Diagnoses that the environment has asked for: one a process."""
+"""Diagnoses that the environment has requested: one a process."""
 
 
 def began(session: TimedSession) -> None:
-    """Diagnose this session's training, if that was asked for and no other's was."""
+    """Diagnose this session's training, if that is requested and no other session is diagnosed."""
     request = None if _ASKED else requested(DIAGNOSE, DiagnoseRequest)
     if request is not None and session.options.optimizers:
         _ASKED.append(Diagnosing(session, request.steps or None, request))
 
 
 class Diagnosing:
-    """Times the next steps; behind the last of them all ranks compare. Every rank makes one at the same step.
+    """Times the next steps; after the last one all ranks compare. Every rank makes one at the same step.
 
     Args:
         session: at work.
-        steps: how many are looked at; where not given, 20, or two periods of the strategy.
-        request: of a launcher.
+        steps: how many are measured; by default 20, or two periods of the strategy.
+        request: a launcher's request.
 
     Attributes:
-        result: what was found, equal on all ranks; None before.
+        result: the diagnosis, equal on all ranks; None before.
 
     Raises:
         AttachError: there is no optimizer whose steps could be timed, or the model is on a GPU.
@@ -93,7 +93,7 @@ class Diagnosing:
         self.result: Diagnosis | None = None
         self._session, self._request, self._wanted = session, request, steps
         self._begin()
-        # Behind the optimizer's own hooks, so that what a session does there is in the step.
+        # After the optimizer's hooks, so that a session's work there is in the step.
         self._handle = behind_steps(self._stepped)
 
     def _begin(self) -> None:
@@ -129,12 +129,12 @@ class Diagnosing:
         self._timer.close()
 
     def _conclude(self, after: Sequence[Interface]) -> None:
-        """Compare with the other ranks, and tell. A collective call."""
+        """Compare with the other ranks, and report. A collective call."""
         options = self._session.options
         mine = self._mine(after)
-        everyone = [RankSteps.from_json(text) for text in said(mine.to_json(), options.group)]
+        everyone = [RankSteps.from_json(text) for text in gather_texts(mine.to_json(), options.group)]
         idle = len(options.named) - len(set().union(*(step.ready for step in self._timer.steps)))
-        unused = max(int(each) for each in said(str(idle), options.group))
+        unused = max(int(each) for each in gather_texts(str(idle), options.group))
         facts = Facts(
             algorithm=options.strategy.name,
             period=self._period,
@@ -143,9 +143,9 @@ class Diagnosing:
             unused=unused,
         )
         facts, notes = considered(facts, self._timer, options, self._session.links)
-        # What encoding costs is measured by each rank for itself: all go by the first one's.
-        self.result = Diagnosis.from_json(said(diagnosed(facts, notes).to_json(), options.group)[0])
-        if rank_in() == 0 and (self._request is None or self._request.tells):
+        # Each rank has measured the cost of encoding: all use that of the first.
+        self.result = Diagnosis.from_json(gather_texts(diagnosed(facts, notes).to_json(), options.group)[0])
+        if rank_in() == 0 and (self._request is None or self._request.logs):
             _log.warning("diagnosis of %s", self.result)
         if self._request is not None:
             self._obey(self._request)
@@ -159,7 +159,7 @@ class Diagnosing:
             raise SystemExit(0)
 
     def _mine(self, after: Sequence[Interface]) -> RankSteps:
-        """What this rank has measured."""
+        """This rank's measurements."""
         steps = [*self._timer.steps]
         waits = [
             span
@@ -190,10 +190,10 @@ def _check(options: AttachSpec, steps: int | None) -> None:
         raise AttachError("diagnose() counts steps of the optimizer: give attach the optimizer")
     if any(p.is_cuda for p in options.named.values()):
         raise AttachError(
-            "diagnose() cannot look at steps on a GPU: its clock knows processors. Use torch.profiler there"
+            "diagnose() cannot measure steps on a GPU: its clock knows processors. Use torch.profiler there"
         )
     if steps is not None:
-        checks.whole("steps", steps, 2, _MOST, "write how many steps are looked at, such as 20")
+        checks.whole("steps", steps, 2, _MOST, "write how many steps are measured, such as 20")
 
 
 def _exposed(step: StepTimes, waits: Sequence[Span]) -> float:
@@ -221,7 +221,7 @@ def _parts(steps: Sequence[StepTimes]) -> dict[str, float]:
 def _with_interface(
     here: RankSteps, before: Sequence[Interface], after: Sequence[Interface], steps: int
 ) -> RankSteps:
-    """With what the busiest interface has sent, and with a faster one, if there is any."""
+    """Add the bytes of the busiest interface, and a faster interface, if there is one."""
     had = {each.name: each.sent for each in before}
     grown = [(each.sent - had[each.name], each) for each in after if each.name in had]
     if not grown:

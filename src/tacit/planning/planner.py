@@ -1,4 +1,4 @@
-"""The decider of `auto`: foretells a step with each candidate by the clock, and takes the fastest."""
+"""The decider of `auto`: predicts a step with each candidate by simulation, and takes the fastest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tacit.planning.cluster_prediction import BASE, Prediction
 from tacit.planning.decider import Choice, ChoosingSession, from_all_texts
 from tacit.planning.profile import Profile
 from tacit.planning.simulation import networks
-from tacit.planning.step_prediction import Foreteller
+from tacit.planning.step_prediction import StepPredictor
 from tacit.planning.step_profiler import take
 from tacit.planning.step_timer import StepTimer
 from tacit.transports.probing import RingCost, ring_cost
@@ -23,17 +23,18 @@ from tacit.transports.probing import RingCost, ring_cost
 __all__ = ["Planner"]
 
 WORTH = 0.03
-"""What changes the arithmetic must be faster than plain DDP by so much, and than a plainer candidate."""
+"""The factor by which a candidate that changes the arithmetic must be faster than DDP, or than a plainer one.
+"""
 
 
 class Planner:
-    """Profiles the steps, measures a ring of all ranks, and foretells every candidate.
+    """Profiles the steps, measures a ring of all ranks, and predicts every candidate.
 
-    Candidates are looked at in the order of what they would take if their own work cost nothing. Once the
-    next one could not be faster than the best, the others are left: to measure what one costs takes time.
+    Candidates are tried in the order of their seconds if encoding cost nothing. Once the next one could not
+    be faster than the best, the others are left out, as measuring their cost takes time.
 
     Attributes:
-        steps: of plain averages that it looks at.
+        steps: the number of steps of plain averages that it measures.
     """
 
     steps = 10
@@ -48,13 +49,13 @@ class Planner:
         """Time the steps from now on.
 
         Raises:
-            AttachError: the model is on a GPU, where the clock knows nothing.
+            AttachError: the model is on a GPU, which the simulation does not know.
         """
         options = session.options
         if any(p.is_cuda for p in options.named.values()):
             raise AttachError(
-                "'auto' cannot foretell steps on a GPU: its clock knows processors, and has never been held "
-                "against one. Name an algorithm, or give attach a decider= of your own"
+                "'auto' cannot predict steps on a GPU: its clock knows processors, and was never compared "
+                "with one. Name an algorithm, or give attach a decider= of your own"
             )
         self.stop()
         self._timer = StepTimer(options.model.module, options.optimizers, options.named)
@@ -65,32 +66,32 @@ class Planner:
             self._timer.close()
 
     def measure(self, session: ChoosingSession) -> None:
-        """Make the profile, and foretell the candidates. A collective call."""
+        """Make the profile, and predict the candidates. A collective call."""
         options = session.options
         assert self._timer is not None
         self.stop()
         ring = ring_cost(options.group)
         profile = take(self._timer, options.model, options.optimizers, ring)
         nodes, ranks = _layout(session)
-        # Where shards are averaged, several groups of ranks have measured: all go by the first one's.
+        # Where shards are averaged, several groups of ranks have measured: all use the first one's.
         mine = json.dumps([profile.to_json(), asdict(ring), nodes, ranks])
         text, rings, nodes, ranks = json.loads(from_all_texts(session.from_all, mine)[0])
         profile, ring = Profile.from_json(text), RingCost(**rings)
         network = networks.of_ring(nodes, ranks, ring.rate, ring.latency, profile)
         self._compute = profile.step.seconds * max(1.0, profile.threads * network.sharing / network.cores)
         self._order = [*session.candidates().possible]
-        foreteller = Foreteller(
+        predictor = StepPredictor(
             profile=profile,
             network=network,
             tensors=locals_of(options.named),
             slowest=lambda mine: float(session.from_all(torch.tensor([mine], dtype=torch.float64)).max()),
         )
-        self._found = foreteller.all_foretold([parse(text) for text in self._order])
+        self._found = predictor.predict_all([parse(text) for text in self._order])
 
     def decide(self) -> Choice:
-        """The fastest; the plainest of those that are as fast."""
+        """Choose the fastest candidate, and of about equally fast ones the plainest."""
         if not self._found:
-            raise ConfigError("no candidate could be foretold")
+            raise ConfigError("no candidate could be predicted")
         best = min(self._found, key=lambda each: each.seconds)
         by_text = {each.algorithm: each for each in self._found}
         near = [by_text[text] for text in self._order if text in by_text]
@@ -109,17 +110,17 @@ class Planner:
         step, alone = 1e3 * chosen.seconds, 1e3 * self._compute
         if base is None or chosen.algorithm == BASE:
             return (
-                f"{chosen.algorithm} stays: a step of {step:.1f} ms is foretold, of which {alone:.1f} "
+                f"{chosen.algorithm} stays: a step of {step:.1f} ms is predicted, of which {alone:.1f} "
                 f"compute, and nothing that may be chosen would be faster by {100 * WORTH:.0f} %"
             )
         return (
-            f"{chosen.algorithm}: a step of {step:.1f} ms is foretold, {base.seconds / chosen.seconds:.1f} "
+            f"{chosen.algorithm}: a step of {step:.1f} ms is predicted, {base.seconds / chosen.seconds:.1f} "
             f"times as fast as ddp ({1e3 * base.seconds:.1f} ms); {alone:.1f} ms would be computing alone"
         )
 
 
 def _layout(session: ChoosingSession) -> tuple[int, int]:
-    """Nodes, and ranks of each, of those that exchange; each rank a node where nobody knows."""
+    """The number of nodes, and of ranks in each; if nodes are not known, one rank a node."""
     options = session.options
     if options.sharded is not None:
         return options.group.size(), 1

@@ -1,4 +1,4 @@
-"""What a training costs on this machine: one step of it, and each strategy's own work."""
+"""The costs of a training on this machine: those of a step, and of each strategy's computing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ParamReady:
     Attributes:
         shape: its dimensions.
         dtype: its type, such as "float32".
-        ready: seconds from the end of the forward pass until its gradient is there.
+        ready: seconds from the end of the forward pass until its gradient is computed.
     """
 
     name: str
@@ -38,7 +38,7 @@ class ParamReady:
 
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
+        """The number of its bytes."""
         return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
 
 
@@ -46,16 +46,16 @@ class ParamReady:
 class StepProfile:
     """One step of a rank, in seconds of its main thread's processor time, each a median over steps.
 
-    Where torch computes with several threads a rank, they are seconds of the clock instead.
+    If torch computes with several threads a rank, they are seconds of wall-clock time instead.
 
     Attributes:
-        data: from the end of the optimizer's step until the last forward pass begins. Of the clock, as a
-            loader may work in other processes; with accumulation it holds all passes but the last.
+        data: from the end of the optimizer's step until the last forward pass begins, in wall-clock time, as
+            a loader may work in other processes. With accumulation it includes all passes but the last.
         forward: the last forward pass.
-        backward: from its end until all gradients are there.
+        backward: from its end until all gradients are computed.
         optimizer: the optimizer's step.
         parameters: in the order of the model.
-        loading: of `data`, how long the main thread did not run: it waited for the loader.
+        loading: of `data`, the seconds in which the main thread did not run, as it waited for the loader.
     """
 
     data: Duration
@@ -71,7 +71,7 @@ class StepProfile:
         return self.data + self.forward + self.backward + self.optimizer
 
     def scaled(self, factor: float) -> StepProfile:
-        """The same step, so many times as long; waiting for the loader takes what it takes."""
+        """The same step, `factor` times as long, except waiting for the loader."""
         return StepProfile(
             data=factor * (self.data - self.loading) + self.loading,
             forward=factor * self.forward,
@@ -84,7 +84,7 @@ class StepProfile:
 
 @dataclass(frozen=True)
 class BucketCost:
-    """What one exchange of a bucket costs a rank, in seconds of processor time.
+    """The cost of one exchange of a bucket for a rank, in seconds of processor time.
 
     Attributes:
         numel: the bucket's entries.
@@ -97,12 +97,12 @@ class BucketCost:
 
 @dataclass(frozen=True)
 class LevelCost:
-    """What a round of one level of a strategy costs a rank.
+    """The cost of a round of one level of a strategy for a rank.
 
     Attributes:
-        buckets: in the order in which they leave.
-        main: what the main thread does about a round of deltas: reading parameters, applying the answer.
-        kept_bytes: memory that the session keeps beside the model, its gradients and the optimizer.
+        buckets: in the order of sending.
+        main: seconds of the main thread for a round of deltas: reading parameters, applying the answer.
+        kept_bytes: the session's memory in addition to the model, its gradients and the optimizer.
     """
 
     buckets: tuple[BucketCost, ...]
@@ -112,7 +112,7 @@ class LevelCost:
 
 @dataclass(frozen=True)
 class StrategyCost:
-    """What a strategy costs each rank of a cluster of `nodes` nodes of `ranks` ranks, level by level."""
+    """The cost of a strategy for a rank of a cluster of `nodes` nodes of `ranks` ranks, level by level."""
 
     algorithm: str
     nodes: Positive
@@ -122,19 +122,19 @@ class StrategyCost:
 
 @dataclass(frozen=True)
 class Profile(Saved):
-    """A training on this machine.
+    """The profile of a training on this machine.
 
     Attributes:
-        step: what one step computes.
-        bucket_bytes: at most so many bytes travel in one bucket of DDP.
-        threads: of a rank, for computing.
+        step: the computing of one step.
+        bucket_bytes: the most bytes of one bucket of DDP.
+        threads: the number of threads of a rank for computing.
         ranks: how many ranks of this training were on the machine while it was measured.
         cores: of the machine.
         per_byte: seconds of processor time of the backend for each byte that a rank sends and receives.
         per_message: seconds of processor time for each message of a chain of them.
         buffers: bytes that DDP broadcasts before each forward pass.
         state_bytes: bytes of the optimizer's state.
-        costs: of strategies.
+        costs: the costs of strategies.
         processor: its name; `backend`, `torch_version`: of the training; `date`: ISO 8601.
     """
 
@@ -167,7 +167,7 @@ class Profile(Saved):
         return sum(each.nbytes for each in self.step.parameters)
 
     def with_costs(self, costs: Sequence[StrategyCost]) -> Profile:
-        """This profile with more costs; what was measured anew replaces what was there."""
+        """This profile with more costs; newer ones of a strategy replace older ones."""
         new = {(each.algorithm, each.nodes, each.ranks): each for each in (*self.costs, *costs)}
         return replace(self, costs=tuple(new.values()))
 
@@ -175,7 +175,7 @@ class Profile(Saved):
         """Check that this is a profile of a model with these parameters.
 
         Raises:
-            ConfigError: it is one of another.
+            ConfigError: it is the profile of another model.
         """
         here = {name: tuple(p.shape) for name, p in named.items()}
         there = {each.name: tuple(each.shape) for each in self.step.parameters}

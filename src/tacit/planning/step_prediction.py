@@ -1,4 +1,4 @@
-"""Foretells steps with strategies on this model and this cluster, alike on all ranks."""
+"""Predicts steps with other strategies on this model and this cluster, equally on all ranks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tacit.planning.simulation.costs import without_cost
 from tacit.planning.strategy_costs import measured_cost
 from tacit.strategy import AnyStrategy
 
-__all__ = ["Foreteller"]
+__all__ = ["StepPredictor"]
 
 
 @dataclass(frozen=True, eq=False)
-class Foreteller:
-    """Measures what a strategy's own work costs, and foretells a step with it.
+class StepPredictor:
+    """Measures the computing of a strategy, and predicts a step with it.
 
     Attributes:
         profile, network: equal on all ranks.
         tensors: the parameters, as this rank has them.
-        slowest: the largest of what all ranks give. A collective call.
+        slowest: returns the largest of the ranks' numbers. A collective call.
     """
 
     profile: Profile
@@ -34,9 +34,9 @@ class Foreteller:
     slowest: Callable[[float], float]
 
     def hopeful(self, strategies: Sequence[AnyStrategy]) -> list[tuple[AnyStrategy, float]]:
-        """The strategies with what they would take at least, plain DDP first, then from the fastest on.
+        """The strategies with the least seconds that each could take: plain DDP, then the fastest first.
 
-        What cannot be foretold is left out. No rank asks another.
+        Strategies that cannot be predicted are left out. No collective call.
         """
         found = []
         for strategy in strategies:
@@ -49,8 +49,8 @@ class Foreteller:
             found.append((strategy, seconds))
         return sorted(found, key=lambda pair: (pair[0].name != BASE, pair[1]))
 
-    def foretold(self, strategy: AnyStrategy) -> Prediction | None:
-        """The same on all ranks, as that of the rank on which it takes longest. A collective call."""
+    def predict(self, strategy: AnyStrategy) -> Prediction | None:
+        """Predict a step. A collective call: the result is that of the slowest rank, on all ranks."""
         prediction = None
         try:
             cost = measured_cost(strategy, self.profile, self.network.nodes, self.network.ranks, self.tensors)
@@ -63,17 +63,17 @@ class Foreteller:
             return None
         return replace(prediction, seconds=slowest)
 
-    def all_foretold(self, strategies: Sequence[AnyStrategy], best: float = float("inf")) -> list[Prediction]:
-        """Those that may be faster than the best, which are looked at in the order of `hopeful`.
+    def predict_all(self, strategies: Sequence[AnyStrategy], best: float = float("inf")) -> list[Prediction]:
+        """Predict the strategies that may be faster than `best` seconds, in the order of `hopeful`.
 
-        To measure what one costs takes time: once the next one could not be faster than the best so far, even
-        if its own work cost nothing, the others are left. A collective call.
+        Measuring a strategy's cost takes time: once the next one could not be faster than the best so far,
+        even if its computing cost nothing, the others are left out. A collective call.
         """
         found = []
         for strategy, least in self.hopeful(strategies):
             if least >= best:
                 break
-            prediction = self.foretold(strategy)
+            prediction = self.predict(strategy)
             if prediction is not None:
                 found.append(prediction)
                 best = min(best, prediction.seconds)

@@ -1,7 +1,7 @@
-"""Profiles the first steps of a training: what a step computes, and what strategies cost on this machine.
+"""Profiles the first steps of a training: the computing of a step, and the costs of strategies.
 
 If the environment variable `TACIT_STEP_PROFILE` names a file, the first session of a process takes a profile,
-and rank 0 saves it there. `tacit profile` sets it, with what else it wants, as JSON.
+and rank 0 saves it there. `tacit profile` sets it, with further options, as JSON.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from tacit.planning.requests import TimedSession, requested
 from tacit.planning.step_timer import StepTimer
 from tacit.planning.strategy_costs import measured_cost
 from tacit.transports.probing import RingCost, ring_cost
-from tacit.transports.process_groups import backend_of, said
+from tacit.transports.process_groups import backend_of, gather_texts
 
 __all__ = ["ProfileRequest", "began", "cores", "machine", "processor", "take"]
 
 SKIPPED, STEPS = 3, 12
-"""So many first steps are left out, as buckets settle in them; then so many are measured."""
+"""The first steps that are skipped, in which buckets still change; and those that are measured."""
 _SLOWER = 1.1
 _log = logging.getLogger("tacit")
 
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """What a profile is to have.
+    """The contents of a requested profile.
 
     Attributes:
         out: where it is saved.
-        algorithms: text forms of the strategies whose own work is measured.
-        layouts: on which clusters, as nodes and ranks of each.
-        ends: whether the training ends behind it.
+        algorithms: text forms of the strategies whose cost is measured.
+        layouts: the clusters for which they are measured, as (nodes, ranks of each).
+        ends: whether the training ends after it.
     """
 
     out: str
@@ -63,14 +63,14 @@ _TAKEN: list[Any] = []
 
 
 def began(session: TimedSession) -> None:
-    """Profile this session's training, if that was asked for and no other's was."""
+    """Profile this session's training, if that is requested and no other session is profiled."""
     request = None if _TAKEN else requested(STEP_PROFILE, ProfileRequest)
     if request is not None and session.options.optimizers:
         _TAKEN.append(_Taking(session, request))
 
 
 class _Taking:
-    """Waits for the steps, and takes the profile behind the last of them."""
+    """Waits for the steps, and takes the profile after the last of them."""
 
     def __init__(self, session: TimedSession, request: ProfileRequest) -> None:
         self._session, self._request = session, request
@@ -95,7 +95,7 @@ class _Taking:
             raise SystemExit(0)
 
     def _costs(self, profile: Profile) -> list[StrategyCost]:
-        """On all ranks at once, as in training."""
+        """Measure the costs on all ranks at once, as in training."""
         tensors, found = locals_of(self._spec.named), []
         for text in self._request.algorithms:
             try:
@@ -114,12 +114,10 @@ def take(
     optimizers: Sequence[torch.optim.Optimizer],
     ring: RingCost | None = None,
 ) -> Profile:
-    """The profile of the steps that were timed; see `_chosen` for whose.
-
-    A collective call; equal on all ranks.
+    """Make a profile of the timed steps. A collective call; equal on all ranks.
 
     Args:
-        ring: what collectives cost; measured now where not given.
+        ring: the cost of collectives; by default it is measured now.
 
     Raises:
         ConfigError: no step was timed.
@@ -141,18 +139,18 @@ def take(
         torch_version=str(torch.__version__),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    everyone = [Profile.from_json(text) for text in said(mine.to_json(), group)]
+    everyone = [Profile.from_json(text) for text in gather_texts(mine.to_json(), group)]
     here = machine()
-    return _chosen(everyone, said(here, group).count(here))
+    return _chosen(everyone, gather_texts(here, group).count(here))
 
 
 def _chosen(everyone: Sequence[Profile], here: int) -> Profile:
-    """A rank like most; the slowest where that is clearly slower, as all wait for it.
+    """The profile of a typical rank; of the slowest, if that is clearly slower, as all wait for it.
 
-    Ranks that share too few cores wait for all that is computed there: their mean counts.
+    Ranks that share too few cores wait for all that is computed there, so the mean of their times is taken.
 
     Args:
-        here: how many ranks are on this machine.
+        here: the number of ranks on this machine.
     """
     ranked = sorted(everyone, key=lambda each: each.step.seconds)
     chosen = ranked[len(ranked) // 2]
@@ -165,7 +163,7 @@ def _chosen(everyone: Sequence[Profile], here: int) -> Profile:
 
 
 def processor() -> str:
-    """The processor's name, and how many cores there are: where they are equal, costs are comparable."""
+    """The processor's name and number of cores: costs with equal ones are comparable."""
     name = platform.processor() or platform.machine()
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -174,12 +172,12 @@ def processor() -> str:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine() -> str:
-    """Equal for all processes of one machine, whatever host names its containers have."""
+    """A text that is equal for all processes of a machine, whatever host names its containers have."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return socket.gethostname()

@@ -1,4 +1,4 @@
-"""Takes the time of each step of a training: data, forward, each gradient of backward, optimizer."""
+"""Times each step of a training: data, forward, each gradient of backward, optimizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tacit.model.trained_model import local
 from tacit.planning.profile import ParamReady, StepProfile
 
 KEPT = 50
-"""So many of the last steps are kept."""
+"""The number of last steps that are recorded."""
 
 
 @dataclass
@@ -29,14 +29,14 @@ class StepTimes:
 
     Attributes:
         data, forward, backward, optimizer: see `StepProfile`.
-        ready: by parameter, from the end of the forward pass until its gradient was there.
-        wall: the whole step by the clock, with what it waited for.
-        waited: in `data`, how long the main thread did not run.
-        exchanging: by the clock, from the last gradient until the optimizer's step begins: an exchange that
+        ready: by parameter, from the end of the forward pass until its gradient was computed.
+        wall: the whole step in wall-clock time, waiting included.
+        waited: in `data`, the seconds in which the main thread did not run.
+        exchanging: wall-clock time from the last gradient until the optimizer's step begins: an exchange that
             is not hidden.
-        between: of these, how long the main thread ran.
-        passes: forward passes of training in it.
-        marks: by the clock (`time.perf_counter`): when it began, when the last gradient was there, when the
+        between: of these, the seconds in which the main thread ran.
+        passes: the number of forward passes of training in it.
+        marks: by `time.perf_counter`: when it began, when the last gradient was computed, when the
             optimizer's step began, and when it ended.
     """
 
@@ -55,20 +55,20 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class _Clocks:
-    """What the clocks show, side by side."""
+    """Readings of the three clocks at one time."""
 
     own: float
     wall: float
 
 
 class StepTimer:
-    """Takes the time of every step from the second on, until it is closed.
+    """Times every step from the second on, until it is closed.
 
     Args:
-        module: the model whose forward pass counts; DDP's own module, not the wrapper.
+        module: the model whose forward pass is timed; DDP's `module`, not the wrapper.
         optimizers: a step ends when the last of them has stepped.
         named: the trainable parameters, by name.
-        kept: so many of the last steps are kept.
+        kept: the number of last steps that are recorded.
 
     Attributes:
         steps: the last steps, in order.
@@ -103,7 +103,7 @@ class StepTimer:
             ]
 
     def close(self) -> None:
-        """Take its hooks away."""
+        """Remove its hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -132,7 +132,8 @@ class StepTimer:
         forward, forward_done, stepping = self._forward, self._forward_done, self._stepping
         if before is None or forward is None or forward_done is None or stepping is None:
             return
-        # FSDP2 sets the gradients of its shards itself, and torch calls no hook: all are there at the end.
+        # FSDP2 sets the gradients of its shards itself, and torch calls no hook: all count as ready at the
+        # end.
         last = self._last_ready or stepping
         data = forward.wall - before.wall
         self.steps.append(
@@ -161,7 +162,7 @@ class StepTimer:
         if not steps:
             raise ConfigError(
                 "no step of the training was measured: it takes two calls of optimizer.step() at least, each "
-                "behind a forward pass and a backward pass of the attached model"
+                "after a forward pass and a backward pass of the attached model"
             )
         backward = _median(step.backward for step in steps)
         ready = {
@@ -175,8 +176,8 @@ class StepTimer:
             for name, p in self._named.items()
         ]
         waited = _median(step.waited for step in steps)
-        # While ranks share cores the main thread also waits for a core: what it waits for is the loader's
-        # only where it is clearly more than that.
+        # If ranks share cores the main thread also waits for a core: only clearly longer waits are the
+        # loader's.
         data = _median(step.data for step in steps)
         own = max(0.0, data - waited)
         loading = waited if waited > max(0.002, 2 * own) else 0.0
@@ -191,7 +192,7 @@ class StepTimer:
 
 
 def _on_gradient(parameter: Any, call: Callable[[Tensor], None]) -> Any:
-    """Call it whenever the parameter's gradient is there; torch has no types for it."""
+    """Call `call` whenever the parameter's gradient is computed; torch has no types for it."""
     return parameter.register_post_accumulate_grad_hook(call)
 
 

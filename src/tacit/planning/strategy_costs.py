@@ -1,4 +1,4 @@
-"""What a strategy costs a rank of its own work, measured on this machine: encode, decode, apply answers."""
+"""Measures on this machine what a strategy computes on a rank: encoding, decoding, applying answers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["measured_cost"]
 
 _ROUNDS = 3
 _SWEPT = 8 << 20
-"""Entries that are read and written before each round: more than caches hold."""
+"""The entries that are read and written before each round: more than caches hold."""
 _MOST_STEPS = 500
-"""In so many steps each bucket is sent once, or the rest of them counts for nothing."""
+"""The number of steps in which each bucket is sent at least once; later buckets count as free."""
 
 
 def measured_cost(
@@ -39,13 +39,13 @@ def measured_cost(
 ) -> StrategyCost:
     """Measure a strategy on tensors of this model's shapes, as one rank of such a cluster.
 
-    Nothing is sent. Tensors as large as the model, and the strategy's own state, are allocated meanwhile.
+    Nothing is sent. Tensors as large as the model, and the strategy's state, are allocated meanwhile.
 
     Args:
-        strategy: of which each level is measured.
+        strategy: each of its levels is measured.
         profile: of the model.
         nodes, ranks: of the cluster, and of each node.
-        tensors: the parameters; random ones where not given. They are not changed.
+        tensors: the parameters, which are not changed; by default random ones.
 
     Raises:
         ConfigError: the strategy does not fit the model, or needs a parameter server; or the tensors are not
@@ -69,7 +69,7 @@ def _copies(profile: Profile, tensors: Mapping[str, Tensor] | None) -> dict[str,
 
 
 def _normal(*shape: int) -> Tensor:
-    """Normal numbers, of no global generator."""
+    """Normal random numbers, without a global generator."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
 
 
@@ -109,7 +109,7 @@ def _kept(holders: list[object], named: Mapping[str, Tensor]) -> int:
 
 
 def _kept_variances(session: Session, named: Mapping[str, Tensor]) -> int:
-    """Bytes of Adam's variances that are kept beside its own."""
+    """Bytes of tacit's copies of Adam's variances."""
     momenta = [bucket.compressor.takes_momentum for bucket in session.buckets]
     frozen = any(each is not None and each.freeze_step is not None for each in momenta)
     if not frozen and session.strategy.renewals is None:
@@ -118,15 +118,15 @@ def _kept_variances(session: Session, named: Mapping[str, Tensor]) -> int:
 
 
 def _exchanges(session: Session, echo: EchoTransport) -> list[BucketCost]:
-    """Rounds of all buckets, one exchange at a time."""
+    """The costs of the buckets' exchanges, run one at a time."""
     given = [_normal(bucket.numel).to(bucket.dtype).mul_(0.01) for bucket in session.buckets]
     swept = torch.zeros(_SWEPT, dtype=torch.float32)
     apart = session.context.apart
     rounds = []
-    # The ranks of a node may send in turn; what counts are the rounds in which this one does.
+    # The ranks of a node may send in turn; only rounds in which this one sends count.
     turns = session.context.coordinate.near.peers if session.context.by_node else 1
     for _ in range(1 + _ROUNDS * turns):
-        swept.add_(1)  # in training, forward and backward have left nothing of it in the caches
+        swept.add_(1)  # in training, forward and backward evict it from the caches
         session.begin()
         rounds.append([_exchanged(session, echo, i, x.clone(), apart) for i, x in enumerate(given)])
         session.pending.verify()
@@ -138,14 +138,14 @@ def _exchanges(session: Session, echo: EchoTransport) -> list[BucketCost]:
 
 
 def _medians(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Segment by segment, over the rounds with the most segments."""
+    """The median of each segment, over the rounds with the most segments."""
     most = max(map(len, rounds))
     own = [segments for segments in rounds if len(segments) == most]
     return tuple(map(statistics.median, zip(*own, strict=True)))
 
 
 def _exchanged(session: Session, echo: EchoTransport, i: int, x: Tensor, apart: bool) -> list[float]:
-    """The segments of one bucket's exchange."""
+    """The seconds of each segment of one bucket's exchange."""
     over = Event()
     unsent = x if apart and session.strategy.merge.keeps_unsent else None
     out = torch.empty_like(x) if apart else None
@@ -160,7 +160,7 @@ def _exchanged(session: Session, echo: EchoTransport, i: int, x: Tensor, apart: 
 
 
 def _deltas(session: Session, echo: EchoTransport, named: dict[str, Tensor]) -> LevelCost:
-    """What the hook behind the optimizer does about two cycles of rounds, less what the exchanges cost."""
+    """The cost of the optimizer's hook in two cycles of rounds, without the exchanges."""
     exchanges = _exchanges(session, echo)
     spent = {bucket.name: sum(cost.segments) for bucket, cost in zip(session.buckets, exchanges, strict=True)}
     entries = {bucket.name: bucket.numel for bucket in session.buckets}

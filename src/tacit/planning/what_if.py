@@ -1,4 +1,4 @@
-"""What a diagnosis asks the planner: how long a step would take with one thing changed."""
+"""Predictions for a diagnosis: the seconds of a step with one thing changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tacit.planning.profile import Profile
 from tacit.planning.simulation import networks
 from tacit.planning.simulation.clock import Network
 from tacit.planning.simulation.rehearsal import rehearse
-from tacit.planning.step_prediction import Foreteller
+from tacit.planning.step_prediction import StepPredictor
 from tacit.planning.step_profiler import take
 from tacit.planning.step_timer import StepTimer
 from tacit.strategy import Accept, AnyStrategy, Strategy
@@ -33,7 +33,7 @@ from tacit.transports.process_groups import gathered, rank_in
 __all__ = ["considered"]
 
 MOST_NODES = 16
-"""Of more, the links are not measured one by one: that would take minutes."""
+"""With more nodes links are not measured one by one, which would take minutes."""
 _LARGE = 25 << 20
 _SMALLER = 10 << 20
 _COPIED = 16 << 20
@@ -43,14 +43,13 @@ _SIDE, _PRODUCTS, _TIMES = 384, 10, 3
 def considered(
     facts: Facts, timer: StepTimer, options: AttachSpec, links: Links | None
 ) -> tuple[Facts, list[str]]:
-    """The facts with what is measured now, and with what the planner foretells. A collective call.
+    """Add measurements and the planner's predictions to the facts. A collective call.
 
     Args:
-        timer: of the steps.
+        timer: has timed the steps.
         links: measured before; None: they are measured now.
 
-    Returns:
-        The facts, equal on all ranks, and what could not be looked at.
+    Returns: The facts, equal on all ranks, and notes on what could not be measured.
     """
     asking = _Asking(facts, timer, options)
     asking.measure(links)
@@ -69,13 +68,13 @@ class _Asking:
     notes: list[str] = field(default_factory=list)
 
     def measure(self, links: Links | None) -> None:
-        """The links, what copies into buckets cost, and whether threads are in each other's way."""
+        """Measure the links, the copies into buckets, and whether threads slow each other down."""
         if links is None and len({each.node for each in self.facts.ranks}) > MOST_NODES:
             self.notes.append(f"the links one by one, as there are more than {MOST_NODES} nodes")
         elif links is None:
             try:
                 links = measured_links(self.options.group, self.options.mesh)
-            except TacitError as error:  # on all ranks alike
+            except TacitError as error:  # equal on all ranks
                 self.notes.append(f"the links one by one ({first_line(error)})")
         self.facts = replace(
             self.facts, links=links, copying=self._copying(), threads_gain=self._threads_gain()
@@ -99,7 +98,7 @@ class _Asking:
         return median(self._everyones(mine))
 
     def _threads_gain(self) -> float:
-        """The share of a product's time that is saved where all ranks of a machine share its cores out."""
+        """The share of a matrix product's time that is saved if the ranks of a machine divide its cores."""
         ranks = self.facts.ranks
         here = next(each for each in ranks if each.rank == rank_in())
         mates = sum(each.machine == here.machine for each in ranks)
@@ -117,7 +116,7 @@ class _Asking:
     def _product_seconds(self) -> float:
         x, took = torch.ones(_SIDE, _SIDE, dtype=torch.float32), []
         for _ in range(_TIMES):
-            self._everyones(0.0)  # all begin at once
+            self._everyones(0.0)  # so that all begin at once
             begun = time.perf_counter()
             for _ in range(_PRODUCTS):
                 torch.mm(x, x)
@@ -132,33 +131,33 @@ class _Asking:
     # ---- the planner ----------------------------------------------------------------------------------
 
     def ask(self) -> None:
-        """How long a step takes as it is, and with each change.
+        """Predict a step with the present strategy, and with each change.
 
         Raises:
-            ConfigError: the strategy at work cannot be foretold.
+            ConfigError: the strategy at work cannot be predicted.
         """
         options, strategy = self.options, self.options.strategy
         ring = ring_cost(options.group)
         profile = take(self.timer, options.model, options.optimizers, ring)
         network = _network(self.facts.links, profile, options.group.size(), ring.rate, ring.latency)
-        teller = self._teller(profile, network)
-        present = teller.foretold(strategy)
+        predictor = self._predictor(profile, network)
+        present = predictor.predict(strategy)
         buckets = rehearse(strategy, profile, network.nodes, network.ranks)[-1].buckets
         self.facts = replace(self.facts, buckets=len(buckets), bucket_bytes=profile.bucket_bytes)
         if present is None:
-            raise ConfigError(f"{strategy.name!r} cannot be foretold")
+            raise ConfigError(f"{strategy.name!r} cannot be predicted")
         self.facts = replace(
             self.facts,
             predicted=present.seconds,
             waits={"encoding": present.encoding, "links": present.far + present.near},
         )
-        self._ask_links(teller, strategy)
-        self._ask_layout(teller, strategy)
-        self._ask_strategies(teller, present)
+        self._ask_links(predictor, strategy)
+        self._ask_layout(predictor, strategy)
+        self._ask_strategies(predictor, present)
 
-    def _ask_links(self, teller: Foreteller, strategy: AnyStrategy) -> None:
-        """With all links as fast as most, and with several streams on each."""
-        links, network = self.facts.links, teller.network
+    def _ask_links(self, predictor: StepPredictor, strategy: AnyStrategy) -> None:
+        """Predict a step with all links as fast as most, and with several streams on each."""
+        links, network = self.facts.links, predictor.network
         if links is None or len(links.hosts) < 2:
             return
         slow = set(links.slow())
@@ -171,7 +170,7 @@ class _Asking:
             ]
             self._note(
                 "even links",
-                replace(teller, network=replace(network, rate=median(fast) / 8, rates=())),
+                replace(predictor, network=replace(network, rate=median(fast) / 8, rates=())),
                 strategy,
             )
         ratio = median(
@@ -181,27 +180,27 @@ class _Asking:
         if ratio > 1:
             rates = tuple(rate * ratio for rate in network.rates)
             faster = replace(network, rate=network.rate * ratio, rates=rates)
-            self._note("several streams", replace(teller, network=faster), strategy)
+            self._note("several streams", replace(predictor, network=faster), strategy)
 
-    def _ask_layout(self, teller: Foreteller, strategy: AnyStrategy) -> None:
-        """With larger and with smaller buckets, and by node."""
-        if teller.profile.bucket_bytes < _LARGE:
-            large = replace(teller.profile, bucket_bytes=_LARGE)
-            self._note("large buckets", replace(teller, profile=large), strategy)
-        if teller.profile.bucket_bytes > _SMALLER and self.options.ddp is not None:
-            smaller = replace(teller.profile, bucket_bytes=_SMALLER)
-            self._note("smaller buckets", replace(teller, profile=smaller), strategy)
+    def _ask_layout(self, predictor: StepPredictor, strategy: AnyStrategy) -> None:
+        """Predict a step with larger and with smaller buckets, and by node."""
+        if predictor.profile.bucket_bytes < _LARGE:
+            large = replace(predictor.profile, bucket_bytes=_LARGE)
+            self._note("large buckets", replace(predictor, profile=large), strategy)
+        if predictor.profile.bucket_bytes > _SMALLER and self.options.ddp is not None:
+            smaller = replace(predictor.profile, bucket_bytes=_SMALLER)
+            self._note("smaller buckets", replace(predictor, profile=smaller), strategy)
         near = strategy.levels[0]
-        several = teller.network.nodes > 1 and teller.network.ranks > 1
+        several = predictor.network.nodes > 1 and predictor.network.ranks > 1
         if several and len(strategy.levels) == 1 and near.subject != "delta" and near.topology.meets == WORLD:
-            self._note("by node", teller, _by_node(near))
+            self._note("by node", predictor, _by_node(near))
 
-    def _ask_strategies(self, teller: Foreteller, present: Prediction) -> None:
-        """With what `auto` might choose, as far as the strategy at work accepts it."""
+    def _ask_strategies(self, predictor: StepPredictor, present: Prediction) -> None:
+        """Predict a step with strategies of `auto` that risk no more than the one at work."""
         check = CandidateCheck(_given(self.options))
         accept: Accept = "periodic" if self.options.periodic else "feedback"
         texts = [text for text in check.candidates(accept).possible if text != self.options.strategy.name]
-        found = teller.all_foretold([parse(text) for text in texts], present.seconds)
+        found = predictor.predict_all([parse(text) for text in texts], present.seconds)
         if found:
             best = min(found, key=lambda each: each.seconds)
             self.facts = replace(
@@ -210,34 +209,34 @@ class _Asking:
                 changes={**self.facts.changes, "strategy": best.seconds},
             )
 
-    def _teller(self, profile: Profile, network: Network) -> Foreteller:
-        return Foreteller(
+    def _predictor(self, profile: Profile, network: Network) -> StepPredictor:
+        return StepPredictor(
             profile=profile,
             network=network,
             tensors=locals_of(self.options.named),
             slowest=lambda mine: max(self._everyones(mine)),
         )
 
-    def _note(self, change: str, teller: Foreteller, strategy: AnyStrategy) -> None:
-        found = teller.foretold(strategy)
+    def _note(self, change: str, predictor: StepPredictor, strategy: AnyStrategy) -> None:
+        found = predictor.predict(strategy)
         if found is not None:
             self.facts = replace(self.facts, changes={**self.facts.changes, change: found.seconds})
 
 
 def _network(links: Links | None, profile: Profile, ranks: int, rate: float, latency: float) -> Network:
-    """The cluster as it was measured; as one ring of all ranks where nodes differ, or links are not known."""
+    """The measured cluster; a ring of all ranks if nodes differ, or links are not known."""
     if links is None or len({len(node) for node in links.ranks}) > 1:
         return networks.of_ring(ranks, 1, rate, latency, profile)
     return networks.measured(links, profile)
 
 
 def _by_node(strategy: Strategy) -> Strategy:
-    """The same exchange, inside the nodes first."""
+    """The same strategy, which averages inside the nodes first."""
     return replace(strategy, subject="gradient", topology=Hierarchical(), name=f"{strategy.name} by node")
 
 
 def _given(spec: AttachSpec) -> AttachSpec:
-    """What the user gave `attach`, as far as candidates depend on it."""
+    """The arguments of `attach` on which candidates depend."""
     if spec.group.size() == 1:
         raise AttachError("this rank is alone, and exchanges nothing")
     return replace(spec, steps_per_epoch=None, epochs=None, weight=None, servers=None)

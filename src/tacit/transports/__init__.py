@@ -1,1 +1,1 @@
-"""The only I/O: torch.distributed, N ranks inside one process, and a meter."""
+"""All I/O between ranks: torch.distributed, N ranks inside one process, and a meter."""

@@ -1,4 +1,4 @@
-"""The transport for a model on a GPU: each message goes by the one that reaches the memory it lies in."""
+"""The transport for a model on a GPU: each message goes by the backend for the memory that holds it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tacit.kernels.dispatch import on_host
 from tacit.transports.torch import TorchTransport
 
 HOST_STAGES = 3
-"""How often what travels on the host beside the buckets speaks on an axis, at most (see `hooks.buffers`)."""
+"""The most collectives on an axis of an exchange on the host other than buckets (see `replicas.buffers`)."""
 
 
 @dataclass(eq=False)
 class ByDevice:
-    """Two transports of the same ranks: one for what lies on the device, one for what lies on the host.
+    """Two transports of the same ranks: one for tensors on the device, one for tensors on the host.
 
     Each is used in the same order on all ranks; neither waits for the other.
     """
@@ -47,7 +47,7 @@ class ByDevice:
         return self.device.sent + self.host.sent
 
     def open(self, stages: Mapping[str, int]) -> None:
-        """One group an axis on the device; on the host, for the few messages that pass there."""
+        """Make one group an axis on the device; and on the host, groups for the few messages there."""
         self.device.open(stages)
         self.host.open({axis: min(count, HOST_STAGES) for axis, count in stages.items()})
 
@@ -64,12 +64,12 @@ class ByDevice:
         return self.device.global_rank(replica)
 
     def post(self, request: Collective, stage: int, key: str) -> Posted:
-        """By the transport that reaches what is sent."""
+        """Start a collective by the transport for the memory of its tensors."""
         chosen = self.host if on_host(_first(request)) else self.device
         return chosen.post(request, stage, key)
 
     def abort(self, error: BaseException | None = None) -> None:
-        """End what is under way on both."""
+        """End all collectives under way on both."""
         self.device.abort(error)
         self.host.abort(error)
 
@@ -80,7 +80,7 @@ class ByDevice:
 
 
 def _first(request: Collective) -> Tensor:
-    """A tensor of what is sent."""
+    """A tensor that the request sends."""
     found: Any
     match request:
         case AllReduce(payload) | AllGather(payload) | Permute(payload):

@@ -1,4 +1,4 @@
-"""The network interfaces of this process's namespace: what they have sent, and how fast they say they are."""
+"""The network interfaces of this process's namespace: their bytes sent, and their reported speed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _TABLE = Path("/proc/self/net/dev")
 _LIMITS = (Path("/proc/sys/net/ipv4/tcp_wmem"), Path("/proc/sys/net/ipv4/tcp_rmem"))
 _CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _SENT = 8
-"""The column of bytes sent, behind the eight of what was received."""
+"""The column of bytes sent, after the eight columns of what was received."""
 _GET_FLAGS, _GET_ADDRESS, _ETHTOOL = 0x8913, 0x8915, 0x8946
 _UP = 0x1
 _GET_SETTINGS = 0x1
-"""Of ethtool: which speed a link has settled on."""
+"""Ethtool's command for the negotiated speed of a link."""
 _UNKNOWN = (0, 0xFFFF, 0xFFFFFFFF)
 
 
@@ -31,7 +31,7 @@ class Interface:
     Attributes:
         name: such as "eth0"; "lo" too.
         sent: bytes since it was made.
-        rate: bit/s that it says it carries; None where it does not say.
+        rate: its reported speed in bit/s; None: not reported.
     """
 
     name: str
@@ -40,13 +40,13 @@ class Interface:
 
 
 def sent_bytes() -> dict[str, int]:
-    """What each interface has sent since it was made, up or not, by its name."""
+    """The bytes that each interface has sent since it was made, up or not, by name."""
     lines = (line.partition(":") for line in _TABLE.read_text().splitlines()[2:])
     return {name.strip(): int(numbers.split()[_SENT]) for name, _, numbers in lines}
 
 
 def interfaces() -> list[Interface]:
-    """All of them; none where the system does not tell."""
+    """All interfaces that are up; none where the system does not list them."""
     found = []
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for name, sent in sent_bytes().items():
@@ -56,7 +56,7 @@ def interfaces() -> list[Interface]:
 
 
 def address_of(name: str) -> str | None:
-    """The IPv4 address of an interface; None where it has none, or there is no such interface."""
+    """The IPv4 address of an interface; None if it has none, or there is no such interface."""
     request = struct.pack("256s", name.encode()[:15])
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
@@ -66,7 +66,7 @@ def address_of(name: str) -> str | None:
 
 
 def socket_buffer() -> int | None:
-    """Bytes that the kernel lets a TCP connection have under way at most; None where it does not say."""
+    """The most bytes that a TCP connection may have under way; None if the kernel does not report it."""
     limits = []
     for path in _LIMITS:
         with suppress(OSError, ValueError, IndexError):
@@ -75,14 +75,14 @@ def socket_buffer() -> int | None:
 
 
 def congestion_control() -> str:
-    """What new TCP connections of this process go by, such as "cubic"; "" where the kernel does not say."""
+    """The congestion control of new TCP connections, such as "cubic"; "" if the kernel does not report it."""
     with suppress(OSError):
         return _CONTROL.read_text().strip()
     return ""
 
 
 def _usable(asked: socket.socket, name: str) -> bool:
-    """Whether it is up and has an address."""
+    """Whether the interface is up and has an address."""
     request = struct.pack("256s", name.encode()[:15])
     try:
         (flags,) = struct.unpack_from("H", fcntl.ioctl(asked, _GET_FLAGS, request), 16)
@@ -93,7 +93,8 @@ def _usable(asked: socket.socket, name: str) -> bool:
 
 
 def _rate(asked: socket.socket, name: str) -> float | None:
-    # The settings lie behind a pointer: command, what is supported and advertised, and the speed in halves.
+    # The request points to the settings: command, supported and advertised modes, and the speed in two
+    # halves.
 
     settings = ctypes.create_string_buffer(struct.pack("I40x", _GET_SETTINGS), 44)
     request = struct.pack("16sP16x", name.encode()[:15], ctypes.addressof(settings))

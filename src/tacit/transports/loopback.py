@@ -53,7 +53,7 @@ class Loopback:
 
     @classmethod
     def of_nodes(cls, nodes: int, ranks: int) -> Loopback:
-        """A network of nodes with so many ranks each: the axes "node" and "net"."""
+        """A network of `nodes` nodes with `ranks` ranks each, which has the axes "node" and "net"."""
         rows = [list(range(i * ranks, (i + 1) * ranks)) for i in range(nodes)]
         return cls(nodes * ranks, {NODE: rows, NET: [list(c) for c in zip(*rows, strict=True)]})
 
@@ -69,7 +69,7 @@ class Loopback:
         """Drive one exchange a rank to the end; a group is answered when all its members have asked.
 
         Raises:
-            RuntimeError: no group can be answered: says who waits for whom.
+            RuntimeError: no group can be answered; the message says which ranks wait for which.
         """
         results: dict[int, T] = {}
         waiting: dict[int, Collective] = {}
@@ -92,7 +92,7 @@ class Loopback:
         return [results[rank] for rank in range(self.world)]
 
     def post(self, rank: int, request: Collective, turn: tuple[int, int]) -> Answer:
-        """Leave a request; whoever comes last in its turn answers all of the group's."""
+        """Post a request; the last rank of the group to post in this turn answers all of them."""
         group = self.group(rank, request.axis)
         answer = Answer()
         with self._lock:
@@ -209,7 +209,7 @@ def _collect(tensors: list[torch.Tensor], spans: Spans) -> None:
 
 
 class Answer(Posted):
-    """What a rank in a thread of its own waits for."""
+    """The answer for which a rank's thread waits."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -217,7 +217,7 @@ class Answer(Posted):
         self._given: list[Any] = []
 
     def give(self, answer: Any) -> None:
-        """Here it is."""
+        """Set the answer."""
         with self._lock:
             self._given.append(answer)
             calls, self._calls = self._calls, []
@@ -226,7 +226,7 @@ class Answer(Posted):
 
     @property
     def done(self) -> bool:
-        """Whether it has been given."""
+        """Whether the answer is set."""
         return bool(self._given)
 
     def on_done(self, call: Callable[[], None]) -> None:
@@ -241,7 +241,7 @@ class Answer(Posted):
 
 
 class LoopbackTransport:
-    """One rank's place in a `Loopback`.
+    """The transport of one rank in a `Loopback`.
 
     One thread drives all ranks' exchanges by `Loopback.run`; or each rank has a thread, and posts.
     """
@@ -252,27 +252,27 @@ class LoopbackTransport:
 
     @property
     def nodes(self) -> list[list[int]]:
-        """Who shares a node with whom."""
+        """The ranks of each node."""
         return self._net.groups(NODE)
 
     def open(self, stages: Mapping[str, int]) -> None:
         """Nothing to do."""
 
     def ranks(self, axis: str) -> list[int]:
-        """Who shares the axis with this rank."""
+        """The ranks that share the axis with this one."""
         return self._net.group(self._rank, axis)
 
     def place(self, axis: str) -> AxisRank:
-        """This rank's place on the axis."""
+        """This rank's position on the axis."""
         ranks = self.ranks(axis)
         return AxisRank(ranks.index(self._rank), len(ranks))
 
     def global_rank(self, replica: int) -> int:
-        """The same: there are no others."""
+        """The replica's number: there are no other processes."""
         return replica
 
     def post(self, request: Collective, stage: int, key: str) -> Posted:
-        """Meet the request of the other ranks that is in the same turn of the axis and stage."""
+        """Post a request, answered with those of the other ranks in the same turn of axis and stage."""
         turn = stage_of(request), stage
         self._turns[turn] += 1
         return self._net.post(self._rank, request, (stage, self._turns[turn]))

@@ -1,4 +1,4 @@
-"""How a payload lies in one message: tensors one after the other as bytes, wide types first, no padding."""
+"""The layout of a payload in one message: its tensors as bytes, wide types first, without padding."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from tacit.contracts import (
 )
 
 AT_ONCE = 1 << 16
-"""Bytes up to which Gloo gathers by an all-to-all of copies: in its ring a rank takes as many turns as it has
-peers, and waits for a core in each where ranks share them. Beyond about 200 kB the link takes longer. Not
-where nodes have several ranks, as the copies for one node would all cross its link."""
+"""The bytes up to which Gloo gathers by an all-to-all of copies: in its ring a rank takes one turn for each
+peer, and waits for a core in each if ranks share cores. Beyond about 200 kB the link takes longer. It is not
+used if nodes have several ranks, as all copies for one node would cross its link.
+"""
 
 IN_ROUNDS = 1 << 15
-"""Bytes for each rank beyond which rounds of pairs are faster than Gloo's all-to-all; see `pairwise`."""
+"""The bytes a rank beyond which rounds of pairs are faster than Gloo's all-to-all; see `pairwise`."""
 
 
 def nbytes(payload: Payload) -> int:
-    """The bytes of a payload."""
+    """The number of bytes of a payload."""
     return sum(map(_BYTES, payload))
 
 
@@ -40,9 +41,9 @@ _ELEMENT = attrgetter("itemsize")
 
 
 def order(payload: Payload) -> Sequence[int]:
-    """The tensors' order in the message: by element size, falling, so that each one lies aligned."""
+    """The tensors' order in the message: by falling element size, so that each one is aligned."""
     sizes = [*map(_ELEMENT, payload)]
-    return sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)  # which keeps the order of equals
+    return sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)  # a stable sort
 
 
 def pack_(payload: Payload, message: Tensor) -> None:
@@ -73,8 +74,8 @@ def ring_bytes(request: Collective, place: AxisRank) -> int:
     """Bytes that this rank sends, by the formulas of ring collectives, rounded up.
 
     With P peers and a payload of n bytes: all-reduce 2 (P - 1) / P x n, all-gather (P - 1) x n. In a
-    reduce-scatter a rank sends all stretches but its own, in its collect its own to all others; in an
-    all-to-all each peer its payload. A `Permute` costs those who send n, an `PushPull` what it pushes.
+    reduce-scatter a rank sends all spans but its own; in an all-gather its span to all others; in an
+    all-to-all each peer's payload. A `Permute` costs a sender n, a `PushPull` what it pushes.
     """
     peers = place.peers
     match request:
@@ -96,7 +97,7 @@ def ring_bytes(request: Collective, place: AxisRank) -> int:
 
 
 def given_bytes(request: Collective) -> int:
-    """Bytes of what this rank gives to a collective; of a `Permute`, also where it only receives."""
+    """The bytes of this rank's input to a collective; of a `Permute`, also if it only receives."""
     match request:
         case AllToAll(payloads) | PushPull(payloads):
             return sum(map(nbytes, payloads))

@@ -1,4 +1,4 @@
-"""Counts what exchanges send: in earnest, or run dry without a network or data, on meta tensors."""
+"""Counts what exchanges send: real ones, or dry runs on meta tensors without a network."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ T = TypeVar("T")
 
 
 class DryRun(NoMemory):
-    """A workspace that makes meta tensors and remembers what it was asked for."""
+    """A workspace that returns meta tensors and records the requested buffers."""
 
     def __init__(self) -> None:
         self.scratched: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
 
     def ask_again(self, scratched: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
-        """Note what another dry run of the same exchange was asked for."""
+        """Record the buffers that another dry run of the same exchange requested."""
         self.scratched |= scratched
 
     def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A meta tensor; the request is noted."""
+        """A meta tensor; the request is recorded."""
         self.scratched[key] = (tuple(shape), dtype)
         return super().scratch(key, like, shape, dtype)
 
@@ -52,9 +52,9 @@ class SentMessage(NamedTuple):
 
     Attributes:
         kind: the request's class.
-        size: bytes of what this rank gives.
+        size: bytes of this rank's input.
         sent: bytes that it sends, by the formulas of ring collectives.
-        to: for each peer, who receives its payload; for a `Permute`.
+        to: of a `Permute`: for each peer, the rank that receives its payload.
     """
 
     kind: str
@@ -66,12 +66,12 @@ class SentMessage(NamedTuple):
 
 @dataclass
 class Cost:
-    """What a run dry exchange costs.
+    """The cost of an exchange, by a dry run.
 
     Attributes:
         sent: bytes that this rank sends, by axis.
-        stages: how many times the exchange speaks, by axis, as `Transport.open` is told: a `Permute` does not
-            count, but where there is nothing else it is 1.
+        stages: the number of collectives by axis, as for `Transport.open`: a `Permute` does not count, but if
+            there are only these it is 1.
         messages: each collective, in order.
     """
 
@@ -81,7 +81,7 @@ class Cost:
 
 
 def run_dry(exchange: Generator[Request, Any, T], place: Callable[[str], AxisRank]) -> tuple[T, Cost]:
-    """Drive an exchange over meta tensors at this place on each axis; its result, and what it costs."""
+    """Run an exchange on meta tensors, at a position on each axis. Returns its result and its cost."""
     cost = Cost()
     answer: Any = None
     while True:
@@ -105,7 +105,7 @@ def run_dry(exchange: Generator[Request, Any, T], place: Callable[[str], AxisRan
 def counted(
     exchange: Generator[Request, Any, T], place: Callable[[str], AxisRank]
 ) -> Generator[Request, Any, tuple[T, int]]:
-    """Run `exchange`; its result, and the bytes that this rank has sent in it, by formulas."""
+    """Run `exchange`. Returns its result, and the bytes that this rank has sent in it, by formulas."""
     sent, answer = 0, None
     while True:
         try:
@@ -118,7 +118,7 @@ def counted(
 
 
 def as_if(request: Collective, here: AxisRank) -> Any:
-    """An answer of the shapes that peers would give: what this rank gives itself."""
+    """An answer with the shapes of the peers': made of this rank's input."""
     match request:
         case AllReduce(payload):
             return payload
@@ -137,7 +137,7 @@ def as_if(request: Collective, here: AxisRank) -> Any:
 
 
 def like(piece: PayloadSpec) -> Payload:
-    """A payload that the piece reads, on meta tensors."""
+    """A payload of this format, on meta tensors."""
     if piece.codec is None:
         return (torch.empty(piece.numel, dtype=piece.dtype, device="meta"),)
     return payload_like(piece.codec, piece.numel, piece.dtype)

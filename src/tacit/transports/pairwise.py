@@ -1,9 +1,9 @@
 """An all-to-all by Gloo in rounds, in which each rank sends to one peer and receives from another.
 
-Gloo's own posts what a rank sends before what it receives. The word that it is ready for a peer's message
-then waits behind the bytes for that peer, so that two ranks send to each other one after the other: on links
-of 100 Mbit/s it takes 1.4 times as long as the bytes need (`dev/log`, 2026-11-26). Here all receives are
-posted first. Gloo calls nobody when a message is through, so a thread waits.
+Gloo's all-to-all posts what a rank sends before what it receives. The notice that it is ready for a peer's
+message then waits behind the bytes for that peer, so that two ranks send to each other one after the other:
+on links of 100 Mbit/s it takes 1.4 times as long as the bytes need (`dev/log`, 2026-11-26). Here all receives
+are posted first. Gloo has no callback for a complete message, so a thread waits.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch import Tensor
 __all__ = ["Pairwise", "Sizes", "begun"]
 
 Sizes: TypeAlias = tuple[Sequence[int], Sequence[int]]
-"""How many entries come from each rank of a group, and how many are for each."""
+"""The number of entries from each rank of a group, and for each."""
 
 TAGS = 1 << 16
-"""Messages of exchanges are told apart by tags from here on; below are those of permutations."""
+"""The first tag of these exchanges; lower ones are those of permutations."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pairwise:
-    """Messages whose receives are posted, and whose sends are made by whoever waits."""
+    """Messages whose receives are posted; the thread that waits makes the sends."""
 
     leaving: Sequence[Tensor]
     receives: Sequence[dist.Work]
@@ -36,7 +36,7 @@ class Pairwise:
     tag: int
 
     def wait(self) -> None:
-        """Send to the next rank, to the one after that, and so on; return when all has come and gone.
+        """Send to the next rank, to the one after that, and so on; return when all is sent and received.
 
         The bytes for one peer are handed to the kernel before those for the next: links carry one message at
         a time, and no rank receives from all others at once.
@@ -62,9 +62,9 @@ def begun(
     """Post all receives, and copy what stays here.
 
     Args:
-        arrives: flat, from all ranks of the group, in their order; `leaves`: for all, not changed until all
-            is done.
-        number: of the exchange on this group; the same on all ranks.
+        arrives: flat; receives from all ranks of the group, in their order.
+        leaves: flat; for all ranks, not changed until all is done.
+        number: the number of the exchange on this group; the same on all ranks.
     """
     arriving, leaving = torch.split(arrives, [*sizes[0]]), torch.split(leaves, [*sizes[1]])
     peers, rank, tag = len(leaving), group.rank(), TAGS + number % TAGS

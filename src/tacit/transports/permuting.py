@@ -1,7 +1,7 @@
-"""A message from each rank to one other: how a `Permute` goes by torch.distributed.
+"""A message from each rank to one other: a `Permute` by torch.distributed.
 
 Gloo's send and receive were faster than its all-to-all with nothing for the others, up to a megabyte, and as
-fast at eight (`dev/log`, 2026-11-25). Gloo calls nobody when one is done, so that threads wait.
+fast at eight (`dev/log`, 2026-11-25). Gloo has no callback for either, so threads wait.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ __all__ = ["Waiters", "in_stream", "posted"]
 
 
 Message: TypeAlias = Callable[[str, Payload], Tensor]
-"""Makes the buffer of a message: by what it is, and what it is to hold."""
+"""(key, payload) -> a buffer for a message that holds such a payload."""
 Read: TypeAlias = Callable[[], Payload | None]
-"""The answer, when what was started is done."""
+"""Reads the answer, when the started messages are done."""
 
 
 def posted(
     request: Permute, place: AxisRank, group: dist.ProcessGroup, tag: int, message: Message
 ) -> tuple[list[dist.Work], Read]:
-    """Start a receive and a send, where this rank takes part; no other rank is waited for.
+    """Start a receive and a send, if this rank has them, without waiting for another rank.
 
     Two messages of one pair and tag are matched in the order in which they were posted, which must be the
-    same on both sides. Receives are posted first: else Gloo has messages that cross follow each other.
+    same on both sides. Receives are posted first: otherwise Gloo sends messages that cross one after the
+    other.
     """
     source, end = request.comes_from(place.rank), request.to[place.rank]
     works: list[dist.Work | None] = []
@@ -56,7 +57,7 @@ def posted(
 
 
 def in_stream(request: Permute, place: AxisRank, group: dist.ProcessGroup, message: Message) -> Read:
-    """Launch it where what is launched counts as done: there an all-to-all is one send and one receive."""
+    """Launch it on a stream, where a launch counts as done, as an all-to-all of one send and one receive."""
     source, end = request.comes_from(place.rank), request.to[place.rank]
     arriving = leaving = request.payload[0].new_empty(0, dtype=torch.uint8)
     if source is not None:
@@ -71,7 +72,7 @@ def in_stream(request: Permute, place: AxisRank, group: dist.ProcessGroup, messa
 
 
 def _as_it_lies(payload: Payload) -> Tensor | None:
-    """The only tensor of a payload, where it can travel without a copy."""
+    """The only tensor of a payload, if it can be sent without a copy."""
     return payload[0] if len(payload) == 1 and payload[0].is_contiguous() else None
 
 
@@ -86,10 +87,10 @@ def _reader(request: Permute, message: Tensor) -> Read:
 
 
 class Waited(Protocol):
-    """What can only be waited for."""
+    """A handle that can only be waited for."""
 
     def wait(self) -> object:
-        """Return when it is done; raise what went wrong."""
+        """Return when it is done; raise its error."""
 
 
 _Done: TypeAlias = "torch.futures.Future[None]"
@@ -97,7 +98,7 @@ _Orders: TypeAlias = "SimpleQueue[tuple[Sequence[Waited], _Done] | None]"
 
 
 class Waiters:
-    """As many threads as there are messages under way at once; they are kept for the next ones."""
+    """A pool with one thread for each message under way at a time."""
 
     def __init__(self) -> None:
         self._idle: list[_Orders] = []
@@ -105,7 +106,7 @@ class Waiters:
         self._closed = False
 
     def wait(self, works: Sequence[Waited]) -> _Done:
-        """A future that is done when all of these are, or one has failed."""
+        """A future that is done when all works are, or one has failed."""
         future: _Done = torch.futures.Future()
         with self._lock:
             orders = self._idle.pop() if self._idle else None
@@ -116,7 +117,7 @@ class Waiters:
         return future
 
     def close(self) -> None:
-        """End the threads that wait for nothing, and the others when they are done."""
+        """End idle threads now, and the others when they are done."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -126,7 +127,7 @@ class Waiters:
     def _run(self, orders: _Orders) -> None:
         while (order := orders.get()) is not None:
             _wait(*order)
-            del order  # buffers may be let go
+            del order  # so that buffers can be freed
             with self._lock:
                 if self._closed:
                     return
@@ -139,7 +140,7 @@ def _wait(works: Sequence[Waited], future: _Done) -> None:
         try:
             work.wait()
         except Exception as error:
-            if failure is None:  # told at once: the others may take until their time-out
+            if failure is None:  # at once: the others may take until their time-out
                 failure = error
                 future.set_exception(failure)  # type: ignore[arg-type]
     if failure is None:

@@ -1,4 +1,4 @@
-"""What links carry, measured by messages between ranks: one stream, several, and both ways at once."""
+"""Rates and latencies of links, measured by messages between ranks: one stream, several, both directions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ FLOWS = 4
 _PINGS = 25
 _FIRST_BYTES, _MOST_BYTES = 64 << 10, 64 << 20
 _ENOUGH = 0.3
-"""A share of the wanted time from which on a transfer tells the rate well enough to choose the next size."""
+"""The share of the wanted time from which a transfer shows the rate well enough to choose the next size."""
 _COUNTED_BYTES, _COUNTED = 1 << 20, 40
-"""What is sent to see what it costs a processor, and how often; the large one a tenth as often."""
+"""The sizes of messages that measure processor time, and their number; a tenth as many of the large one."""
 _SMALL = 4096
 _LONG_ENOUGH = 0.02
 _TAG_PING, _TAG_SIZE, _TAG_DATA, _TAG_DONE = range(4)
@@ -40,13 +40,13 @@ def measure(
 ) -> Links:
     """Measure all links between nodes, and within each. A collective call.
 
-    The first rank of each node sends and receives for it. Pairs of nodes that have none in common measure at
-    the same time, as all links are at work at once in training, too.
+    The first rank of each node sends and receives for it. Disjoint pairs of nodes measure at the same time,
+    as in training all links are used at once, too.
 
     Args:
         group: all ranks.
         nodes: the ranks of each node, counted within the group.
-        seconds: how long a measured transfer takes, about.
+        seconds: the approximate seconds of a measured transfer.
         timeout: after which a peer that does not answer is an error.
 
     Returns:
@@ -71,12 +71,12 @@ def measure(
                     _fill(found, i, j, _Link(flows, other, seconds, me == ends[0], (i, j)))
                 except ProbeError as error:
                     trouble.append(str(error))
-        dist.barrier(host)  # who waited for a link that is down comes late
+        dist.barrier(host)  # a rank that waited for a link that is down comes late
     return _shared(found, "; ".join(trouble), host, nodes)
 
 
 def _turns(nodes: int) -> Iterator[list[tuple[int, int]]]:
-    """Every pair of nodes once, in turns of pairs that have none in common: a tournament's."""
+    """Every pair of nodes once, in turns of disjoint pairs, as in a round-robin tournament."""
     places = [*range(nodes), *([-1] if nodes % 2 else [])]
     for _ in range(len(places) - 1):
         pairs = zip(places[: len(places) // 2], reversed(places[len(places) // 2 :]), strict=True)
@@ -85,7 +85,7 @@ def _turns(nodes: int) -> Iterator[list[tuple[int, int]]]:
 
 
 def _fill(found: Tensor, i: int, j: int, link: _Link) -> None:
-    """Both directions of a link; only its lower end writes, so that a sum over ranks is the matrix."""
+    """Fill in both directions of a link, at its lower end only: the sum over ranks is the matrix."""
     latency = link.latency()
     there, back = link.rate(1, to_upper=True), link.rate(1, to_upper=False)
     many_there, many_back = link.rate(FLOWS, to_upper=True), link.rate(FLOWS, to_upper=False)
@@ -98,13 +98,13 @@ def _fill(found: Tensor, i: int, j: int, link: _Link) -> None:
 
 @dataclass
 class _Link:
-    """This rank's end of a link that is measured.
+    """This rank's end of a measured link.
 
     Attributes:
-        flows: the groups, each with connections of its own.
+        flows: process groups, each with separate connections.
         peer: the rank at the other end, within the group.
-        seconds: that a transfer should take.
-        lower: whether this end leads, and knows the results.
+        seconds: the seconds that a transfer should take.
+        lower: whether this end leads, and has the results.
         nodes: for errors.
     """
 
@@ -115,7 +115,7 @@ class _Link:
     nodes: tuple[int, int]
 
     def latency(self) -> float:
-        """Half of a round trip, in seconds; the shortest of many, as what else runs only adds to it."""
+        """Half of a round trip, in seconds: the shortest of many, as other load only adds to it."""
         message, trips = torch.zeros(1, dtype=torch.float32), []
         for _ in range(_PINGS):
             start = perf_counter()
@@ -129,7 +129,7 @@ class _Link:
         return min(trips) / 2
 
     def rate(self, flows: int, *, to_upper: bool) -> float:
-        """Bit/s of so many streams in one direction; at the lower end."""
+        """The bit/s of several streams in one direction; at the lower end."""
         sends = self.lower == to_upper
 
         def transfer(data: Sequence[Tensor]) -> None:
@@ -142,10 +142,10 @@ class _Link:
         return self._grown(flows, transfer)
 
     def both(self) -> float:
-        """Bit/s each way, of one stream in each direction."""
+        """The bit/s in each direction, of one stream each."""
 
         def transfer(data: Sequence[Tensor]) -> None:
-            # Gloo halves the rate where the send is first.
+            # Gloo halves the rate if the send is posted first.
             works = [self._receive(torch.empty_like(data[0]), _TAG_DATA), self._send(data[0], _TAG_DATA)]
             for work in works:
                 self._wait(work)
@@ -154,12 +154,12 @@ class _Link:
         return self._grown(1, transfer)
 
     def _answer(self, *, back: bool) -> None:
-        """The receiver says that all is there; the sender's time ends then."""
+        """The receiver's acknowledgement, which ends the sender's time."""
         done = torch.zeros(1, dtype=torch.float32)
         self._wait(self._send(done, _TAG_DONE) if back else self._receive(done, _TAG_DONE))
 
     def _grown(self, flows: int, transfer: Callable[[Sequence[Tensor]], None]) -> float:
-        """Transfer more and more until it takes long enough, then once more; the better's bit/s, together."""
+        """Increase the size until a transfer takes long enough, then repeat it. Returns the better bit/s."""
         size = last = _FIRST_BYTES
         while size:
             took = self._timed(size, flows, transfer)
@@ -174,7 +174,7 @@ class _Link:
         return perf_counter() - start
 
     def _agreed(self, size: int) -> int:
-        """The lower end's choice of the next size; 0 where there is none."""
+        """The next size, as the lower end chooses; 0: there is none."""
         message = torch.tensor([size])
         self._wait(self._send(message, _TAG_SIZE) if self.lower else self._receive(message, _TAG_SIZE))
         return int(message)
@@ -205,7 +205,7 @@ class _Link:
 
 
 def _next(size: int, took: float, wanted: float) -> int:
-    """The size of the next transfer; 0 where this one was long enough, or as large as may be."""
+    """The size of the next transfer; 0 if this one was long enough, or has the largest size."""
     if took >= 0.8 * wanted or size >= _MOST_BYTES:
         return 0
     grown = size * wanted / took if took >= _ENOUGH * wanted else 4 * size
@@ -213,10 +213,10 @@ def _next(size: int, took: float, wanted: float) -> int:
 
 
 def _shared(found: Tensor, trouble: str, group: dist.ProcessGroup, nodes: Sequence[Sequence[int]]) -> Links:
-    """What all have found, on every rank.
+    """The results of all ranks, on every rank.
 
     Raises:
-        ProbeError: one of them has found nothing on a link.
+        ProbeError: a rank could not measure a link.
     """
     told: list[tuple[str, str]] = [("", "")] * group.size()
     try:
@@ -243,13 +243,13 @@ def _matrix(values: Tensor) -> Matrix:
 
 @dataclass(frozen=True)
 class RingCost:
-    """What rings of Gloo's collectives cost, with all ranks at once.
+    """The cost of Gloo's ring collectives, with all ranks at once.
 
     Attributes:
         per_byte: seconds of processor time for each byte that a rank sends and receives.
         per_hop: seconds of processor time for each message of a chain.
         rate: bytes a second that a rank sends; infinite for one rank.
-        latency: seconds by the clock for each message of a chain.
+        latency: seconds of wall-clock time for each message of a chain.
     """
 
     per_byte: float = 0.0
@@ -259,10 +259,10 @@ class RingCost:
 
 
 def ring_cost(group: dist.ProcessGroup, timeout: timedelta = timedelta(seconds=60)) -> RingCost:
-    """Measure it by averages of one number, of 16 KiB, and of a megabyte or more.
+    """Measure all-reduces of one number, of 16 KiB, and of a megabyte or more. A collective call.
 
-    A collective call; equal on all ranks. What a message costs a processor is that of the 16 KiB, as Gloo
-    takes far less for a single number than for all else that is small.
+    The result is equal on all ranks. The processor time of a message is that of 16 KiB, as Gloo takes far
+    less for a single number than for other small messages.
     """
     peers = group.size()
     if peers == 1:
@@ -275,7 +275,7 @@ def ring_cost(group: dist.ProcessGroup, timeout: timedelta = timedelta(seconds=6
     large = _averaged(torch.zeros(size // 4, dtype=torch.float32), own, 2)
     longest = torch.tensor([large.clock], dtype=torch.float32)
     dist.all_reduce(longest, dist.ReduceOp.MAX, group=own)
-    if float(longest) < _LONG_ENOUGH:  # a link lets a burst pass, and a fast one is over at once
+    if float(longest) < _LONG_ENOUGH:  # a shaped link lets a burst pass, and a fast link is done at once
         size *= 8
     large = _averaged(torch.zeros(size // 4, dtype=torch.float32), own, _COUNTED // 10)
     sent = hops / peers * size
@@ -301,7 +301,7 @@ class _Spent(NamedTuple):
 
 
 def _averaged(data: Tensor, group: dist.ProcessGroup, count: int) -> _Spent:
-    """An all-reduce, on average over so many."""
+    """The mean cost of an all-reduce, over `count` of them."""
     dist.barrier(group)
     processor, clock = process_time(), perf_counter()
     for _ in range(count):

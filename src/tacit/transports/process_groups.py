@@ -1,4 +1,4 @@
-"""Process groups of torch.distributed: those in which exchanges run, and small questions to all ranks."""
+"""Process groups of torch.distributed: those of exchanges, and small gathers over all ranks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tacit.transports.started_collectives import Later
 from tacit.transports.thread_shutdown import settle
 
 Use = tuple[int, str]
-"""The channel and the axis that a group is for."""
+"""(channel, axis): the use of a group."""
 
 
 class GroupUser(Protocol):
-    """A transport whose groups are made here.
+    """A transport that uses groups of this module.
 
     Attributes:
         parent: the process group whose ranks are the replicas.
@@ -37,28 +37,28 @@ class GroupUser(Protocol):
     under_way: Any
 
     def close(self) -> None:
-        """Let go of its groups."""
+        """Release its groups."""
 
 
 _OWN: dict[tuple[object, ...], list[dist.ProcessGroup]] = {}
 _OPEN: dict[GroupUser, int] = {}
-"""The transports at work, and the channel of each: two at once must not share a process group."""
+"""The open transports, and the channel of each: no two share a process group."""
 _RETIRED: dict[dist.ProcessGroup, Sequence[Later]] = {}
-"""Groups of sessions that have failed, and what may hang there."""
+"""Aborted groups of failed sessions, and their collectives that may hang."""
 _CONTROL: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _NOTICES: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _MADE: Counter[tuple[int, ...]] = Counter()
-"""How many groups of these ranks were made: on all of them as many, whatever else one takes part in."""
+"""The number of groups made for these ranks; equal on all of them, whatever else a rank takes part in."""
 _NOTICE, _SHARING = "tacit", "tacit-gloo"
-"""The names of a backend that only tells of a shutdown, and of Gloo with one thread for all sockets."""
+"""The names of two backends: one that only reports a shutdown, and Gloo with one thread for all sockets."""
 _LINGER = 2.0
 _PROCESS: int | None = None
-"""Which has made groups: one that it forks inherits them, and none of their threads."""
+"""The process that has made groups: a forked one inherits them without their threads."""
 
 
 @contextmanager
 def joined_world(timeout: timedelta) -> Iterator[tuple[int, dist.ProcessGroup]]:
-    """This process in the world that its launcher tells, by Gloo: its rank, and the group of all ranks."""
+    """Join the launcher's world by Gloo: this process's rank, and the group of all ranks."""
     dist.init_process_group("gloo", timeout=timeout)
     try:
         assert dist.group.WORLD is not None
@@ -67,16 +67,17 @@ def joined_world(timeout: timedelta) -> Iterator[tuple[int, dist.ProcessGroup]]:
         dist.destroy_process_group()
 
 
-# ---- who is there -------------------------------------------------------------------------------------
+# ---- ranks and backends
+# -------------------------------------------------------------------------------------
 
 
 def rank_in(group: dist.ProcessGroup | None = None) -> int:
-    """This rank's number in the group; in the world where none is given."""
+    """This rank's number in the group; by default in the world."""
     return dist.get_rank(group)
 
 
 def ranks_of(group: dist.ProcessGroup | None = None) -> list[int]:
-    """The group's ranks, in its order, by their numbers in the world; all of these where none is given."""
+    """The group's ranks, in its order, by their numbers in the world; by default all."""
     return dist.get_process_group_ranks(group or dist.group.WORLD)
 
 
@@ -86,7 +87,7 @@ def backend_of(group: dist.ProcessGroup) -> str:
 
 
 def backend_on(group: dist.ProcessGroup, device: torch.device) -> str:
-    """The name of the group's backend for tensors there, such as "nccl"; "" where it has none."""
+    """The name of the group's backend for tensors on a device, such as "nccl"; "" if it has none."""
     if device.type not in torch_compat.device_types(group):
         return ""
     return torch_compat.backend_name(group, device.type)
@@ -97,13 +98,13 @@ def gloo_is_built() -> bool:
     return dist.is_gloo_available()
 
 
-# ---- what all say -------------------------------------------------------------------------------------
+# ---- gathers -------------------------------------------------------------------------------------
 
 
 def control(group: dist.ProcessGroup, timeout: timedelta | None = None) -> dist.ProcessGroup:
     """A group of the same ranks for tensors on the host: itself, or one by Gloo. A collective call.
 
-    That one lives as long as torch.distributed.
+    A new group lives as long as torch.distributed.
     """
     if backend_on(group, torch.device("cpu")):
         return group
@@ -115,7 +116,7 @@ def control(group: dist.ProcessGroup, timeout: timedelta | None = None) -> dist.
 
 
 def gathered(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
-    """What every rank of the group gives, in their order. A collective call.
+    """Gather a tensor of every rank of the group, in their order. A collective call.
 
     Args:
         mine: a tensor on the host, of the same shape and type on all ranks.
@@ -126,8 +127,8 @@ def gathered(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
     return everyone
 
 
-def collected(mine: object, group: dist.ProcessGroup) -> list[Any]:
-    """What every rank of the group gives, in their order, on its first rank; [] on the others. Collective.
+def gather_objects(mine: object, group: dist.ProcessGroup) -> list[Any]:
+    """Gather an object of every rank, in their order, on the first rank; [] on the others. Collective.
 
     Args:
         mine: anything that can be pickled.
@@ -138,15 +139,15 @@ def collected(mine: object, group: dist.ProcessGroup) -> list[Any]:
     return everyone or []
 
 
-def said(mine: str, group: dist.ProcessGroup) -> list[str]:
-    """The text that every rank of the group gives, in their order, on all of them. A collective call."""
+def gather_texts(mine: str, group: dist.ProcessGroup) -> list[str]:
+    """Gather a text of every rank of the group, in their order, on all ranks. A collective call."""
     everyone = [""] * group.size()
     dist.all_gather_object(everyone, mine, group=control(group))
     return everyone
 
 
 def sum_(x: Tensor, group: dist.ProcessGroup) -> torch.futures.Future[Tensor]:
-    """Overwrite `x` with its sum over the group's ranks, where it lies; the future holds it."""
+    """Overwrite `x` with its sum over the group's ranks; the future holds `x`."""
     work = dist.all_reduce(x, group=group, async_op=True)
     assert work is not None
     future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
@@ -157,10 +158,10 @@ def sum_(x: Tensor, group: dist.ProcessGroup) -> torch.futures.Future[Tensor]:
 
 
 def notify_of_shutdown(ranks: Sequence[int], call: Callable[[], None]) -> None:
-    """Have `call` called when torch.distributed is shut down. A collective call, of these ranks.
+    """Call `call` when torch.distributed is shut down. A collective call of these ranks.
 
     `destroy_process_group` calls `shutdown` of every process group, while all still work. So these ranks get
-    a group that carries nothing, once. The first call's function is the one that is called.
+    one group that carries nothing. Only the first function passed here is called.
     """
     key = tuple(ranks)
     if torch_compat.is_open(_NOTICES.get(key)):
@@ -191,7 +192,7 @@ def _new_group(ranks: Sequence[int], timeout: timedelta | None, backend: str) ->
 
 
 def channel_of(user: GroupUser) -> int:
-    """The transport's channel, which it keeps until it leaves.
+    """The transport's channel, until `leave`.
 
     Equal on all ranks, as they open and close transports in the same order.
     """
@@ -202,7 +203,7 @@ def channel_of(user: GroupUser) -> int:
 
 
 def leave(user: GroupUser) -> None:
-    """Give its channel to the next transport."""
+    """Free the transport's channel for the next one."""
     _OPEN.pop(user, None)
 
 
@@ -216,11 +217,11 @@ def own_groups(
 ) -> list[dist.ProcessGroup]:
     """Process groups of some of the parent's ranks that nobody else uses, one session after another.
 
-    Each axis of a channel has its own, also where two have the same ranks, as the world and the only node:
-    both may speak at once, on one rank in another order than on the next.
+    Each axis of a channel has separate groups, also if two have the same ranks, such as the world and the
+    only node: collectives of both may be under way, posted in another order on each rank.
 
-    They live until torch.distributed is shut down: a group that is made where another was destroyed would
-    find the addresses of its dead in the store.
+    They live until torch.distributed is shut down: a group made after another was destroyed would find the
+    old addresses in the store.
     """
     all_ranks = ranks_of(parent)
     ranks = [all_ranks[place] for place in places]
@@ -233,7 +234,7 @@ def own_groups(
 
 
 def _sharing_sockets(backend: str) -> str:
-    """The backend by which a group has no thread of its own that waits for sockets, where there is one."""
+    """The backend whose groups share a thread for sockets, if there is one."""
     if backend != "gloo" or not torch_compat.shares_sockets():
         return backend
     if _SHARING not in dist.Backend.backend_list:
@@ -243,7 +244,7 @@ def _sharing_sockets(backend: str) -> str:
 
 
 def abort(groups: Collection[dist.ProcessGroup]) -> None:
-    """End every collective of these groups with an error; nobody is given them again."""
+    """End every collective of these groups with an error; they are not used again."""
     for kept in [*_OWN.values()]:
         if any(group in groups for group in kept):
             kept.clear()
@@ -252,20 +253,20 @@ def abort(groups: Collection[dist.ProcessGroup]) -> None:
 
 
 def retire(groups: Mapping[dist.ProcessGroup, Sequence[Later]]) -> None:
-    """Destroy groups that were aborted, each as soon as nothing of this rank's hangs there.
+    """Destroy aborted groups, each as soon as no collective of this rank hangs in it.
 
-    A group that is destroyed closes its connections, and so ends what peers have hanging there: Gloo itself
-    would wait for its time-out. They destroy theirs then, so that in the end nothing hangs anywhere.
+    A destroyed group closes its connections, which ends the hanging collectives of its peers: Gloo itself
+    would wait for its time-out. Then the peers destroy theirs, until nothing hangs on any rank.
 
     Args:
-        groups: with all that was posted there and has not been answered.
+        groups: each with its collectives that were posted and not answered.
     """
     _RETIRED.update(groups)
     _destroy_retired()
 
 
 def _destroy_retired() -> bool:
-    """Whether all are destroyed."""
+    """Destroy retired groups without hanging collectives. Returns whether all are destroyed."""
     for group in [group for group, posted in _RETIRED.items() if not any(later.hangs() for later in posted)]:
         del _RETIRED[group]
         if torch_compat.is_open(group):
@@ -275,11 +276,11 @@ def _destroy_retired() -> bool:
 
 @atexit.register
 def _release() -> None:
-    """Let the threads of our groups end while the interpreter lives.
+    """End the threads of tacit's groups before the interpreter exits.
 
     A thread of Gloo that returns from its last callback into an interpreter that is gone aborts the process.
-    Groups that are still at work are left alone: to wait for them could take until their time-out. What hangs
-    where a session has failed ends when its peers close, or end: for that we wait `_LINGER` seconds at most.
+    Groups in use are left alone: waiting for them could take until their time-out. Hanging collectives of
+    failed sessions end when the peers close or exit; this waits at most `_LINGER` seconds for that.
     """
     if os.getpid() != _PROCESS:
         return

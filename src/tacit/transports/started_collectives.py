@@ -29,7 +29,7 @@ class Now:
 
 @dataclass(eq=False)
 class Later:
-    """Collectives under way, until they are done or given up."""
+    """Collectives under way, until they are done or abandoned."""
 
     futures: Sequence[torch.futures.Future[Any]]
     read: Callable[[], Any]
@@ -49,27 +49,27 @@ class Later:
             _when_all(self.futures, once)
 
     def give_up(self, error: BaseException) -> None:
-        """Answer with this error, now: Gloo ends what hangs no earlier than its time-out."""
+        """Answer with this error now: Gloo ends a hanging collective no earlier than its time-out."""
         self.error = error
         if self.call is not None:
             self.call()
 
     def hangs(self) -> bool:
-        """Whether the backend has not ended it, however it was answered."""
+        """Whether the backend has not ended it, even if `give_up` has answered it."""
         return not all(future.done() for future in self.futures)
 
     def answer(self) -> Any:
-        """See `contracts.Posted`; raises what it was given up for, or what the backend raised."""
+        """See `contracts.Posted`; raises the error of `give_up`, or the backend's."""
         if self.error is not None:
             raise self.error
         for future in self.futures:
-            future.value()  # raises what the backend raised
+            future.value()  # raises the backend's error
         self.done(self)
         return self.read()
 
 
 class _Once:
-    """A call that is made once, whoever comes first."""
+    """A call that is made only once, by the first of several callers."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call, self._first = call, threading.Lock()
@@ -80,7 +80,7 @@ class _Once:
 
 
 def _when_all(futures: Sequence[torch.futures.Future[Any]], call: Callable[[], None]) -> None:
-    """Not `collect_all`: that is done at the first failure, when others may still write."""
+    """Call once all futures are done; `collect_all` is done at the first failure, when others still write."""
     if not futures:
         call()
         return

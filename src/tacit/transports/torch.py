@@ -51,20 +51,20 @@ _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 
 @dataclass(eq=False)
 class TorchTransport:
-    """Collectives among replicas, on process groups of our own: one for each axis and stage of an exchange.
+    """Collectives among replicas, on separate process groups: one for each axis and stage of an exchange.
 
-    One group for two stages would let bucket 2's first message and bucket 1's second change places between
-    ranks. `open` makes the groups.
+    With one group for two stages, bucket 2's first message and bucket 1's second could be posted in another
+    order on each rank. `open` makes the groups.
 
     Args:
         parent: the process group whose ranks are the replicas.
         timeout: after which a collective that a peer does not join is an error.
         nodes: which replicas (counted from 0 in the parent) share a node; all nodes have equally many.
             Without it there is no axis but the world.
-        backend: of the groups; the parent's own where not said.
+        backend: of the groups; by default the parent's.
         in_order: whether a collective counts as done when it has been launched, as on a CUDA stream (NCCL).
-            All are then launched by the thread that asks, on its current stream, in one group an axis: two
-            threads, or several groups in different orders, would let ranks wait for each other for ever.
+            All are then launched by the calling thread, on its current stream, in one group an axis: with two
+            threads, or several groups in different orders, ranks could wait for each other for ever.
     """
 
     parent: dist.ProcessGroup
@@ -75,7 +75,7 @@ class TorchTransport:
     sent: int = 0
     """Bytes that this rank has sent, by the formulas of ring collectives."""
     under_way: dict[Later, dist.ProcessGroup] = field(default_factory=dict, repr=False)
-    """Collectives posted whose answers nobody has taken, and the group of each."""
+    """Posted collectives whose answers have not been read, and the group of each."""
     _failure: BaseException | None = field(default=None, repr=False)
     _groups: dict[tuple[str, int], dist.ProcessGroup] = field(default_factory=dict, repr=False)
     _messages: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
@@ -85,9 +85,9 @@ class TorchTransport:
     _spread: bool | None = None
 
     def open(self, stages: Mapping[str, int]) -> None:
-        """Have process groups for exchanges that speak so many times on each axis. A collective call.
+        """Make process groups for exchanges with this number of collectives on each axis. A collective call.
 
-        May be called again, when nothing is under way: buffers of messages that may be no more are let go.
+        It may be called again when nothing is under way; buffers of messages are freed then.
         """
         self._messages.clear()
         if self._spread is None:
@@ -104,7 +104,7 @@ class TorchTransport:
                 self._groups |= {(axis, stage): group for stage, group in enumerate(groups)}
 
     def close(self) -> None:
-        """Leave the groups to the next transport; after a failure nobody gets them."""
+        """Free the groups for the next transport; after a failure they are not used again."""
         process_groups.leave(self)
         if self._failure is not None and not self.in_order:
             posted = [*self.under_way.items()]
@@ -124,14 +124,14 @@ class TorchTransport:
         return list(node) if axis == NODE else [other[node.index(me)] for other in self.nodes]
 
     def place(self, axis: str = WORLD) -> AxisRank:
-        """This rank's place on the axis."""
+        """This rank's position on the axis."""
         if axis not in self._places:
             ranks = self.ranks(axis)
             self._places[axis] = AxisRank(ranks.index(self.parent.rank()), len(ranks))
         return self._places[axis]
 
     def global_rank(self, replica: int) -> int:
-        """That of `torch.distributed`."""
+        """The replica's rank in `torch.distributed`."""
         return process_groups.ranks_of(self.parent)[replica]
 
     def post(self, request: Collective, stage: int, key: str) -> Posted:
@@ -157,7 +157,7 @@ class TorchTransport:
                 return self._all_to_all(request, place, group, (key, request.axis, stage))
 
     def _permute(self, request: Permute, place: AxisRank, stage: int, key: str) -> Posted:
-        """All stages in the axis' first group: messages are told apart by their tags."""
+        """Post it in the axis' first group, whatever its stage: tags identify messages."""
         group = self._groups[request.axis, 0]
 
         def message(part: str, like: Payload) -> Tensor:
@@ -177,7 +177,7 @@ class TorchTransport:
             message = self._message(key, payload, 1)
             pack_(payload, message)
             flat = message.view(payload[0].dtype)
-        # Before the sum, as DDP does: the two then agree to the last bit.
+        # Divided before the sum, as in DDP: both then agree to the last bit.
         divide_(flat, group.size(), request.finite_probe)
         work = dist.all_reduce(flat, group=group, async_op=not self.in_order)
 
@@ -201,7 +201,7 @@ class TorchTransport:
             copies[1:] = copies[0]
             work = dist.all_to_all_single(all_, copies.view(-1), group=group, async_op=True)
         else:
-            mine = all_.view(group.size(), size)[self.place(request.axis).rank]  # it stays where it is to be
+            mine = all_.view(group.size(), size)[self.place(request.axis).rank]  # written in place
             pack_(payload, mine)
             work = _all_gather_flat(all_, mine, group=group, async_op=not self.in_order)
         return self._later(
@@ -209,19 +209,20 @@ class TorchTransport:
         )
 
     def _is_spread(self) -> bool:
-        """Whether no node has several ranks, or there is one node. A collective call where that is not known.
+        """Whether no node has several ranks, or there is one node. A collective call if that is not known.
 
-        Else a ring takes each payload between two nodes once, and an all-to-all once for each rank there.
+        Otherwise a ring sends each payload between two nodes once, and an all-to-all once for each rank
+        there.
         """
         if self.nodes or self.in_order or self.parent.size() == 1:
             return len(self.nodes) == 1 or all(len(node) == 1 for node in self.nodes)
-        everyones = process_groups.said(os.environ.get("LOCAL_WORLD_SIZE", ""), self.parent)
+        everyones = process_groups.gather_texts(os.environ.get("LOCAL_WORLD_SIZE", ""), self.parent)
         return all(each == "1" for each in everyones)
 
     def _reduce_scatter(
         self, request: ReduceScatter, place: AxisRank, group: dist.ProcessGroup, key: tuple[object, ...]
     ) -> Posted:
-        # Gloo's own reduce-scatter cannot be waited for by a callback, and takes three times as long.
+        # Gloo's reduce-scatter has no callback, and takes three times as long.
         x, (start, stop) = request.x, request.spans[place.rank]
         if request.finite_probe is not None and on_host(x):
             request.finite_probe.add_(x.sum())
@@ -260,7 +261,7 @@ class TorchTransport:
         for payload, message in zip(payloads, torch.split(leaving, out), strict=True):
             pack_(payload, message)
         arriving = self._message((*key, "arriving"), tuple(t for like in likes for t in like), 1)
-        # Only where all ranks send as much do they agree on how it goes.
+        # Only if all ranks send equally much do they choose the same implementation.
         size = 0 if request.arriving else leaving.numel()
         done = self._all_to_all_flat(arriving, leaving, (in_, out), group, size)
 
@@ -273,7 +274,7 @@ class TorchTransport:
     def _all_to_all_flat(
         self, arriving: Tensor, leaving: Tensor, sizes: Sizes, group: dist.ProcessGroup, total: int
     ) -> Sequence[dist.Work | Pairwise | None]:
-        """Start it: in rounds where it is of so many bytes, equal on all ranks, that Gloo's own is slower."""
+        """Start it: in rounds of pairs if its bytes, equal on all ranks, make Gloo's slower."""
         if self.in_order or total <= group.size() * IN_ROUNDS:
             return [dist.all_to_all_single(arriving, leaving, *sizes, group, async_op=not self.in_order)]
         self._exchanges[group] += 1
@@ -317,10 +318,10 @@ class TorchTransport:
         return message
 
     def abort(self, error: BaseException | None = None) -> None:
-        """End every collective that is under way with an error; the groups are not used again.
+        """End every collective under way with an error; the groups are not used again.
 
-        What is given up may still hang in Gloo: until peers have closed their sessions (`close`), or have
-        ended, or until its time-out.
+        They may still hang in Gloo until peers have closed their sessions (`close`) or have exited, or until
+        the time-out.
         """
         self._failure = self._failure or error or RuntimeError("the session has failed")
         for later in [*self.under_way]:
@@ -345,6 +346,6 @@ def _alone(request: Collective) -> Any:
 
 
 LATER = timedelta(minutes=1)
-"""Later than a session notices a lost peer, NCCL's own watchdog ends the process, and names nobody."""
+"""NCCL's watchdog ends the process, without naming a rank, later than a session notices a lost peer."""
 ALONE_TOO = False
-"""Whether one rank alone starts collectives too: to measure launches where there is one GPU."""
+"""Whether a single rank starts collectives too, to measure launches on one GPU."""

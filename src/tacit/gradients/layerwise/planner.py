@@ -27,7 +27,7 @@ from tacit.gradients.layerwise.message_plan import (
 from tacit.session import Session
 from tacit.session.buckets import span_of
 from tacit.transports.probing import ring_cost
-from tacit.transports.process_groups import said
+from tacit.transports.process_groups import gather_texts
 
 SKIPPED, SEEN = 3, 5
 """The rounds that are skipped, as kernels are compiled and DDP's buckets change; and those that are measured.
@@ -103,7 +103,7 @@ class MessagePlanner:
     def _agreed(self, link: Link) -> MessagePlan:
         """The plan of the first rank, for all ranks, as each has measured other times."""
         mine = json.dumps(self._planned(link).messages)
-        plan = MessagePlan(tuple(tuple(each) for each in json.loads(said(mine, self._group)[0])))
+        plan = MessagePlan(tuple(tuple(each) for each in json.loads(gather_texts(mine, self._group)[0])))
         if self._group.rank() == 0:
             stretches = [[span_of(member, self._named) for member in each] for each in plan.messages]
             sizes = [

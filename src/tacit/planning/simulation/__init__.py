@@ -1,1 +1,1 @@
-"""Steps of a training by a clock: its links, its processors, and what waits for what."""
+"""A simulation of training steps: links, processors, and what waits for what."""

@@ -1,7 +1,7 @@
-"""A clock in the place of a cable: how long collectives and computing take on a cluster, without either.
+"""A simulated clock: the time that collectives and computing take on a cluster.
 
-One rank stands for all, as ranks that exchange wait for each other. Its threads share the cores of its
-machine with those of the other ranks there, and what is sent at once shares its node's link.
+One rank is simulated for all, as ranks that exchange wait for each other. Its threads share the cores of its
+machine with those of the other ranks there, and concurrent messages share its node's link.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ class Network:
     """Links and processors of a cluster.
 
     Attributes:
-        nodes: how many; `ranks`: of each.
-        rate: bytes a second that the slowest node sends to its neighbour in a ring.
+        nodes: the number of nodes.
+        ranks: the number of ranks of each node.
+        rate: the bytes a second that the slowest node sends to its neighbour in a ring.
         latency: seconds of a small message between nodes.
-        near_rate: bytes a second between two ranks of a node; infinite where only processors limit it.
+        near_rate: the bytes a second between two ranks of a node; infinite if only processors limit it.
         near_latency: seconds of a small message inside a node.
-        cores: of a machine; `sharing`: how many ranks share them.
+        cores: the number of cores of a machine.
+        sharing: the number of ranks that share them.
         per_byte: seconds of processor time for a byte that a rank sends and receives.
         per_hop: seconds of processor time for each message of a collective.
-        rates: bytes a second of each node's own link, where they differ.
+        rates: the bytes a second of each node's link, if they differ.
     """
 
     nodes: int
@@ -52,22 +54,22 @@ class Network:
 
     @property
     def world(self) -> int:
-        """All ranks."""
+        """The number of all ranks."""
         return self.nodes * self.ranks
 
     def members(self, axis: str) -> int:
-        """How many ranks take part in a collective on this axis."""
+        """The number of ranks in a collective on this axis."""
         return {NODE: self.ranks, NET: self.nodes}.get(axis, self.world)
 
     def transfer(
         self, kind: str, axis: str, sent: int, crossing: int, by_node: Sequence[int] = ()
     ) -> Transfer:
-        """A collective of a kind (the request's class) as one rank takes part in it.
+        """A collective of a kind (the request's class), for one rank.
 
         Args:
             sent: bytes that the rank sends.
-            crossing: bytes that leave its node, of all ranks there.
-            by_node: the same of each node, where they differ; it is done when all of their links are.
+            crossing: bytes that leave its node, from all ranks there.
+            by_node: the crossing bytes of each node, if they differ; the collective ends with the slowest.
         """
         peers = self.members(axis)
         crowded = self.nodes > 1 and self.ranks > 1 and peers == self.world
@@ -87,7 +89,7 @@ class Network:
 
 
 def _hops(kind: str, peers: int, sent: float) -> int:
-    """Messages that follow each other in a collective of Gloo, the longest chain."""
+    """The length of the longest chain of messages in a collective of Gloo."""
     if peers < 2:
         return 0
     if kind == "AllGather" and sent <= (peers - 1) * AT_ONCE:
@@ -108,10 +110,10 @@ class Transfer:
     """A collective.
 
     Attributes:
-        link: which link it takes: between nodes (NET), or inside one (NODE).
-        nbytes: that pass there.
+        link: the link that it uses: between nodes (NET), or inside one (NODE).
+        nbytes: the bytes on that link.
         rate: bytes a second, if nothing else is on the link.
-        delay: seconds before the first byte has come round.
+        delay: seconds before the first byte has passed all ranks.
         cpu: seconds of the rank's processor time in all.
     """
 
@@ -124,12 +126,12 @@ class Transfer:
 
 @dataclass(eq=False)
 class Activity:
-    """Something that takes time: work of a thread, a transfer, or waiting.
+    """A simulated activity: work of a thread, a transfer, or waiting.
 
     Attributes:
-        kind: "work", or the link that it is on.
-        left: what is left of it: seconds of processor time, or bytes.
-        demand: cores that it takes at full speed.
+        kind: "work", or the link that it uses.
+        left: the seconds of processor time, or bytes, that remain.
+        demand: the cores that it uses at full speed.
         done: whether it is over.
     """
 
@@ -142,41 +144,41 @@ class Activity:
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
     def then(self, call: Callable[[], None]) -> None:
-        """Call it when this is over; at once if it is."""
+        """Call `call` when this is over; at once if it is."""
         if self.done:
             call()
         else:
             self.waiting.append(call)
 
     def pass_time(self, seconds: float) -> bool:
-        """It goes on for so long; whether it is over."""
+        """Advance by some seconds. Returns whether it is over."""
         self.left -= seconds * self.speed
         return self.left <= _DONE * max(1.0, self.speed)
 
     def share_link(self, sharing: int) -> float:
-        """The cores that it takes where so many share its link, and enough cores are free."""
+        """The cores that it uses if `sharing` activities share its link, and enough cores are free."""
         self.speed = 1.0
         if self.transfer is not None:
             self.speed, self.demand = _full_speed(self.transfer, sharing)
         return self.demand
 
     def take_cores(self, cores: float) -> None:
-        """It is given so many cores."""
+        """Assign it a number of cores."""
         if self.demand > 0:
             self.speed *= cores / self.demand
 
     def end(self) -> None:
-        """It is over: whoever waits for it goes on."""
+        """End it, and resume all that waits for it."""
         self.done = True
         for call in self.waiting:
             call()
 
 
 class Clock:
-    """Simulates one rank: all that is under way goes on at the speed that cores and links allow.
+    """Simulates one rank: all activities advance at the speed that cores and links allow.
 
     Args:
-        cores: that this rank has to itself on average.
+        cores: the cores that this rank has on average.
 
     Attributes:
         now: seconds since the beginning.
@@ -191,13 +193,13 @@ class Clock:
         self._stale = True
 
     def work(self, seconds: float, threads: int = 1) -> Activity:
-        """Processor time of a thread, or of several at once that share it."""
+        """Begin work of a thread, or of several threads that divide it."""
         activity = Activity("work", seconds / threads, float(threads))
         self._begin(activity)
         return activity
 
     def send(self, transfer: Transfer) -> Activity:
-        """A collective, once its delay is over."""
+        """Begin a collective, which uses the link once its delay is over."""
         activity = Activity(transfer.link, transfer.nbytes, transfer=transfer)
         if transfer.nbytes <= 0 or (math.isinf(transfer.rate) and transfer.cpu <= 0):
             activity = Activity(transfer.link, 0.0, transfer=transfer)
@@ -205,23 +207,23 @@ class Clock:
         return activity
 
     def rest(self, seconds: float) -> Activity:
-        """Waiting, which takes no processor."""
+        """Begin to wait, without using a core."""
         activity = Activity("rest", 0.0)
         self.after(seconds, activity.end)
         return activity
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call it in so many seconds."""
+        """Call `call` in some seconds."""
         heapq.heappush(self._timers, (self.now + seconds, next(self._numbers), call))
 
     def run(self, process: Generator[Activity, None, None]) -> None:
-        """Run a process to its end: each activity that it yields it waits for."""
+        """Run a process to its end; it waits for each activity that it yields."""
         over = self.spawn(process)
         while not over.done:
             self._advance()
 
     def spawn(self, process: Generator[Activity, None, None]) -> Activity:
-        """Start a process; the result is over when the process is."""
+        """Start a process. The returned activity ends with it."""
         over = Activity("process", 0.0)
 
         def resume() -> None:
@@ -241,7 +243,7 @@ class Clock:
             self._stale = True
 
     def _advance(self) -> None:
-        """Go on to the next moment at which something ends or begins."""
+        """Advance to the next time at which an activity ends or begins."""
         if self._stale:
             self._share()
         ends = min((each.left / each.speed for each in self._active if each.speed), default=math.inf)
@@ -259,7 +261,7 @@ class Clock:
             heapq.heappop(self._timers)[2]()
 
     def _share(self) -> None:
-        """Links are shared equally. So are cores, but nobody is given more than it can use."""
+        """Divide links equally, and cores equally up to each activity's demand."""
         on_link = Counter(each.kind for each in self._active if each.transfer is not None)
         wanted = sorted(
             ((each.share_link(on_link[each.kind]), each) for each in self._active), key=lambda pair: pair[0]
@@ -273,7 +275,7 @@ class Clock:
 
 
 def _full_speed(transfer: Transfer, sharing: int) -> tuple[float, float]:
-    """Bytes a second on a link that is shared, and the cores that this takes: one at the most."""
+    """The bytes a second on a shared link, and the cores that this uses: one at most."""
     per_byte = transfer.cpu / transfer.nbytes
     rate = transfer.rate / sharing
     if per_byte and rate * per_byte > 1.0:

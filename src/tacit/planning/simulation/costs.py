@@ -1,4 +1,4 @@
-"""What a strategy costs a rank of a cluster, from what was measured on smaller ones."""
+"""The cost of a strategy on a cluster, extrapolated from measured costs on smaller ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tacit.strategy import AnyStrategy
 __all__ = ["CostOf", "cost_on", "without_cost"]
 
 _LEAVING = 0.4
-"""The share of the main thread's work on a round that comes before it leaves: reading the parameters."""
+"""The share of the main thread's work on a round before it is sent: reading the parameters."""
 
 
 @dataclass(frozen=True)
@@ -24,21 +24,21 @@ class CostOf:
     script: LevelScript
 
     def segments(self, i: int) -> tuple[float, ...]:
-        """Of bucket `i`: before its first message, between messages, and after the last."""
+        """The seconds of bucket `i` before its first message, between messages, and after the last."""
         bucket = self.script.buckets[i]
         found = _scaled(self._nearest(bucket), bucket)
-        return _stretched(found, len(bucket.messages) + 1)
+        return _repeated(found, len(bucket.messages) + 1)
 
     def _nearest(self, bucket: BucketScript) -> BucketCost:
-        """What was measured of the bucket of the most similar size."""
+        """The measured cost of the bucket of the most similar size."""
         return min(self.cost.buckets, key=lambda each: abs(each.numel - bucket.numel))
 
     def leaving(self, buckets: Sequence[int]) -> float:
-        """What the main thread does before a round of these buckets leaves, in seconds."""
+        """The seconds of the main thread before a round of these buckets is sent."""
         return _LEAVING * self._main(buckets)
 
     def applying(self, buckets: Sequence[int]) -> float:
-        """What it does to apply the answer."""
+        """The seconds of the main thread to apply the answer."""
         return (1 - _LEAVING) * self._main(buckets)
 
     def _main(self, buckets: Sequence[int]) -> float:
@@ -51,8 +51,8 @@ def _scaled(cost: BucketCost, bucket: BucketScript) -> tuple[float, ...]:
     return tuple(factor * segment for segment in cost.segments)
 
 
-def _stretched(segments: tuple[float, ...], count: int) -> tuple[float, ...]:
-    """As many segments as there are messages: of a larger cluster there may be more of the middle ones."""
+def _repeated(segments: tuple[float, ...], count: int) -> tuple[float, ...]:
+    """The segments, repeated in the middle to `count`: a larger cluster may need more messages."""
     if len(segments) == count:
         return segments
     if len(segments) < 3 or count < 3:
@@ -62,7 +62,7 @@ def _stretched(segments: tuple[float, ...], count: int) -> tuple[float, ...]:
 
 
 def without_cost(strategy: AnyStrategy, profile: Profile, nodes: int, ranks: int) -> StrategyCost:
-    """The cost of a strategy whose own work took no time."""
+    """The cost of a strategy whose computing takes no time."""
     scripts = rehearse(strategy, profile, nodes, ranks)
     levels = [
         LevelCost(tuple(BucketCost(each.numel, (0.0,) * (len(each.messages) + 1)) for each in script.buckets))
@@ -72,10 +72,10 @@ def without_cost(strategy: AnyStrategy, profile: Profile, nodes: int, ranks: int
 
 
 def cost_on(profile: Profile, algorithm: str, nodes: int, ranks: int) -> StrategyCost:
-    """What a strategy costs on such a cluster: as measured, or from two smaller ones by a straight line.
+    """The cost of a strategy on a cluster: measured, or extrapolated linearly from two smaller ones.
 
     Raises:
-        ConfigError: the profile does not say; the message has the command that measures it.
+        ConfigError: the profile does not have it; the message has the command that measures it.
     """
     found = {
         each.nodes: each for each in profile.costs if each.algorithm == algorithm and each.ranks == ranks
@@ -100,7 +100,7 @@ def _line(one: StrategyCost, other: StrategyCost, nodes: int) -> StrategyCost:
                     b.numel,
                     tuple(
                         max(0.0, s + share * (t - s))
-                        for s, t in zip(_stretched(a.segments, len(b.segments)), b.segments, strict=True)
+                        for s, t in zip(_repeated(a.segments, len(b.segments)), b.segments, strict=True)
                     ),
                 )
                 for a, b in zip(first.buckets, second.buckets, strict=True)

@@ -1,6 +1,6 @@
-"""A cluster of which one rank is there: each collective is answered at once, as if all gave what it gave.
+"""A transport of a single rank: each collective is answered at once, as if all peers had the same input.
 
-So it can be measured what a strategy costs a rank in work of its own, without a network.
+So the computing of a strategy on a rank can be measured without a network.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class Layout:
     """The nodes and ranks of a cluster, as one of its ranks sees them.
 
     Attributes:
-        count: of nodes; `each`: ranks of each.
-        rank: this one.
+        count: the number of nodes.
+        each: the number of ranks of each.
+        rank: this rank.
     """
 
     count: int
@@ -69,14 +70,14 @@ class Layout:
         return AxisRank(ranks.index(self.rank), len(ranks))
 
     def global_rank(self, replica: int) -> int:
-        """The same: there are no others."""
+        """The replica's number: there are no other processes."""
         return replica
 
     def open(self, stages: Mapping[str, int]) -> None:
         """Nothing to do."""
 
     def post(self, request: Collective, stage: int, key: str) -> Posted:
-        """There is nobody to send to."""
+        """Refuse: a layout has no transport."""
         raise AssertionError("a layout carries nothing")
 
 
@@ -95,22 +96,22 @@ class _Answered:
 
 @dataclass(frozen=True)
 class EchoTransport(Layout):
-    """One rank of a cluster whose peers give what it gives.
+    """One rank of a cluster whose peers have the same input.
 
-    A message is put together and taken apart as for torch.distributed; nothing is sent.
+    Messages are packed and unpacked as for torch.distributed; nothing is sent.
 
     Attributes:
-        marks: of each answered collective the key of its exchange, and the process's processor time when it
-            was posted and when its answer was taken. What the echo itself takes lies between the two.
+        marks: for each answered collective the key of its exchange, and the process's processor time when it
+            was posted and when its answer was read. The echo's work is between the two.
     """
 
     marks: list[tuple[str, float, float]] = field(default_factory=list, compare=False)
 
     def post(self, request: Collective, stage: int, key: str) -> Posted:
-        """Answer it.
+        """Answer a collective at once.
 
         Raises:
-            ConfigError: it is for a parameter server, whose work cannot be done here.
+            ConfigError: it is for a parameter server, whose work is not simulated.
         """
         if isinstance(request, PushPull):
             raise ConfigError("what a parameter server does is not measured in a worker")
@@ -167,7 +168,7 @@ def _copies(payload: Payload, count: int) -> list[Payload]:
 
 
 def _add_up(x: Tensor, peers: int) -> None:
-    """As a reduce-scatter adds up what has arrived."""
+    """Add up copies, as a reduce-scatter adds up what has arrived."""
     arrived = x.clone()
     torch.div(arrived, peers, out=x)
     for _ in range(peers - 1):

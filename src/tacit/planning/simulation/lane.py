@@ -1,4 +1,4 @@
-"""The lane of exchanges, by the clock."""
+"""The simulated lane of exchanges."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ClockJob", "ClockLane"]
 
 @dataclass(eq=False)
 class ClockJob:
-    """One exchange in the lane; see `exchange.lane.Job`."""
+    """One exchange in the simulated lane; see `exchange.lane.Job`."""
 
     script: BucketScript
     segments: Sequence[float]
@@ -28,28 +28,28 @@ class ClockJob:
 
     @property
     def message(self) -> NodeMessage:
-        """What it posts next, or has posted."""
+        """The message that it posts next, or has posted."""
         return self.script.messages[self.next - 1]
 
     @property
     def where(self) -> str:
-        """Where its stage is counted."""
+        """The name under which its stage is counted; see `contracts.compressor.staged_on`."""
         return staged_on(self.message.own.kind, self.message.own.axis)
 
     def advance(self) -> bool:
-        """A segment is done; whether a message follows it."""
+        """End a segment. Returns whether a message follows it."""
         self.next += 1
         self.waits = self.next <= len(self.script.messages)
         return self.waits
 
     def post(self) -> None:
-        """Its message leaves."""
+        """Post its message."""
         self.waits = False
         self.stages[self.where] += 1
 
 
 class ClockLane:
-    """Runs exchanges as `exchange.lane.Lane` does, by the clock."""
+    """Runs exchanges as `exchange.lane.Lane` does, in simulated time."""
 
     def __init__(self, timeline: ClockTimeline) -> None:
         self._timeline, self._busy = timeline, False
@@ -57,7 +57,7 @@ class ClockLane:
         self._under_way: list[ClockJob] = []
 
     def submit(self, job: ClockJob, inline: bool) -> Generator[Activity, None, None]:
-        """Put an exchange at the end; an inline one is begun by the thread that submits it."""
+        """Put an exchange at the end; an inline one is started by the thread that submits it."""
         self._under_way.append(job)
         if inline:
             yield from self._timeline.compute("encode", job.segments[0])
@@ -80,7 +80,7 @@ class ClockLane:
         self._busy = False
 
     def _advanced(self, job: ClockJob) -> None:
-        """A segment is done: post its message, and those that were held for it."""
+        """End a segment: post its message, and those that were held for it."""
         if not job.advance():
             self._under_way.remove(job)
             job.over.end()

@@ -15,13 +15,13 @@ from tacit.strategy import AnyStrategy, AutoStrategy, Strategy
 __all__ = ["LATENCY", "measured", "of_ring", "strategy_on"]
 
 LATENCY = 7e-5
-"""Seconds of a small message between two machines, without what the link itself adds."""
+"""Seconds of a small message between two machines, without the link's latency."""
 
 
 def measured(links: Links, profile: Profile) -> Network:
-    """The very cluster on which links and profile were measured.
+    """The cluster on which links and profile were measured.
 
-    A ring is as fast as its slowest neighbours are both ways at once.
+    A ring is as fast as its slowest pair of neighbours that send to each other at once.
     """
     nodes = len(links.ranks)
     neighbours = [(i, (i + 1) % nodes) for i in range(nodes)]
@@ -60,7 +60,7 @@ def of_ring(nodes: int, ranks: int, rate: float, latency: float, profile: Profil
 
 
 def strategy_on(network: Network, strategy: AnyStrategy) -> AnyStrategy:
-    """The strategy as it would be attached there: topologies that go by links are told their rates."""
+    """The strategy as it would be attached there: topologies that depend on links get the rates."""
     if isinstance(strategy, AutoStrategy):
         return strategy
     nodes = range(network.nodes)

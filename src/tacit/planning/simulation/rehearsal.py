@@ -1,4 +1,4 @@
-"""A strategy on a model and a cluster, on meta tensors: the messages of each bucket's exchange."""
+"""Dry runs of a strategy on a model and a cluster: the messages of each bucket's exchange."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ __all__ = [
 ]
 
 _FIRST_BUCKET = 1 << 20
-"""Bytes that close DDP's first bucket, where the script does not set `bucket_cap_mb`."""
+"""The bytes that close DDP's first bucket, if the script does not set `bucket_cap_mb`."""
 _CAP = 25 << 20
-_MOST_APART = 64
+_MOST_UNEVEN = 64
 TRAINING = {"steps_per_epoch": 100.0, "epochs": 10.0}
-"""The training that strategies which go by epochs are told of."""
+"""The training that is assumed for strategies that depend on epochs."""
 
 
 @dataclass(frozen=True)
 class NodeMessage:
-    """A collective of an exchange, as a whole node takes part in it.
+    """A collective of an exchange, for a whole node.
 
     Attributes:
-        own: as this rank does.
+        own: the collective for this rank.
         crossing: bytes that leave the busiest node.
-        by_node: bytes that leave each node, where they differ.
+        by_node: bytes that leave each node, if they differ.
     """
 
     own: SentMessage
@@ -51,12 +51,12 @@ class NodeMessage:
 
 @dataclass(frozen=True)
 class BucketScript:
-    """What happens to a bucket in a round.
+    """The exchange of a bucket in a round.
 
     Attributes:
-        names: its parameters.
-        messages: of one exchange, in order.
-        part: which fragment of the model it belongs to.
+        names: the names of its parameters.
+        messages: its collectives, in order.
+        part: the number of its part of the model.
     """
 
     names: tuple[str, ...]
@@ -67,10 +67,10 @@ class BucketScript:
 
 @dataclass(frozen=True)
 class LevelScript:
-    """A level of a strategy, ready for the clock.
+    """A level of a strategy, ready for the simulation.
 
     Attributes:
-        strategy: with the topology that a session would choose.
+        strategy: its strategy, with the topology that a session would choose.
     """
 
     strategy: Strategy
@@ -93,7 +93,7 @@ def ddp_buckets(profile: Profile) -> list[list[str]]:
 
 
 def level_buckets(strategy: Strategy, profile: Profile) -> list[tuple[int, list[str]]]:
-    """The buckets of a level, in the order in which they leave, each with its part of the model."""
+    """The buckets of a level, in the order of sending, each with its part of the model."""
     named, topology = profile.named, strategy.topology
     if strategy.subject != "delta":
         return [(0, names) for names in divided(ddp_buckets(profile), named, topology)]
@@ -132,7 +132,7 @@ def _level(strategy: Strategy, profile: Profile, layout: Layout, replicated: boo
         step = max((0, *plan.buckets[i].compressor.changes))
         if isinstance(topology, ByLinks) and topology.meets == WORLD:
             scripts.append(
-                BucketScript(tuple(bucket_names), plan.buckets[i].numel, _apart(plan, i, step, layout), part)
+                BucketScript(tuple(bucket_names), plan.buckets[i].numel, _uneven(plan, i, step, layout), part)
             )
             continue
         found = [
@@ -147,19 +147,19 @@ def _level(strategy: Strategy, profile: Profile, layout: Layout, replicated: boo
     return LevelScript(strategy, tuple(scripts))
 
 
-def _apart(plan: Plan, i: int, step: int, layout: Layout) -> tuple[NodeMessage, ...]:
-    """The messages of an exchange in which ranks send as much as their links allow."""
+def _uneven(plan: Plan, i: int, step: int, layout: Layout) -> tuple[NodeMessage, ...]:
+    """The messages of an exchange in which ranks send different numbers of bytes."""
     context = plan.session_context
-    if len(context.coordinates) > _MOST_APART:
+    if len(context.coordinates) > _MOST_UNEVEN:
         raise ConfigError(
-            f"{context.topology} is foretold for up to {_MOST_APART} ranks, as each sends another number of "
-            f"bytes, and there are {len(context.coordinates)}: plan for fewer nodes"
+            f"{context.topology} is predicted for up to {_MOST_UNEVEN} ranks, as each sends another number "
+            f"of bytes, and there are {len(context.coordinates)}: plan for fewer nodes"
         )
     found = [plan.run_dry(i, DryRun(), each, step).messages for each in context.coordinates]
     messages = []
     for own, *others in zip(*found, strict=True):
         by_rank = [_crossing([each], layout) for each in (own, *others)]
-        # What `_crossing` gives is of a node whose ranks all send as this one does.
+        # `_crossing` is for a node whose ranks all send as this one does.
         nodes = [by_rank[k : k + layout.each] for k in range(0, len(by_rank), layout.each)]
         by_node = [round(sum(node) / layout.each) for node in nodes]
         messages.append(NodeMessage(own, max(by_node), tuple(by_node)))
@@ -167,7 +167,7 @@ def _apart(plan: Plan, i: int, step: int, layout: Layout) -> tuple[NodeMessage, 
 
 
 def _senders(plan: Plan, i: int, layout: Layout) -> list[Coordinate]:
-    """The ranks of a node that send to others in a round; one stands for all where it does not go by node."""
+    """The ranks of a node that send in a round; one for all if the topology is not by node."""
     here = plan.session_context.coordinate
     spans = plan.spans[i]
     in_turns = sum(stop - start for start, stop in spans) > plan.buckets[i].numel
@@ -177,11 +177,11 @@ def _senders(plan: Plan, i: int, layout: Layout) -> list[Coordinate]:
 
 
 def _crossing(of_node: Sequence[SentMessage], layout: Layout) -> int:
-    """Bytes that leave a node, where each of its ranks takes part in a collective as in `of_node`.
+    """The bytes that leave a node, whose ranks take part in a collective as in `of_node`.
 
     On the axis of all ranks, `of_node` has one rank, and all others do the same. There a ring passes from
-    node to node once, and of what is addressed to all peers those in other nodes get theirs. Of messages
-    between pairs it is known who sends to whom.
+    node to node once; of an all-to-all, the parts for ranks in other nodes leave the node; a `Permute` says
+    which rank sends to which.
     """
     first = of_node[0]
     if layout.count == 1 or first.axis == NODE:
@@ -202,5 +202,5 @@ def _crossing(of_node: Sequence[SentMessage], layout: Layout) -> int:
 
 
 def _busiest(message: SentMessage) -> SentMessage:
-    """As a rank takes part in it that sends: all wait for those that do."""
+    """The message of a rank that sends, for which all others wait."""
     return message._replace(sent=message.size) if message.kind == "Permute" else message

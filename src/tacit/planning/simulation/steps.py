@@ -1,4 +1,4 @@
-"""Steps of a training by the clock: computing, the lane's exchanges, and what training waits for."""
+"""Simulated steps of a training: computing, the lane's exchanges, and what training waits for."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from tacit.session.schedule import Schedule
 __all__ = ["simulate"]
 
 _FEWEST, _MOST = 8, 1000
-"""At least so many steps are simulated, and again as many before, which do not count; periods are at most as
-long as the other."""
+"""The least number of simulated steps, and as many before them that do not count; and the most steps of a
+period.
+"""
 
 
-class _Way(NamedTuple):
+class _RoundUnderWay(NamedTuple):
     """A round under way: when it is applied, its buckets, and the end of each one's exchange."""
 
     apply_at: int
@@ -35,11 +36,11 @@ class _Level:
     cost: CostOf
     schedule: Schedule
     lane: ClockLane
-    under_way: list[_Way] = field(default_factory=list)
+    under_way: list[_RoundUnderWay] = field(default_factory=list)
 
 
 class _Rank:
-    """The rank that stands for all."""
+    """The simulated rank, which stands for all."""
 
     def __init__(self, costs: Sequence[CostOf], profile: Profile, network: Network) -> None:
         self._profile, self._timeline = profile, ClockTimeline(profile, network)
@@ -86,8 +87,8 @@ class _Rank:
         ready = {each.name: each.ready for each in self._profile.step.parameters}
         at = 0.0
         buckets = range(len(level.script.buckets)) if due else ()
-        way = self._leaves(level, 0, buckets)
-        for i, end in zip(way.buckets, way.ends, strict=True):
+        round_ = self._leaves(level, 0, buckets)
+        for i, end in zip(round_.buckets, round_.ends, strict=True):
             until = max(at, *(ready[name] for name in level.script.buckets[i].names))
             yield from self._timeline.compute("backward", until - at)
             at = until
@@ -95,8 +96,8 @@ class _Rank:
         yield from self._timeline.compute("backward", self._profile.step.backward - at)
 
     def _settle(self, level: _Level) -> Generator[Activity, None, None]:
-        for way in level.under_way:
-            for end in way.ends:
+        for round_ in level.under_way:
+            for end in round_.ends:
                 yield from self._wait(end)
         level.under_way.clear()
 
@@ -110,33 +111,33 @@ class _Rank:
         schedule, parts = level.schedule, level.script.strategy.parts
         due = {part: sync for part in range(parts) if (sync := schedule.at(step, part)) is not None}
         if not (due and schedule.leaves_first):
-            for way in [way for way in level.under_way if way.apply_at <= step]:
-                yield from self._apply(level, way)
+            for round_ in [each for each in level.under_way if each.apply_at <= step]:
+                yield from self._apply(level, round_)
         if not due:
             return
         buckets = [i for i, each in enumerate(level.script.buckets) if each.part in due]
-        for way in [way for way in level.under_way if set(way.buckets) & set(buckets)]:
-            yield from self._apply(level, way)
+        for round_ in [each for each in level.under_way if set(each.buckets) & set(buckets)]:
+            yield from self._apply(level, round_)
         yield from self._timeline.compute("round", level.cost.leaving(buckets))
-        way = self._leaves(level, next(iter(due.values())).apply_at, buckets)
-        for i, end in zip(way.buckets, way.ends, strict=True):
+        round_ = self._leaves(level, next(iter(due.values())).apply_at, buckets)
+        for i, end in zip(round_.buckets, round_.ends, strict=True):
             yield from self._submit(level, i, end)
-        if way.apply_at <= step:
-            yield from self._apply(level, way)
+        if round_.apply_at <= step:
+            yield from self._apply(level, round_)
 
-    def _apply(self, level: _Level, way: _Way) -> Generator[Activity, None, None]:
-        for end in way.ends:
+    def _apply(self, level: _Level, round_: _RoundUnderWay) -> Generator[Activity, None, None]:
+        for end in round_.ends:
             yield from self._wait(end)
-        level.under_way.remove(way)
-        yield from self._timeline.compute("apply", level.cost.applying(way.buckets))
+        level.under_way.remove(round_)
+        yield from self._timeline.compute("apply", level.cost.applying(round_.buckets))
 
     # ---- both -----------------------------------------------------------------------------------------
 
-    def _leaves(self, level: _Level, apply_at: int, buckets: Sequence[int]) -> _Way:
-        way = _Way(apply_at, buckets, [Activity("exchange", 0.0) for _ in buckets])
+    def _leaves(self, level: _Level, apply_at: int, buckets: Sequence[int]) -> _RoundUnderWay:
+        round_ = _RoundUnderWay(apply_at, buckets, [Activity("exchange", 0.0) for _ in buckets])
         if buckets:
-            level.under_way.append(way)
-        return way
+            level.under_way.append(round_)
+        return round_
 
     def _submit(self, level: _Level, i: int, over: Activity) -> Generator[Activity, None, None]:
         inline = level.script.strategy.compressor.inline
@@ -150,7 +151,7 @@ class _Rank:
 
 
 def simulate(costs: Sequence[CostOf], profile: Profile, network: Network) -> Simulated:
-    """Run a strategy for a few steps, or for as many as its rounds take to come round.
+    """Simulate a strategy for a few steps, or for a whole period of its rounds.
 
     Args:
         costs: of each level, with its buckets and messages on this cluster.
@@ -168,7 +169,7 @@ def _schedules(costs: Sequence[CostOf]) -> list[Schedule]:
 
 
 def _first(costs: Sequence[CostOf]) -> int:
-    """The step from which the strategy does what it does for most of the training."""
+    """The first step of the strategy's longest phase."""
     firsts = [0]
     for strategy in (cost.script.strategy for cost in costs):
         starts = Schedule(strategy, TRAINING).phase_starts
@@ -178,7 +179,7 @@ def _first(costs: Sequence[CostOf]) -> int:
 
 
 def _cycle(costs: Sequence[CostOf], first: int) -> int:
-    """So many steps make whole periods of all levels and parts."""
+    """The number of steps that makes whole periods of all levels and parts."""
     periods = [
         _period(schedule, first, part)
         for schedule, cost in zip(_schedules(costs), costs, strict=True)
@@ -189,7 +190,7 @@ def _cycle(costs: Sequence[CostOf], first: int) -> int:
 
 
 def _period(schedule: Schedule, first: int, part: int) -> int:
-    """Steps from one round of the part to the next; 1 where there is none in the next thousand."""
+    """The steps from one round of the part to the next; 1 if there is none in the next thousand."""
     due = (step for step in range(first, first + _MOST) if schedule.at(step, part) is not None)
     one, other = next(due, 0), next(due, 0)
     return max(1, other - one)

@@ -1,4 +1,4 @@
-"""What is written down of a simulated training: its timeline, and what training waited for."""
+"""The record of a simulated training: its timeline, and what training waited for."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tacit.planning.simulation.rehearsal import NodeMessage
 __all__ = ["ENCODING", "MAIN", "WAITING", "ClockTimeline", "Simulated", "SimulatedSpan"]
 
 ENCODING = "encoding"
-"""The row of the lane; and what training waits for where nothing is on a link."""
+"""The row of the lane; and what training waits for when no link is in use."""
 MAIN, WAITING = "training", "waiting"
-"""The row of the thread that trains, and what it does there while an exchange is not over."""
+"""The row of the training thread, and its activity while it waits for an exchange."""
 
 
 class SimulatedSpan(NamedTuple):
-    """Something on the timeline: in which row, what, from when until when, in seconds."""
+    """An activity on the timeline: its row, its name, and its begin and end in seconds."""
 
     row: str
     what: str
@@ -31,10 +31,11 @@ class SimulatedSpan(NamedTuple):
 
 @dataclass
 class Simulated:
-    """What a number of steps took.
+    """The times of a number of simulated steps.
 
     Attributes:
-        steps: how many; `seconds`: all of them.
+        steps: the number of steps.
+        seconds: the seconds of all steps.
         exposed: seconds that training waited, by what it waited for: NET, NODE or ENCODING.
         crossing: bytes that left the busiest node.
         spans: the timeline of these steps.
@@ -47,11 +48,11 @@ class Simulated:
     spans: list[SimulatedSpan] = field(default_factory=list)
 
     def sent(self, crossing: int) -> None:
-        """So many bytes leave the node."""
+        """Add bytes that leave the node."""
         self.crossing += crossing
 
     def ended(self, seconds: float) -> None:
-        """It has taken so long; find what training waited for."""
+        """End after these seconds, and compute what training waited for."""
         self.seconds = seconds
         links = {axis: _united(self.spans, axis) for axis in (NET, NODE)}
         for span in self.spans:
@@ -63,7 +64,7 @@ class Simulated:
 
 
 class ClockTimeline:
-    """The clock, and what is written down of what happens by it."""
+    """The simulated clock, with a record of its activities."""
 
     def __init__(self, profile: Profile, network: Network) -> None:
         self.profile, self.network = profile, network
@@ -72,16 +73,16 @@ class ClockTimeline:
         self._begun = 0.0
 
     def begin(self, steps: int) -> None:
-        """Write down from now on."""
+        """Begin to record."""
         self.result, self._begun = Simulated(steps), self.clock.now
 
     def end(self) -> Simulated:
-        """What was written down."""
+        """End, and return the record."""
         self.result.ended(self.clock.now - self._begun)
         return self.result
 
     def note(self, row: str, what: str, begun: float) -> None:
-        """It has lasted from then until now."""
+        """Record an activity from `begun` until now."""
         begun = max(begun, self._begun)
         if self.clock.now > begun:
             self.result.spans.append(
@@ -89,21 +90,21 @@ class ClockTimeline:
             )
 
     def compute(self, what: str, seconds: float, row: str = MAIN) -> Generator[Activity, None, None]:
-        """Work of the main thread, for which torch may use several."""
+        """Simulate work of the main thread, for which torch may use several threads."""
         if seconds > 0:
             begun, threads = self.clock.now, self.profile.threads if row == MAIN else 1
             yield self.clock.work(seconds * threads, threads)
             self.note(row, what, begun)
 
     def send_message(self, message: NodeMessage, what: str) -> Activity:
-        """A collective of an exchange."""
+        """Simulate a collective of an exchange."""
         own = message.own
         return self.send(own.kind, own.axis, own.sent, message.crossing, what, message.by_node)
 
     def send(
         self, kind: str, axis: str, sent: int, crossing: int, what: str, by_node: Sequence[int] = ()
     ) -> Activity:
-        """A collective; see `Network.transfer`."""
+        """Simulate a collective; see `Network.transfer`."""
         transfer = self.network.transfer(kind, axis, sent, crossing, by_node)
         begun = self.clock.now
         activity = self.clock.send(transfer)
@@ -118,7 +119,7 @@ _Times = list[tuple[float, float]]
 
 
 def _united(spans: Iterable[SimulatedSpan], row: str) -> _Times:
-    """The times in which something is in a row, in order, without overlaps."""
+    """The times in which a row has an activity, in order, without overlaps."""
     found: _Times = []
     for begun, ended in sorted((each.begun, each.ended) for each in spans if each.row == row):
         if found and begun <= found[-1][1]:

@@ -21,7 +21,7 @@ from tacit.stores.protocol import Channel, FrameKind, Header
 from tacit.stores.secret import Secret
 from tacit.stores.server.listener import Listener, RejectionLog
 from tacit.transports.interfaces import address_of
-from tacit.transports.process_groups import channel_of, gathered, own_groups, ranks_of, said, sum_
+from tacit.transports.process_groups import channel_of, gather_texts, gathered, own_groups, ranks_of, sum_
 from tacit.transports.torch import TorchTransport
 
 _PORT_HINT = (
@@ -45,12 +45,12 @@ def join(
     transport = PairTransport(peers, topology, members, _GroupMean(peers), seed, peers.close)
     transport.open({WORLD: 1})
     asked_by = [rank for rank in range(here.peers) if here.rank in topology.partners(rank, here.peers)]
-    secret = Secret(said(secrets.token_hex(32), peers.parent)[0].encode())
+    secret = Secret(gather_texts(secrets.token_hex(32), peers.parent)[0].encode())
     door = _Door(transport, asked_by, timeout)
     host = _host()
     listener = Listener(host, 0, secret, door.admit, RejectionLog()) if asked_by else None
     try:
-        homes = said(f"{host} {listener.port if listener else 0}", peers.parent)
+        homes = gather_texts(f"{host} {listener.port if listener else 0}", peers.parent)
         error, deadline = None, time.monotonic() + timeout
         try:
             for rank in topology.partners(here.rank, here.peers):
