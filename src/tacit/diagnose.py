@@ -28,7 +28,7 @@ from tacit.api.attached import session_of
 from tacit.environment import DIAGNOSE
 from tacit.errors import TacitError
 from tacit.files import output
-from tacit.optimizer_hooks.every_step import behind_steps
+from tacit.optimizer_hooks.every_step import after_steps
 from tacit.planning.live_diagnosis import DiagnoseRequest
 
 __all__ = ["main"]
@@ -65,7 +65,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self._steps: dict[int, int] = {}
-        self._handle = behind_steps(self._stepped)
+        self._handle = after_steps(self._stepped)
 
     def _stepped(self, optimizer: Optimizer) -> None:
         steps = self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1

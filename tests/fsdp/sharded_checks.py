@@ -277,7 +277,7 @@ def shards_that_are_written_are_told_apart_from_training() -> None:
             train(net, optimizer, range(2, 5))
 
     written(syncs=True)
-    raises(AttachError, lambda: written(syncs=False), "call session.sync() right behind that")
+    raises(AttachError, lambda: written(syncs=False), "call session.sync() right after that")
 
 
 @check

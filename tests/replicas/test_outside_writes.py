@@ -144,7 +144,7 @@ def test_weights_that_are_clamped_behind_every_step_are_part_of_it(caplog: pytes
                 assert not found.settle(), "nothing unexplained"
                 found.note()
     (told,) = caplog.messages
-    assert told.startswith("the parameters are changed behind every step")
+    assert told.startswith("the parameters are changed after every step")
     assert "'lowbit'" in told
 
 

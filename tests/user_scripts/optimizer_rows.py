@@ -27,7 +27,7 @@ from user_script import (
 
 UNSEEN = {"so it would not see the step": OURS | TIMED}
 """What is said where an optimizer steps that attach was not given."""
-CHANGED = {"call session.sync() right behind that": REPLICAS}
+CHANGED = {"call session.sync() right after that": REPLICAS}
 """What is said where replicas step alone, and something else writes parameters."""
 
 

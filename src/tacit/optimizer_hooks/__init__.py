@@ -1,1 +1,1 @@
-"""Hooks on the user's optimizers: steps are counted, and momentum or variance is taken over."""
+"""Hooks on the user's optimizers: they count steps, and take over momentum or variance."""

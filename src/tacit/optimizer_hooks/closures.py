@@ -1,4 +1,4 @@
-"""Steps that are given a closure compute their gradients in there, as those of Lightning and of LBFGS do."""
+"""Hooks for steps with a closure that computes the gradients, as those of Lightning and of LBFGS."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ StepPreHook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The closure that a step is given, by what its hook is given; None: the gradients are there."""
+    """The closure among the arguments of a step; None: there is none, and the gradients are there."""
     return kwargs.get("closure") or (args[1] if len(args) > 1 else None)
 
 
 def with_gradients(act: Callable[[Optimizer], object]) -> StepPreHook:
     """A hook for `register_step_pre_hook` that calls `act` when the step's gradients are there.
 
-    That is before the step, or where it is given a closure, behind each call of that. What `act` raises, the
-    step raises, and takes no gradient.
+    That is before the step, or if it has a closure, after each call of the closure. The step raises errors of
+    `act`, and takes no gradient.
     """
 
     act = shielded(act)
@@ -48,14 +48,14 @@ def with_gradients(act: Callable[[Optimizer], object]) -> StepPreHook:
 def around_steps(
     optimizers: Iterable[Optimizer],
     before: Callable[[Optimizer], object],
-    behind: Callable[..., None],
+    after: Callable[..., None],
 ) -> list[RemovableHandle]:
-    """Have `before` called when a step's gradients are there (`with_gradients`), and `behind` behind it."""
+    """Call `before` when a step's gradients are there (`with_gradients`), and `after` after the step."""
     return [
         handle
         for each in optimizers
         for handle in (
             each.register_step_pre_hook(with_gradients(before)),
-            each.register_step_post_hook(shielded(behind)),
+            each.register_step_post_hook(shielded(after)),
         )
     ]

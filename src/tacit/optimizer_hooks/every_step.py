@@ -1,7 +1,8 @@
-"""What is called before and behind every step of any optimizer.
+"""Calls before and after every step of any optimizer.
 
-That is before its own hooks, and behind them. torch goes over its hooks while it calls them, and must not be
-given or lose one then. So it has two for the whole process, and who is called by them may come and go.
+They are made before the optimizer's hooks, and after them. torch iterates over its hooks while it calls them,
+so none may be added or removed then. So there are two for the whole process, and the functions that these
+call may change.
 """
 
 from __future__ import annotations
@@ -14,46 +15,46 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tacit.model.torch_modes import shielded
 
-__all__ = ["StepsHandle", "before_steps", "behind_steps"]
+__all__ = ["StepsHandle", "after_steps", "before_steps"]
 
 Call = Callable[[Optimizer], None]
 
 
 class StepsHandle:
-    """What is called; `remove` ends it."""
+    """The registration of a function; `remove` ends it."""
 
     def __init__(self, call: Call, among: list[StepsHandle]) -> None:
         self.call, self._among = shielded(call), among
         among.append(self)
 
     def remove(self) -> None:
-        """Call it no more; again does nothing."""
+        """Remove the function; a second call does nothing."""
         if self in self._among:
             self._among.remove(self)
 
 
 _BEFORE: list[StepsHandle] = []
-_BEHIND: list[StepsHandle] = []
+_AFTER: list[StepsHandle] = []
 _HOOKS: list[Any] = []
 
 
 def before_steps(call: Call) -> StepsHandle:
-    """Have it called with the optimizer, behind those that were given before."""
+    """Call a function with the optimizer, after those that were registered before."""
     _register()
     return StepsHandle(call, _BEFORE)
 
 
-def behind_steps(call: Call) -> StepsHandle:
-    """Have it called with the optimizer, behind those that were given before."""
+def after_steps(call: Call) -> StepsHandle:
+    """Call a function with the optimizer, after those that were registered before."""
     _register()
-    return StepsHandle(call, _BEHIND)
+    return StepsHandle(call, _AFTER)
 
 
 def _register() -> None:
     if not _HOOKS:
         before = register_optimizer_step_pre_hook(lambda optimizer, *_: _call(_BEFORE, optimizer))
-        behind = register_optimizer_step_post_hook(lambda optimizer, *_: _call(_BEHIND, optimizer))
-        _HOOKS.extend((before, behind))
+        after = register_optimizer_step_post_hook(lambda optimizer, *_: _call(_AFTER, optimizer))
+        _HOOKS.extend((before, after))
 
 
 def _call(handles: list[StepsHandle], optimizer: Optimizer) -> None:

@@ -1,4 +1,4 @@
-"""Where the compressor applies Adam's momentum, Adam keeps its variance, and steps by what travels."""
+"""Adam for a compressor that applies its momentum: the variance is frozen, and steps use that momentum."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tacit.optimizer_hooks.variance_guard import KeepingVariance, Kept, Undo, ch
 
 
 class FrozenAdam(KeepingVariance, Taken):
-    """While the variance is kept, Adam steps by a given momentum (`Momentum.moving` says when).
+    """Makes Adam step by the exchanged momentum while its variance is frozen (see `Momentum.moving`).
 
-    `betas[0]` is 0 then, so that Adam takes the gradient as its momentum. Between two steps Adam's state has
-    the variance v corrected for its bias, to the bit the same, also in a checkpoint. A step divides by the
-    root of beta2 v + (1 - beta2) m^2, as Adam forms it. From `restore` on Adam goes on with both.
+    `betas[0]` is 0 then, so that Adam uses the gradient as its momentum. Between two steps Adam's state holds
+    the bias-corrected variance v, with unchanged bits, also in a checkpoint. A step divides by the root of
+    beta2 v + (1 - beta2) m^2, as Adam forms it. From `restore` on Adam goes on with both.
 
-    Of an entry that had no gradient yet, such as the row of a rare token, v is 0, and steps would be equally
-    large however small m is. So v rises to `least_variance` of m where it is less: no step is then larger
-    than one that Adam itself can take.
+    For an entry that had no gradient yet, such as the row of a rare token, v is 0, and steps would be equally
+    large however small m is. So v is raised to `least_variance` of m: no step is then larger than a step of
+    Adam can be.
 
     Raises:
         AttachError: an optimizer is not Adam or AdamW, or its `betas[0]` is another one.
@@ -53,7 +53,7 @@ class FrozenAdam(KeepingVariance, Taken):
         beta = self.momentum.factor
         instead = "'int8', which leaves any optimizer as it is"
         check_adam(optimizer, group, "the strategy sends Adam's momentum", instead)
-        saved = group["betas"][0] == 0 and len(optimizer.state) > 0  # while it was taken
+        saved = group["betas"][0] == 0 and len(optimizer.state) > 0  # it was set to 0 by an earlier session
         if group["betas"][0] != beta and not saved:
             raise AttachError(
                 f"the optimizer has betas[0]={group['betas'][0]}, the strategy beta={beta:g}: give both the "
@@ -67,7 +67,7 @@ class FrozenAdam(KeepingVariance, Taken):
             )
 
     def take(self, step: Callable[[], int]) -> None:
-        """Have Adam's steps changed while the variance is kept."""
+        """Begin to change Adam's steps while the variance is frozen."""
         self._step = step
         self._guard()
 
@@ -92,7 +92,7 @@ class FrozenAdam(KeepingVariance, Taken):
             if p.grad is None:
                 continue
             beta = group["betas"][1]
-            share = 1 - beta**kept.steps  # Adam corrects it; where nothing is left to correct, it is kept
+            share = 1 - beta**kept.steps  # Adam will divide by its bias correction, unless that is 1
             found.append(kept)
             momenta.append(p.grad)
             floors.append(least_variance(self.momentum.factor, beta) / squared)
@@ -106,7 +106,7 @@ class FrozenAdam(KeepingVariance, Taken):
         return steps
 
     def _release(self, optimizer: Optimizer) -> None:
-        """Have Adam find the variance that it would have after so many steps, which it then moves."""
+        """Give Adam the variance without bias correction, from which it goes on."""
         for group, p, name in self._parameters(optimizer):
             state = optimizer.state.get(p, {})
             if _is_kept(group) and "exp_avg_sq" in state:
@@ -119,7 +119,7 @@ class FrozenAdam(KeepingVariance, Taken):
             group["betas"] = (beta, group["betas"][1])
 
     def expect(self, names: AbstractSet[str]) -> None:
-        """Nothing: the variance is in the optimizer's own state."""
+        """Do nothing: the variance is in the optimizer's state."""
 
     def kept(self) -> dict[str, Tensor]:
         """Nothing."""
@@ -127,7 +127,7 @@ class FrozenAdam(KeepingVariance, Taken):
 
 
 def least_variance(beta1: float, beta2: float) -> float:
-    """The least variance of Adam, of a squared momentum: whatever the gradients were, by Cauchy and Schwarz.
+    """The least ratio of Adam's variance to its squared momentum, for any gradients, by Cauchy and Schwarz.
 
     m = (1 - beta1) sum of beta1^k g_k and v = (1 - beta2) sum of beta2^k g_k^2, so that
     m^2 <= v (1 - beta1)^2 / ((1 - beta2) (1 - beta1^2 / beta2)), as long as beta1^2 < beta2. At least it is
@@ -137,5 +137,5 @@ def least_variance(beta1: float, beta2: float) -> float:
 
 
 def _is_kept(group: Mapping[str, Any]) -> bool:
-    """Whether the variances of this group are corrected for their bias: kept now, or when they were saved."""
+    """Whether the variances of this group are bias-corrected: frozen now, or when they were saved."""
     return bool(group["betas"][0] == 0)

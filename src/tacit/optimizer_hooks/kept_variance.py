@@ -1,4 +1,4 @@
-"""Adam's variance as mean gradients have moved it last, where replicas step by gradients of their own."""
+"""Adam's variance, frozen between renewals by mean gradients, for replicas that step alone."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from tacit.torch_compat import add_squares_of_each_
 
 
 class KeptVariance(KeepingVariance):
-    """Has Adam step by a variance that is equal on all replicas, and by the momentum of each.
+    """Makes Adam step by a variance that is equal on all replicas, and by the momentum of each.
 
-    A replica's own gradient is of a smaller batch, so that its squares are larger than those of the mean
-    gradient, and noisier, and each replica would divide by others. So Adam's variance v moves only in the
-    steps of `renewals`, in which a nearer level averages gradients. In every other step Adam is handed what
-    it makes beta2 v + (1 - beta2) g^2 / P of, with this replica's gradient g and P replicas: so the step of a
-    gradient that outgrows the old variance is bounded. Behind the step it has v again. The idea is 0/1 Adam's
-    (Lu et al., ICLR 2023, arXiv 2202.06009), which divides by the root of v itself.
+    A replica's gradient is of a smaller batch, so its squares are larger than those of the mean gradient, and
+    noisier, and each replica would divide by others. So Adam's variance v moves only in the steps of
+    `renewals`, in which a nearer level averages gradients. In every other step Adam divides by the root of
+    beta2 v + (1 - beta2) g^2 / P, with this replica's gradient g and P replicas: so the step of a gradient
+    that outgrows the old variance is bounded. After the step it has v again. The idea is 0/1 Adam's (Lu et
+    al., ICLR 2023, arXiv 2202.06009), which divides by the root of v itself.
 
-    Of an entry that had no gradient yet, such as the row of a rare token, v is 0, and g is again in the next
-    step, while its momentum is not. So v rises to (1 - beta2) g^2 / P where it is less, on this replica.
+    For an entry that had no gradient yet, such as the row of a rare token, v is 0, and g is 0 again in the
+    next step, while the momentum is not. So v is raised to (1 - beta2) g^2 / P, on this replica.
 
     Args:
         renewals: when it moves. optimizers: Adam or AdamW. named: the parameters.
@@ -55,11 +55,12 @@ class KeptVariance(KeepingVariance):
         self._renewals, self._replicas, self._step = renewals, replicas, step
         refuse_optimizers(renewals, optimizers, named)
         self._saved: dict[str, int] = {}
-        """By a checkpoint: when the variances moved last that the optimizers have, or will have."""
+        """From a checkpoint: the last step in which the optimizers' variances, loaded before or after, moved.
+        """
         self._guard()
 
     def count_by(self, step: Callable[[], int]) -> None:
-        """From now on `step` tells how many attempts have ended."""
+        """Count attempts by `step` from now on."""
         self._step = step
 
     def _change(self, optimizer: Optimizer) -> Undo | None:
@@ -73,8 +74,10 @@ class KeptVariance(KeepingVariance):
                 continue
             kept = self._keep(optimizer, p, name, group, self._renewals.freeze_step)
             beta = float(group["betas"][1])
-            now = 1 - beta ** (kept.steps + 1)  # what Adam divides by, as v began at 0
-            share = max(now / self._replicas, 4 * torch.finfo(kept.there.dtype).eps)  # below, rounding counts
+            now = 1 - beta ** (kept.steps + 1)  # Adam's bias correction, as v began at 0
+            share = max(
+                now / self._replicas, 4 * torch.finfo(kept.there.dtype).eps
+            )  # below, rounding dominates
             found.append(kept)
             gradients.append(with_decay(gradient_of(p, optimizer), p, group))
             known = 1 - beta**kept.since
@@ -90,7 +93,7 @@ class KeptVariance(KeepingVariance):
         return self._saved.pop(name, steps)
 
     def _release(self, optimizer: Optimizer) -> None:
-        """Have Adam find the variance that it would have after so many steps, which it then moves."""
+        """Give Adam the variance without bias correction, from which it goes on."""
         for group, p, name in self._parameters(optimizer):
             there = variance_of(p, optimizer)
             kept, since = self._kept.pop(name, None), self._saved.pop(name, None)
@@ -101,11 +104,11 @@ class KeptVariance(KeepingVariance):
                 there.mul_((1 - beta**steps) / (1 - beta**since))
 
     def kept(self) -> dict[str, Any]:
-        """Plain values, equal on all ranks."""
+        """The state for a checkpoint: plain values, equal on all ranks."""
         return {"since": {**self._saved, **{name: each.since for name, each in self._kept.items()}}}
 
     def resume(self, kept: Mapping[str, Any]) -> None:
-        """Go on from what `kept` gave, with optimizers that have or will have those variances."""
+        """Go on from a state of `kept`, with optimizers that have or will have those variances."""
         self._kept.clear()
         self._saved = dict(kept.get("since", {}))
 

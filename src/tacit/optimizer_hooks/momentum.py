@@ -1,4 +1,4 @@
-"""Which momentum is taken from the optimizers, as a compressor applies it."""
+"""The momentum that is taken from the optimizers, as a compressor applies it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def planned(
     strategy: AnyStrategy, policy: Policy | None, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]
 ) -> Taken | None:
-    """The momentum that `take` will take from the optimizers; None where no compressor applies any.
+    """The momentum that is to be taken from the optimizers; None: no compressor applies any.
 
     Raises:
         AttachError: it cannot be taken.

@@ -1,4 +1,4 @@
-"""Adam's variance where replicas step by gradients of their own, scaled to that of the mean gradient."""
+"""Adam's variance, scaled to that of the mean gradient, for replicas that step alone."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from tacit.torch_compat import add_squares_of_each_, divide_each_, multiply_each
 from tacit.transports.process_groups import gathered
 
 SAMPLED = 256
-"""About so many entries of a parameter's gradient are compared with those of the peers."""
+"""The approximate number of entries of a parameter's gradient that are compared with those of the peers."""
 OFTEN, PERIOD = 10, 8
 """They are compared after each of the first 10 steps, and after every 8th from there on."""
 
 
 @dataclass(slots=True)
 class Squares:
-    """Of one parameter, over as many steps as Adam's variance: means of squares, summed over a sample.
+    """Running means of squared gradients of a parameter, with Adam's decay, summed over a sample of entries.
 
     Attributes:
-        own: of the replicas' gradients, in the mean of the replicas; `common`: of the mean gradient.
-        step: of the last sample.
+        own: the squares of the replicas' gradients, averaged over the replicas.
+        common: the squares of the mean gradient.
+        step: the step of the last sample.
     """
 
     own: float = 0.0
@@ -41,11 +42,11 @@ class Squares:
     step: int = -1
 
     def share(self, replicas: int) -> float:
-        """The squares of the mean gradient by those of the replicas': from 1 / replicas, for noise, to 1."""
+        """The ratio of the mean gradient's squares to the replicas': from 1 / replicas, for noise, to 1."""
         return min(1.0, max(1 / replicas, self.common / self.own)) if self.own > 0 else 1.0
 
     def move(self, own: float, common: float, step: int, beta: float) -> None:
-        """Take a sample in; `beta`: Adam's `betas[1]`."""
+        """Add a sample to the running means; `beta`: Adam's `betas[1]`."""
         kept = beta ** (step - self.step)
         self.own += (1 - kept) * (own - self.own)
         self.common += (1 - kept) * (common - self.common)
@@ -53,20 +54,21 @@ class Squares:
 
 
 class ScaledVariance(VarianceGuard):
-    """Has Adam, on each replica, divide by the root of what its variance would be of the mean gradient.
+    """Makes Adam, on each replica, divide by the root of the mean gradient's variance.
 
-    A replica's gradient is of a batch that is as many times smaller as there are replicas, so its squares are
-    larger than those of the mean: as many times, where all is noise. Adam divides by their root. So replicas
-    would move too little, each parameter by another factor, which changes while one trains. Replicas compare
-    a sample of each parameter's gradient now and then, and r, the squares of the mean gradient by those of
-    their own, is what a step's variance is multiplied by. Between steps Adam's state has its own, as ever.
-
-    What r tells is the gradient noise scale (McCandlish et al. 2018, arXiv 1812.06162), of each parameter by
-    itself; to scale Adam by it is ours.
+    With P replicas, a replica's batch is P times smaller, so the squares of its gradient are larger than
+    those of the mean gradient: P times, if all is noise. As Adam divides by their root, replicas would move
+    too little, each parameter by another factor, which changes during training. So replicas compare a sample
+    of each parameter's gradient now and then, and a step's variance is multiplied by r, the ratio of the mean
+    gradient's squares to the replicas'. Between steps Adam's state has its usual variance. r measures the
+    gradient noise scale (McCandlish et al. 2018, arXiv 1812.06162) of each parameter; scaling Adam by it is
+    ours.
 
     Args:
-        session: of the replicas. optimizers: of the parameters; all but Adam and AdamW are left alone.
-        named: the parameters. near: the ranks that have the other shards of this replica.
+        session: has the replicas.
+        optimizers: step the parameters; all but Adam and AdamW are left alone.
+        named: the parameters.
+        near: the ranks with the other shards of this replica.
     """
 
     def __init__(
@@ -88,16 +90,18 @@ class ScaledVariance(VarianceGuard):
         self._samples: dict[str, Tensor] = {}
         self._seen: set[str] = set()
         self._of_mean: set[str] = set()
-        """Whose variance was of mean gradients, before these replicas have taken a step; until r is known."""
+        """The parameters whose variance was of mean gradients before these replicas stepped; until r is
+        known.
+        """
         if self._replicas > 1 and self.squares:
             self._guard()
 
     # ---- around a step --------------------------------------------------------------------------------
 
     def _change(self, optimizer: Optimizer) -> Undo | None:
-        """Sample the gradients, and have Adam find a variance that its step makes the scaled one."""
+        """Sample the gradients, and set the variance so that Adam's step makes it the scaled one."""
         step = self._session.step
-        samples = self.due(step) or self.due(step - 1)  # an attempt with a scaler ends with its backward
+        samples = self.due(step) or self.due(step - 1)  # with a scaler an attempt ends with its backward
         variances, gradients, shares, factors = [], [], [], []
         for group, p, name in self._parameters(optimizer):
             if p.grad is None or p.grad.is_sparse or name not in self.squares:
@@ -111,7 +115,7 @@ class ScaledVariance(VarianceGuard):
             self._seen.add(name)
             if variance is None:
                 continue
-            # Below that, rounding could make it negative on the way.
+            # Below that, rounding could make it negative.
             share = max(self.squares[name].share(self._replicas), 4 * torch.finfo(variance.dtype).eps)
             if share == 1.0:
                 continue
@@ -122,20 +126,20 @@ class ScaledVariance(VarianceGuard):
             factors.append((share - 1) * (1 - beta) / beta)
         if not shares:
             return None
-        # Adam makes beta x + (1 - beta) g^2 of x: r times what it would have made of its own variance.
+        # Adam turns x into beta x + (1 - beta) g^2, which is to be r times its own result.
         multiply_each_(variances, shares)
         add_squares_of_each_(variances, gradients, factors)
         return lambda stepped: divide_each_(variances, shares)
 
-    # ---- what replicas tell each other ----------------------------------------------------------------
+    # ---- exchanges ----------------------------------------------------------------
 
     def due(self, step: int) -> bool:
-        """Whether gradients are compared behind this step, counted from 0."""
+        """Whether gradients are compared after this step, counted from 0."""
         return bool(self._handles) and (step < OFTEN or (step + 1) % PERIOD == 0)
 
     @torch.no_grad()
     def exchange(self, step: int) -> None:
-        """Compare what was sampled. A collective call."""
+        """Compare the samples. A collective call."""
         samples, self._samples = self._samples, {}
         device = self._session.buckets[0].device
         parts = [
@@ -150,35 +154,35 @@ class ScaledVariance(VarianceGuard):
         self._session.ask(partial(average_, flat, scope), "variances", of=flat)
         *means, owns, counts = torch.split(flat, [each.numel() for each in (*parts, own, counts)])
         common = torch.stack([each.square().sum() for each in means])
-        told = torch.stack([owns, common, counts]).cpu()
+        sums = torch.stack([owns, common, counts]).cpu()
         if self._near is not None:
-            shards = torch.stack(gathered(told, self._near))
-            told[:2] = shards[:, :2].sum(0)
-        if not bool(told.isfinite().all()):
-            return  # the round of the parameters says who has what is not finite
+            shards = torch.stack(gathered(sums, self._near))
+            sums[:2] = shards[:, :2].sum(0)
+        if not bool(sums.isfinite().all()):
+            return  # the round of the parameters reports which rank has NaN
         betas = {
             name: float(group["betas"][1])
             for optimizer in self._optimizers
             for group, _, name in self._parameters(optimizer)
         }
-        for name, (square, mean, count) in zip(self.squares, told.t().tolist(), strict=True):
+        for name, (square, mean, count) in zip(self.squares, sums.t().tolist(), strict=True):
             if count > 0:
                 self.squares[name].move(square / count, mean / count**2, step, betas[name])
         self._adopt()
 
     def _nothing(self, name: str) -> Tensor:
-        """In place of a sample, where this replica has taken no step."""
+        """Zeros in place of a sample, if this replica has taken no step."""
         return torch.zeros_like(sampled(local(self._named[name].detach())), dtype=torch.float32)
 
     def _adopt(self) -> None:
-        """Bring variances that were of mean gradients to the size of the replicas' own."""
+        """Scale variances that were of mean gradients to the size of the replicas'."""
         known = {name for name in self._of_mean if self.squares[name].step >= 0}
         for each in self._optimizers:
             self._multiply(each, known, lambda share: 1 / share)
         self._of_mean -= known
 
     def _release(self, optimizer: Optimizer) -> None:
-        """Leave Adam the variance of the mean gradient."""
+        """Give Adam the variance of the mean gradient."""
         self._multiply(optimizer, self.squares.keys() - self._of_mean, lambda share: share)
 
     def _multiply(
@@ -192,12 +196,12 @@ class ScaledVariance(VarianceGuard):
     # ---- checkpoints ------------------------------------------------------------------------------
 
     def kept(self) -> dict[str, Any]:
-        """Plain values, equal on all ranks."""
+        """The state for a checkpoint: plain values, equal on all ranks."""
         found = {name: (each.own, each.common, each.step) for name, each in self.squares.items()}
         return {"replicas": self._replicas, "squares": found}
 
     def resume(self, kept: Mapping[str, Any]) -> None:
-        """Go on from what `kept` gave, with optimizers whose variances are the replicas' own."""
+        """Go on from a state of `kept`, with optimizers whose variances are the replicas'."""
         for name, (own, common, step) in kept.get("squares", {}).items():
             if name in self.squares and step >= 0:
                 mean = of_others(own, common, kept["replicas"], self._replicas)
@@ -207,13 +211,13 @@ class ScaledVariance(VarianceGuard):
 
 
 def of_others(own: float, common: float, before: int, replicas: int) -> float:
-    """The squares of a mean of `replicas` gradients, by those of a mean of `before`."""
+    """The ratio of the squares of a mean of `replicas` gradients to those of a mean of `before`."""
     noise = (own - common) / (1 - 1 / before) if before > 1 else 0.0
     return max(0.0, own - noise * (1 - 1 / replicas))
 
 
 def can_scale(group: Mapping[str, Any]) -> bool:
-    """Whether a group of Adam's takes steps that hooks of Python see."""
+    """Whether hooks in Python can change the steps of this group of Adam."""
     return not (group["capturable"] or group["differentiable"])
 
 

@@ -1,4 +1,4 @@
-"""Which steps of which optimizers are a step of the session, and which must not be."""
+"""Decides which optimizer steps count as a step of the session, and refuses others."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ T = TypeVar("T")
 class SeenSteps:
     """Counts a step when every optimizer has stepped, or when one is about to step once more.
 
-    So they may step in any order, and one of them more seldom than another. What is none: a step with no
-    backward pass before it that changes nothing, as by tools that have an optimizer make its state.
+    So they may step in any order, and one of them less often than another. A step without a backward pass
+    before it that changes nothing does not count: tools use it to make an optimizer create its state.
 
     Args:
-        optimizers: those that the session was given.
+        optimizers: the session's optimizers.
         named: the parameters that no other optimizer may step.
-        backwards: counts the backward passes; None where nobody does.
-        name: of the strategy.
+        backwards: counts the backward passes; None: they are not counted.
+        name: the strategy's name.
         begin: called before the first optimizer steps.
         count: called when a step has ended.
 
     Attributes:
-        refused: the error for which the last step was not taken.
+        refused: the error that prevented the last step.
     """
 
     def __init__(
@@ -64,18 +64,18 @@ class SeenSteps:
         for each in optimizers:
             self._handles += [
                 each.register_step_pre_hook(self._before),
-                each.register_step_post_hook(self._behind),
+                each.register_step_post_hook(self._after),
             ]
 
     def complete(self) -> None:
-        """Count a step that some of the optimizers have taken, and the others do not."""
+        """Count a step that only some of the optimizers have taken."""
         if self._stepped:
             self._stepped.clear()
             self._count()
             self.refused = None
 
     def noting(self, call: Callable[Given, T]) -> Callable[Given, T]:
-        """The same function around a step, whose error is kept in `refused`."""
+        """Wrap a function so that its error is stored in `refused`."""
 
         def noted(*args: Given.args, **kwargs: Given.kwargs) -> T:
             try:
@@ -92,13 +92,13 @@ class SeenSteps:
 
     @property
     def is_half_taken(self) -> bool:
-        """Whether some of the optimizers have stepped behind the last backward, and others may still."""
+        """Whether some of the optimizers have stepped since the last backward, and others may still."""
         if self._backwards is None:
             return bool(self._stepped)
         return any(self._begun[each] == self._backwards.begun for each in self._stepped)
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
@@ -107,13 +107,13 @@ class SeenSteps:
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if id(optimizer) in self._stepped:
             self.complete()
-        computed = closure_of(args, kwargs) is None  # else its backward is still to come
+        computed = closure_of(args, kwargs) is None  # else its backward follows
         none = self._none[id(optimizer)] = computed and self._is_none(optimizer)
         if not self._stepped and not none:
             self._begin()
         self._stepping = optimizer
 
-    def _behind(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._stepping = None
         none = self._none.pop(id(optimizer), False)
         if none or (closure_of(args, kwargs) is not None and self._is_none(optimizer)):
@@ -126,7 +126,7 @@ class SeenSteps:
             self.complete()
 
     def _is_none(self, optimizer: Optimizer) -> bool:
-        """Whether the step has changed nothing: torch's tools make state by a rate or gradients of zero."""
+        """Whether the step has changed nothing: torch's tools create state by zero rates or gradients."""
         if self._backwards is not None and self._backwards.begun != self._begun[id(optimizer)]:
             return False
         still = all(_zero(group.get("lr")) for group in optimizer.param_groups)
@@ -135,11 +135,11 @@ class SeenSteps:
         return still or not _has_gradients(optimizer)
 
     def _refuse_others(self, optimizer: Optimizer) -> None:
-        """Refuse a step of the parameters by an optimizer that is not known; not one inside of another's."""
+        """Refuse a step of the parameters by an unknown optimizer that is not part of a known one's step."""
         if self._stepping is not None or id(optimizer) in self._begun or optimizer in self._others:
             return
         if any(id(each) in self._begun for each in _inside(optimizer)):
-            return  # a container: those inside are seen as they step
+            return  # a container: its optimizers are seen when they step
         held = [id(p) for group in optimizer.param_groups for p in group["params"]]
         name = next((self._names[each] for each in held if each in self._names), None)
         if name is None:
@@ -158,7 +158,8 @@ class SeenSteps:
     def watch_forward(self, model: DistributedDataParallel, moved: Callable[[], str]) -> None:
         """Note forward passes under `no_sync`, whose gradients stay on this rank.
 
-        `moved`: asked where gradients were not exchanged: what DDP does not follow, and what to do.
+        `moved`: returns what DDP does not follow and what to do, for errors about gradients that were not
+            exchanged.
         """
         self._moved, backwards = moved, self._backwards
         assert backwards is not None
@@ -170,7 +171,7 @@ class SeenSteps:
         self._handles.append(model.register_forward_pre_hook(OnlyHere(before)))
 
     def refuse_own_gradients(self, optimizer: Optimizer) -> None:
-        """To be called before a step by gradients that all ranks are to share.
+        """Check, before a step, that its gradients were exchanged.
 
         Raises:
             AttachError: some have not been exchanged.
@@ -191,7 +192,7 @@ class SeenSteps:
 
 
 def _inside(optimizer: Optimizer) -> list[object]:
-    """What an optimizer holds, by itself or in a list."""
+    """The attributes of an optimizer, and the items of its lists."""
     held = [*vars(optimizer).values()]
     return held + [each for some in held if isinstance(some, list | tuple) for each in some]
 
@@ -201,5 +202,5 @@ def _zero(lr: object) -> bool:
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:
-    """Whether a gradient is not zero."""
+    """Whether the optimizer has a gradient that is not zero."""
     return any(has_gradient(p) for group in optimizer.param_groups for p in group["params"])

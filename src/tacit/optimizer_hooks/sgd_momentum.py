@@ -1,4 +1,4 @@
-"""The momentum of SGD where the compressor applies it: it is set to 0, and restored in the end."""
+"""Sets the momentum of SGD to 0 while a compressor applies it, and restores it in the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tacit.optimizer_hooks.weight_decay import DecayMomentum
 
 
 class TakenMomentum(Taken):
-    """The momentum of SGD; 0 from `take` to `restore`.
+    """The momentum of SGD, which is 0 from `take` to `restore`.
 
     In between, a step with momentum in such a group is an error: momentum would be applied twice.
 
@@ -63,7 +63,7 @@ class TakenMomentum(Taken):
         self._decay.before_step(optimizer, groups)
 
     def restore(self) -> None:
-        """Set it back. Its buffers are dropped, as they are of the steps before `take`."""
+        """Restore the momentum. Its buffers are dropped, as they belong to the steps before `take`."""
         for handle in self._handles:
             handle.remove()
         for optimizer, group in self._groups:
@@ -90,7 +90,7 @@ def _check(momentum: Momentum, optimizer: Optimizer, group: Mapping[str, Any]) -
     theirs = group["momentum"]
     if theirs == 0:
         return
-    if "max_momentum" in group:  # left there by OneCycleLR and CyclicLR
+    if "max_momentum" in group:  # set by OneCycleLR and CyclicLR
         raise AttachError(
             "a scheduler changes the optimizer's momentum, and that of the strategy stays: write "
             "OneCycleLR(..., cycle_momentum=False), or attach 'topk', which leaves the optimizer as it is"

@@ -1,4 +1,4 @@
-"""What a compressor does in the optimizer's place, and what the optimizer then leaves."""
+"""The base of momentum that a compressor applies in place of the optimizer."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tacit.errors import AttachError
 
 
 class Taken(ABC):
-    """The momentum of these optimizers' groups that hold any of the parameters, from `take` to `restore`.
+    """The momentum of those groups that hold any of the parameters, taken from `take` to `restore`.
 
     Raises:
         AttachError: no group holds any.
     """
 
     field: ClassVar[str]
-    """The state field in which the compressor has that momentum."""
+    """The compressor's state field for that momentum."""
     buffer: ClassVar[str]
-    """Where the optimizer keeps it."""
+    """The optimizer's state field for it."""
 
     def __init__(
         self, momentum: Momentum, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]
@@ -43,7 +43,7 @@ class Taken(ABC):
 
     @property
     def _groups(self) -> list[tuple[Optimizer, dict[str, Any]]]:
-        """The groups as they are now: loading a state gives an optimizer others."""
+        """The present groups, as loading a state replaces them."""
         return [found for optimizer in self._optimizers for found in self._groups_of(optimizer)]
 
     def _groups_of(self, optimizer: Optimizer) -> list[tuple[Optimizer, dict[str, Any]]]:
@@ -54,13 +54,13 @@ class Taken(ABC):
         ]
 
     def velocities(self, fields: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Tensor]:
-        """What the optimizers' steps so far have gathered, for a compressor to go on from.
+        """The optimizers' present momenta, from which a compressor goes on.
 
         Args:
-            fields: (parameter, field) of the session's state.
+            fields: the (parameter, field) of the session's state.
 
         Returns:
-            For each field that is a momentum, where the optimizer has one: flat, in the order of memory.
+            The momentum for each such field, if the optimizer has one: flat, in memory order.
         """
         found = {}
         for optimizer, group in self._groups:
@@ -76,33 +76,33 @@ class Taken(ABC):
 
     @abstractmethod
     def _has_momentum(self, group: Mapping[str, Any]) -> bool:
-        """Whether the optimizer has applied momentum to this group so far."""
+        """Whether the optimizer has applied this momentum to the group so far."""
 
     @abstractmethod
     def take(self, step: Callable[[], int]) -> None:
-        """Take it; `step` tells how many attempts of the optimizer have ended, when one is about to step."""
+        """Take the momentum; `step` returns how many attempts have ended, before a step."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Give it back."""
+        """Give the momentum back to the optimizers."""
 
     @abstractmethod
     def expect(self, names: AbstractSet[str]) -> None:
-        """Have room for what a checkpoint holds of these parameters."""
+        """Allocate state for these parameters, for a checkpoint to be loaded into."""
 
     @abstractmethod
     def kept(self) -> dict[str, Tensor]:
-        """What is kept beside the compressor's state, by parameter, shaped as it is; equal on all ranks."""
+        """Further state for a checkpoint, by parameter and in its shape; equal on all ranks."""
 
 
 def in_memory_order(x: Tensor, like: Tensor) -> Tensor:
-    """Its entries as those of `like` follow each other in memory, as DDP's buckets have them."""
+    """The entries of `x` in the memory order of `like`, flat, as in DDP's buckets."""
     dims = sorted(range(like.dim()), key=like.stride, reverse=True)
     return x.detach().permute(dims).reshape(-1)
 
 
 def words(momentum: Momentum | None) -> str:
-    """Of an error message."""
+    """The momentum as errors name it."""
     if momentum is None:
         return "no momentum"
     if momentum.freeze_step is not None:

@@ -1,4 +1,4 @@
-"""What becomes of Adam's variance: the guard around an optimizer's steps that all policies share."""
+"""The guard around Adam's steps that all policies for its variance share."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tacit.optimizer_hooks.closures import around_steps
 from tacit.torch_compat import copy_each_, multiply_each_, raise_to_squares_
 
 Undo = Callable[[bool], None]
-"""Puts a variance back; it is told whether the step was taken, or raised."""
+"""Restores a variance; its argument says whether the step was taken (else it raised)."""
 
 
 class VarianceGuard(ABC):
-    """Has Adam find another variance in a step, and its own again after it, also where the step has raised.
+    """Replaces Adam's variance during a step, and restores it after the step, also if the step raised.
 
-    A step that a scaler leaves out is no step.
+    A step that a scaler skips does not count.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]) -> None:
@@ -39,7 +39,7 @@ class VarianceGuard(ABC):
         self._handles = around_steps(self._optimizers, self._before, self._after)
 
     def _parameters(self, optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], Tensor, str]]:
-        """With their groups as they are now: loading a state gives an optimizer others."""
+        """The parameters with their present groups, as loading a state replaces groups."""
         for group in optimizer.param_groups:
             for p in group["params"]:
                 if id(p) in self._names:
@@ -47,7 +47,7 @@ class VarianceGuard(ABC):
 
     @torch.no_grad()
     def _before(self, optimizer: Optimizer) -> None:
-        self._put_back(optimizer, stepped=False)  # of a step that has raised
+        self._put_back(optimizer, stepped=False)  # the step before has raised
         if not skips(optimizer) and (undo := self._change(optimizer)):
             self._undo[id(optimizer)] = undo
 
@@ -61,22 +61,22 @@ class VarianceGuard(ABC):
 
     @abstractmethod
     def _change(self, optimizer: Optimizer) -> Undo | None:
-        """Have Adam find the variance of this step; None: its own."""
+        """Set Adam's variance for this step. Returns how to restore it; None: it was not changed."""
 
     @abstractmethod
     def _release(self, optimizer: Optimizer) -> None:
-        """Have Adam find the variance with which it goes on alone."""
+        """Set the variance with which Adam goes on alone."""
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Have Adam go on alone; again does nothing."""
+        """Let Adam go on alone; a second call does nothing."""
         guarded = bool(self._handles)
         self.close()
         for each in self._optimizers if guarded else ():
             self._release(each)
 
     def close(self) -> None:
-        """Leave the optimizers alone."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -86,11 +86,13 @@ class VarianceGuard(ABC):
 
 @dataclass(slots=True)
 class Kept:
-    """The variance of a parameter while it is kept.
+    """The variance of a parameter while it is frozen.
 
     Attributes:
-        there: Adam's own tensor; `copy`: its values between two steps.
-        since: how many steps Adam had taken when it moved last; `steps`: how many it has taken now.
+        there: Adam's tensor.
+        copy: its values between two steps.
+        since: the number of Adam's steps when it moved last.
+        steps: the number of Adam's steps now.
     """
 
     there: Tensor
@@ -99,12 +101,12 @@ class Kept:
     steps: int
 
     def stepped(self) -> None:
-        """Adam has taken a step."""
+        """Count a step of Adam."""
         self.steps += 1
 
 
 class KeepingVariance(VarianceGuard):
-    """A guard that keeps the variance from one step to the next."""
+    """A guard that freezes the variance from one step to the next."""
 
     def __init__(self, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]) -> None:
         super().__init__(optimizers, named)
@@ -112,12 +114,12 @@ class KeepingVariance(VarianceGuard):
 
     @abstractmethod
     def _since(self, there: Tensor, name: str, group: Mapping[str, Any], steps: int) -> int:
-        """After how many of Adam's steps it has moved last; it is made here what is kept between steps."""
+        """Convert `there` to the form between steps; returns the Adam steps until the variance moved last."""
 
     def _keep(
         self, optimizer: Optimizer, p: Tensor, name: str, group: Mapping[str, Any], freeze_step: int | None
     ) -> Kept:
-        """The variance of a parameter; noted anew where a checkpoint has brought another."""
+        """The frozen variance of a parameter; recorded again if a checkpoint has brought another."""
         there, kept = variance_of(p, optimizer), self._kept.get(name)
         if there is None:
             raise AttachError(
@@ -133,7 +135,7 @@ class KeepingVariance(VarianceGuard):
     def _raise(
         self, found: Sequence[Kept], gradients: list[Tensor], floors: list[float], shares: list[float]
     ) -> Undo | None:
-        """Raise what is kept to the floors times g^2, and have Adam find it times the shares."""
+        """Raise frozen variances to floors times g^2, and set Adam's to them times the shares."""
         if not found:
             return None
         there, copies = [kept.there for kept in found], [kept.copy for kept in found]
@@ -164,13 +166,13 @@ def check_adam(optimizer: Optimizer, group: Mapping[str, Any], wants: str, inste
 
 
 def skips(optimizer: Optimizer) -> bool:
-    """Whether a scaler has told a fused optimizer to leave this step out."""
+    """Whether a scaler makes a fused optimizer skip this step."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(float(found))
 
 
 def variance_of(p: Tensor, optimizer: Optimizer) -> Tensor | None:
-    """Adam's own tensor, or this rank's shard of it; None before its first step."""
+    """Adam's tensor, or this rank's shard of it; None before its first step."""
     found = optimizer.state.get(p, {}).get("exp_avg_sq")
     return None if found is None else local(found)
 

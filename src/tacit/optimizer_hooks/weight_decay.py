@@ -1,4 +1,4 @@
-"""Momentum of the weight decay, where a compressor has taken the gradient's momentum from SGD."""
+"""Momentum of the weight decay, for a compressor that has taken the gradient's momentum from SGD."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Group = dict[str, Any]
 
 
 class DecayMomentum:
-    """Gives weight decay the momentum that SGD would have given it.
+    """Applies to weight decay the momentum that SGD would have applied.
 
-    SGD adds decay to the gradient, and both go through its momentum. A compressor that applies momentum
-    sees the gradient alone. So the decay has a velocity of its own here, as in the authors' optimizer for
-    DGC: d <- m d + decay * x. SGD, which now has no momentum, adds decay * x itself; this adds the rest, m
-    times the velocity, to the gradient before the step. Parameters are equal on all ranks, and so is d:
-    nothing travels.
+    SGD adds decay to the gradient, and both go through its momentum. A compressor that applies momentum sees
+    the gradient alone. So the decay has a separate velocity here, as in the authors' optimizer for DGC: d <-
+    m d + decay * x. SGD, which now has no momentum, adds decay * x itself; this adds the rest, m times the
+    velocity, to the gradient before the step. Parameters are equal on all ranks, and so is d: nothing is
+    sent.
 
     Args:
         momentum: the compressor's.
@@ -37,20 +37,20 @@ class DecayMomentum:
         self._velocities: dict[str, Tensor] = {}
 
     def prepare(self, groups: Iterable[Group]) -> None:
-        """Have a velocity for every parameter that decays."""
+        """Allocate a velocity for every parameter that decays."""
         for group in groups:
             for p in group["params"]:
                 if group["weight_decay"] and id(p) in self._names:
                     self._velocity(p)
 
     def expect(self, names: AbstractSet[str]) -> None:
-        """Have one for each of these: a checkpoint holds theirs, which shrink where nothing decays now."""
+        """Allocate one for each of these: a checkpoint has theirs, which shrink where nothing decays now."""
         for name in self._named.keys() & names:
             self._velocity(self._named[name])
 
     @torch.no_grad()
     def before_step(self, optimizer: Optimizer, groups: Iterable[Group]) -> None:
-        """Add momentum's share of the decay to the gradients. Of a step that will be passed over: nothing."""
+        """Add the decay's momentum to the gradients; nothing, if the step will be skipped."""
         if skips(optimizer):
             return
         scale = getattr(optimizer, "grad_scale", None)
@@ -62,7 +62,7 @@ class DecayMomentum:
                     self._add(p, p.grad, group["weight_decay"], weight)
 
     def kept(self) -> dict[str, Tensor]:
-        """The velocities by parameter, shaped as it is; equal on all ranks."""
+        """The velocities for a checkpoint, by parameter and in its shape; equal on all ranks."""
         return dict(self._velocities)
 
     def _add(self, p: Tensor, grad: Tensor, decay: float, weight: float) -> None:
@@ -79,6 +79,6 @@ class DecayMomentum:
     def _velocity(self, p: Tensor) -> Tensor:
         name = self._names[id(p)]
         if name not in self._velocities:
-            # Laid out as the parameter is: between unlike layouts an operation takes more than twice as long.
+            # In the parameter's layout, as operations on mixed layouts take more than twice as long.
             self._velocities[name] = torch.zeros_like(p, dtype=state_dtype(p.dtype), requires_grad=False)
         return self._velocities[name]

@@ -23,7 +23,7 @@ from tacit.environment import DIAGNOSE
 from tacit.errors import AttachError
 from tacit.files import spared
 from tacit.levels.spec import AttachSpec
-from tacit.optimizer_hooks.every_step import behind_steps
+from tacit.optimizer_hooks.every_step import after_steps
 from tacit.planning.culprits import diagnosed
 from tacit.planning.diagnosis import Diagnosis, Facts, RankSteps
 from tacit.planning.requests import TimedSession, requested
@@ -94,7 +94,7 @@ class Diagnosing:
         self._session, self._request, self._wanted = session, request, steps
         self._begin()
         # After the optimizer's hooks, so that a session's work there is in the step.
-        self._handle = behind_steps(self._stepped)
+        self._handle = after_steps(self._stepped)
 
     def _begin(self) -> None:
         options = self._session.options

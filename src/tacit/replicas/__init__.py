@@ -1,1 +1,1 @@
-"""Replicas that take steps of their own: what they exchange in a round, and what a round does to them."""
+"""Replicas that step alone between rounds: what they exchange in a round, and how its answer is applied."""

@@ -1,4 +1,4 @@
-"""Ranks compare the bits of the anchors: all that replicas exchange counts from there."""
+"""Ranks compare the bits of their anchors, from which all deltas are counted."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from tacit.replicas.replica import Replica
 from tacit.session import Session
 
 EVERY = 64
-"""Rounds from one comparison to the next."""
+"""The number of rounds from one comparison to the next."""
 _CHUNK = 1 << 16
-"""Entries that are added up at once."""
+"""The number of entries that are added up at once."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class AnchorComparison:
-    """Has ranks compare their anchors in the first round; in every 64th, where the result is these.
+    """Compares the anchors of all ranks in the first round, and in every 64th if replicas move to the anchor.
 
-    Each rank sends one number of 8 bytes, which follows from all bits of its anchors; only where these
-    numbers differ, one for each parameter too. Where servers keep the parameters, workers have anchors of
-    their own, and nothing is compared.
+    Each rank sends a checksum of 8 bytes over all bits of its anchors; only if these differ, one for each
+    parameter. With servers that keep the parameters each worker has another anchor, and nothing is compared.
 
     Args:
-        session: whose ranks compare.
-        anchors: of its buckets, in fp32 or fp64; read when a comparison is due.
+        session: its ranks compare.
+        anchors: the anchors of its buckets, in fp32 or fp64; read when a comparison is due.
     """
 
     def __init__(self, session: Session, anchors: Sequence[Tensor]) -> None:
@@ -44,10 +43,11 @@ class AnchorComparison:
         self._rounds = 0
 
     def before_round(self) -> None:
-        """To be called as a round leaves, on all ranks.
+        """Compare, if a comparison is due, before a round is sent; on all ranks.
 
         Raises:
-            RoundError: anchors differ, on all ranks; names the parameters and the ranks. Nothing has left.
+            RoundError: anchors differ; all ranks raise it, and it names parameters and ranks. Nothing has
+                been sent.
         """
         due = self._compares and self._rounds % EVERY == 0 and (self._again or self._rounds == 0)
         self._rounds += 1
@@ -58,10 +58,10 @@ class AnchorComparison:
     def of_replicas(self, replica: Replica, written: bool = False) -> tuple[bool, bool]:
         """Whether any replica was `written` from outside, and whether all have the same bits.
 
-        A collective call; not where servers or stores say what replicas are, where a write is an error.
+        A collective call, but none if servers or stores keep the parameters.
 
         Raises:
-            AttachError: this one was written, and those do not know of it.
+            AttachError: this replica was written, and a server or store keeps its parameters.
         """
         session = self._session
         if session.strategy.independent:
@@ -82,7 +82,7 @@ class AnchorComparison:
         context = self._session.context
         if alike((yield from gather(sums.whole(), context.topology.scope))):
             return
-        apart = sums.apart((yield from gather(sums.each(), context.topology.scope)))
+        apart = sums.differing((yield from gather(sums.each(), context.topology.scope)))
         step = self._session.nonfinite.global_step(step)
         raise RoundError(
             f"in step {step} the common point of {apart.named} has other bits on "
@@ -92,12 +92,12 @@ class AnchorComparison:
         )
 
 
-class Apart(NamedTuple):
-    """Of which tensors some peers have other bits than the first one.
+class DifferingTensors(NamedTuple):
+    """The tensors of which some peers have other bits than the first peer.
 
     Attributes:
-        names: of these tensors, at least one.
-        places: of these peers.
+        names: the names of these tensors, at least one.
+        places: the indices of these peers.
     """
 
     names: Sequence[str]
@@ -105,17 +105,17 @@ class Apart(NamedTuple):
 
     @property
     def named(self) -> str:
-        """As a sentence names the tensors."""
+        """The tensors' names for a sentence."""
         more = len(self.names) - 1
         return f"{self.names[0]} and {more} other parameters" if more else self.names[0]
 
     def on(self, ranks: Sequence[int]) -> str:
-        """As a sentence names the peers, which have these numbers: "rank 1 than on rank 0"."""
+        """The peers for a sentence, by their `ranks`: "rank 1 than on rank 0"."""
         return f"{of_ranks(ranks[place] for place in self.places)} than on rank {ranks[0]}"
 
 
 class Checksums(dict[str, int]):
-    """Of each flat tensor, by its name, a number that follows from its bits and their places."""
+    """The checksum of each flat tensor, by its name: it depends on all bits and their order."""
 
     def __init__(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         chunks = {name: _weighed(x) for name, x in tensors}
@@ -126,27 +126,27 @@ class Checksums(dict[str, int]):
         )
 
     def whole(self) -> Tensor:
-        """One number of 8 bytes, which ranks compare first."""
+        """One checksum of all tensors (8 bytes), which ranks compare first."""
         return torch.tensor([zlib.crc32(repr([*self.values()]).encode())])
 
     def each(self) -> Tensor:
-        """All of them, to be compared where those differ."""
+        """The checksums of all tensors, which ranks compare if `whole` differs."""
         return torch.tensor([*self.values()])
 
-    def apart(self, every: Sequence[Tensor]) -> Apart:
-        """What differs, by what `each` is on every peer."""
+    def differing(self, every: Sequence[Tensor]) -> DifferingTensors:
+        """The tensors that differ, from `each` of every peer."""
         others = torch.stack([*every]) != every[0]
         names = [name for name, differs in zip(self, others.any(0).tolist(), strict=True) if differs]
-        return Apart(names, others.any(1).nonzero().flatten().tolist())
+        return DifferingTensors(names, others.any(1).nonzero().flatten().tolist())
 
 
 def alike(every: Sequence[Tensor]) -> bool:
-    """Whether all peers have the same."""
+    """Whether all peers have the same numbers."""
     return all(torch.equal(each, every[0]) for each in every)
 
 
 def _weighed(x: Tensor) -> list[Tensor]:
-    """The bits as integers, times odd numbers that tell their places, added up in chunks; exact, mod 2^64."""
+    """The bits as integers, times odd weights that depend on their positions, summed in chunks, mod 2^64."""
     weights = 2 * torch.arange(min(_CHUNK, len(x)), device=x.device) + 1
     bits = x.view(_BITS[x.element_size()])
     chunks = [bits[at : at + _CHUNK] for at in range(0, len(bits), _CHUNK)]

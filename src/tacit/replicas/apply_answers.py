@@ -1,4 +1,4 @@
-"""What becomes of the anchor and of the parameters when an answer has come."""
+"""Applies answers to the anchor and to the parameters."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from tacit.session import Session
 
 
 class Answers:
-    """Has the merge apply answers, to the parameters where they lie if that is possible.
+    """Lets the merge apply answers, to the parameters in place if that is possible.
 
     Args:
-        session: whose merge it is.
+        session: its strategy has the merge.
         replica: the parameters.
-        anchors: of each bucket, in the wide type; `flats`: the mean of each, once it is there.
-        local: this rank's own part of each.
-        variances: names of what is never below zero, and may be so at a server.
+        anchors: the anchor of each bucket, in the wide type.
+        flats: the mean of each bucket, once it is there.
+        local: this rank's delta of each.
+        variances: names of buffers that are never below 0, and may be so at a server.
 
     Attributes:
-        states: of the merge, of each bucket.
+        states: the merge's state of each bucket.
     """
 
     def __init__(
@@ -52,8 +53,9 @@ class Answers:
         """Apply the answer about bucket `i`.
 
         Args:
-            diverged_in_node: whether the replicas of a node may differ; they are averaged before.
-            leaves: whether the next round sends the delta as it was before; it is written to what goes out.
+            diverged_in_node: whether the replicas of a node may differ; they are averaged first.
+            leaves: whether the next round sends the delta from before this answer; it is written to what is
+                sent.
         """
         anchor, before = self._anchors[i], None
         if leaves:
@@ -70,7 +72,7 @@ class Answers:
             deltas.subtract(before, anchor, self._local.outgoing[i])
 
     def _average_in_node(self, i: int, params: Tensor) -> None:
-        """Overwrite `params` with the mean of the replicas of this node, which have drifted apart."""
+        """Overwrite `params` with the mean of the replicas of this node, which differ."""
         anchor = self._anchors[i]
         delta = self._replica.narrowed(i, params.sub_(anchor))
         self._session.ask(partial(average_, delta, NODE), "node", of=delta)
@@ -79,12 +81,12 @@ class Answers:
     def _apply(
         self, i: int, places: Sequence[Place], params: Tensor, at: Application, rates: Mapping[str, float]
     ) -> None:
-        """Have the merge apply the answer about these parameters; if it goes by their rates, rate by rate."""
+        """Let the merge apply the answer to these parameters; if learning rates matter, rate by rate."""
         mine = self._local.of_answer(i, places, params)
         anchor, mean = (beside(params, places, each[i]) for each in (self._anchors, self._flats))
         mean = self._replica.widened(i, mean)
         state = {field: beside(params, places, each) for field, each in self.states[i].items()}
-        for here, lr in self._stretches(places, at, rates):
+        for here, lr in self._spans(places, at, rates):
             self._merge.apply_(
                 params[here],
                 anchor[here],
@@ -97,10 +99,10 @@ class Answers:
             if place.name in self._variances:
                 params[_within([place], places)].clamp_(min=0.0)
 
-    def _stretches(
+    def _spans(
         self, places: Sequence[Place], at: Application, rates: Mapping[str, float]
     ) -> Iterator[tuple[slice, float]]:
-        """Stretches of what one call of the merge is for, and their learning rate."""
+        """The spans of parameters for one call of the merge each, and their learning rate."""
         if not self._merge.by_learning_rate:
             yield slice(None), at.lr
             return
@@ -109,7 +111,7 @@ class Answers:
 
 
 def _within(some: Sequence[Place], places: Sequence[Place]) -> slice:
-    """Where some of neighbouring parameters lie among them; all, whatever their shape."""
+    """The span of some parameters among neighbouring ones; all of it, if they are all, in any shape."""
     if len(some) == len(places):
         return slice(None)
     return slice(some[0].start - places[0].start, some[-1].stop - places[0].start)

@@ -1,4 +1,4 @@
-"""Buffers of replicas that move on their own: BatchNorm's statistics, and what else a module registers."""
+"""Buffers of replicas that step alone: BatchNorm's statistics, and other buffers of modules."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from tacit.session.health.nonfinite_origin import Origin, beginnings
 from tacit.torch_compat import is_normalising
 
 COMMON, MOVES, ARRIVED, MOVED = "buffer_anchor", "buffer_changes", "buffer_mean", "buffer_has_mean"
-"""A checkpoint's fields of a buffer: its last agreed value, whether it has changed since, the mean that was
-received and is not applied yet, and whether there is one."""
+"""A checkpoint's fields of a buffer: its last value that was equal on all ranks, whether it has changed
+since, the mean that was received and is not yet applied, and whether there is one.
+"""
 
 _MEANS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""Of which types a mean is taken."""
+"""The types that have a mean."""
 _IGNORE = (
     "write DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, [name]) before you "
     "wrap the module"
@@ -41,25 +42,24 @@ _BufferExchange = Generator[Request, Any, dict[int, Tensor]]
 class ReplicaBuffers:
     """Averages floating-point buffers along with the rounds that exchange deltas.
 
-    A buffer is not trained, so it has nothing to do with merges, outer steps and compressors: what travels is
-    its value, densely, and what comes back is the mean, which lies between the smallest value and the
-    largest. A mean that comes at once takes the buffer's place. One that comes late is met halfway: the
-    buffer becomes the mean of it and of what the replica has now, of which otherwise all that was gathered
-    in the meantime would be lost.
+    A buffer is not trained, so merges, outer steps and compressors do not apply to it: its value is sent
+    densely, and the answer is the mean, which lies between the smallest value and the largest. A mean that
+    comes at once replaces the buffer. A late one is averaged with the replica's present value, as otherwise
+    all that was gathered in the meantime would be lost.
 
-    A round is one message, as a rule. It holds the values of those buffers that had changed on any rank in
-    the round before; and of each buffer whether it has changed on this rank since the ranks last agreed, and
-    whether it holds what is not finite. Buffers that begin to change follow in a second message, and those
-    with infinities, of which entries that are the same on all ranks stay as they are. So masks and tables,
-    which never change, do not travel.
+    A round is usually one message. It has the values of the buffers that had changed on any rank in the round
+    before; and for each buffer whether it has changed on this rank since it was last equal on all ranks, and
+    whether it holds NaN or infinity. Buffers that begin to change follow in a second message, as do those
+    with infinities, of which entries that are equal on all ranks stay as they are. So masks and tables, which
+    never change, are not sent.
 
-    Buffers of other types (counters, flags) have no mean: each rank keeps its own, and where all are to
-    agree, at the end and in `session.sync()`, they become those of the first rank, as with DDP.
+    Buffers of other types (counters, flags) have no mean and stay as they are on each rank; at the end and in
+    `session.sync()` they become those of the first rank, as with DDP.
 
     Args:
-        session: in whose rounds they travel.
-        named: the buffers, looked up anew in each round.
-        share: how much this rank counts for in the mean; 1 on average over the ranks.
+        session: they are sent in its rounds.
+        named: the buffers, looked up again in each round.
+        share: the weight of this rank in the mean; 1 on average over the ranks.
     """
 
     def __init__(self, session: Session, named: Mapping[str, Tensor], share: float = 1.0) -> None:
@@ -88,7 +88,7 @@ class ReplicaBuffers:
 
     @staticmethod
     def stages(session: Session) -> dict[str, int]:
-        """How many messages a round has on each axis, at most."""
+        """The most messages of a round on each axis."""
         return {session.strategy.topology.scope: 2, **({NODE: 2, NET: 1} if session.context.by_node else {})}
 
     # ---- a round --------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class ReplicaBuffers:
         """Copy the present values into the message of the next round.
 
         Raises:
-            AttachError: one has another shape than when the session began.
+            AttachError: a buffer has another shape than when the session began.
         """
         if not self._names:
             return
@@ -120,13 +120,13 @@ class ReplicaBuffers:
         values.copy_(self._values)
         for i, span in self._spans.items():
             if self._odd[i]:
-                values[slice(*span)] = 0.0  # it follows in the second message
+                values[slice(*span)] = 0.0  # it is sent in the second message
         if self._share != 1.0:
             values.mul_(self._share)
         flags.copy_(torch.tensor([changed, self._odd], dtype=self._kind).view(-1))
 
     def leave(self, pending: PendingRound) -> None:
-        """Send the message that `collect` has made, in this round."""
+        """Send the message that `collect` has prepared, in this round."""
         if self._names:
             self._session.submit_beside(pending, self._talk, "buffers", self._note)
 
@@ -151,7 +151,7 @@ class ReplicaBuffers:
         """Average the buffers now. A collective call.
 
         Raises:
-            NonFinite: one holds what is not finite.
+            NonFinite: a buffer holds NaN or infinity.
         """
         if self._names:
             self.collect()
@@ -159,7 +159,7 @@ class ReplicaBuffers:
             self.complete(0)
 
     def copy_first(self) -> None:
-        """Overwrite buffers that have no mean (counters, flags) by the first rank's. A collective call."""
+        """Overwrite buffers without a mean (counters, flags) by the first rank's. A collective call."""
         if unlike := self._differing(self._others):
             names = [self._others[i] for i in unlike]
             rows = [_bytes(self._named[name]) for name in names]
@@ -216,7 +216,7 @@ class ReplicaBuffers:
             return self._fresh[i]
         if i in self._spans:
             return self._values[slice(*self._spans[i])]
-        return self._common[i].to(self._kind)  # it has changed on another rank alone
+        return self._common[i].to(self._kind)  # it has changed only on other ranks
 
     def _note(self, found: Mapping[int, Tensor]) -> None:
         for i, mean in found.items():
@@ -243,11 +243,11 @@ class ReplicaBuffers:
     # ---- rows and messages ----------------------------------------------------------------------------
 
     def _row(self, i: int, buffer: Tensor) -> Tensor:
-        """The buffer as a flat tensor on the host, of the type that it had at first."""
+        """The buffer as a flat tensor on the host, in its first type."""
         return self._same(i, buffer).detach().cpu().contiguous().view(-1).to(self._common[i].dtype)
 
     def _same(self, i: int, buffer: Tensor) -> Tensor:
-        """The buffer itself; an error where it has another shape than at first."""
+        """The buffer itself; an error if its shape has changed."""
         if buffer.shape != self._shapes[i]:
             raise AttachError(
                 f"the buffer {self._names[i]} had the shape {tuple(self._shapes[i])} when the session began, "
@@ -266,7 +266,7 @@ class ReplicaBuffers:
         self._message = torch.empty(at + 2 * len(self._names), dtype=self._kind)
 
     def _differing(self, names: Sequence[str]) -> list[int]:
-        """The numbers of the buffers that differ between ranks, but for those of another shape or type."""
+        """The numbers of the buffers that differ between ranks, without those of another shape or type."""
         if not names:
             return []
         tensors = [self._named[name].detach() for name in names]
@@ -282,10 +282,10 @@ class ReplicaBuffers:
     def _ask(self, talk: Generator[Request, Any, Any]) -> Any:
         return self._session.ask(lambda: talk, "buffers")
 
-    # ---- what it keeps --------------------------------------------------------------------------------
+    # ---- checkpoints --------------------------------------------------------------------------------
 
     def kept(self) -> dict[tuple[str, str], StateSlice]:
-        """The state for a checkpoint, by (buffer, field), as views; that of pending rounds always too."""
+        """The state for a checkpoint, by (buffer, field), as views; always with those of pending rounds."""
         fields: dict[str, Sequence[Tensor | None]] = {
             COMMON: self._common,
             MOVES: [self._moves[i : i + 1] for i in range(len(self._names))],
@@ -302,7 +302,7 @@ class ReplicaBuffers:
 
 
 def found_in(model: TrainedModel) -> list[str]:
-    """The names of the buffers that DDP would keep equal."""
+    """The names of the buffers that DDP would broadcast."""
     ignored = model.parameters_to_ignore
     named = model.module.named_buffers()
     return [n for n, b in named if n not in ignored and b.layout is torch.strided and not b.is_quantized]
@@ -315,7 +315,7 @@ def numbers_in(model: TrainedModel) -> list[str]:
 
 
 def variances_in(module: nn.Module) -> list[str]:
-    """The names of variances that normalising layers gather."""
+    """The names of running variances of normalization layers."""
     found = [name for name, each in module.named_modules() if is_normalising(each)]
     return [f"{name}.running_var" if name else "running_var" for name in found]
 
@@ -330,7 +330,7 @@ def _bytes(x: Tensor) -> Tensor:
 
 
 def _by_node(x: Tensor, near: tuple[int, int]) -> Generator[Request, Any, None]:
-    """Overwrite `x` with the mean over all replicas; each rank of a node takes its share across."""
+    """Overwrite `x` with the mean over all replicas; each rank of a node exchanges its part between nodes."""
     rank, peers = near
     spans = tuple((len(x) * i // peers, len(x) * (i + 1) // peers) for i in range(peers))
     yield ReduceScatter(x, spans, NODE)
@@ -341,7 +341,7 @@ def _by_node(x: Tensor, near: tuple[int, int]) -> Generator[Request, Any, None]:
 
 
 def _of_the_first(x: Tensor, peers: int, scope: str) -> Generator[Request, Any, None]:
-    """Overwrite `x` with what the first rank has."""
+    """Overwrite `x` with the first rank's."""
     yield AllGatherInto(x, ((0, len(x)), *[(len(x), len(x))] * (peers - 1)), scope)
 
 
@@ -354,5 +354,5 @@ class BufferBroadcasts:
         self._ddp.broadcast_buffers = ForwardSync.off(self._before)
 
     def restore(self) -> None:
-        """Have DDP broadcast buffers again, if it did."""
+        """Let DDP broadcast buffers again, if it did."""
         self._ddp.broadcast_buffers = self._before

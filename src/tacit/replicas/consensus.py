@@ -17,15 +17,15 @@ from tacit.session import Session
 __all__ = ["Consensus", "ConsensusMeter"]
 
 _CHUNK = 1 << 18
-"""Entries that are looked at together, so that it takes little memory."""
+"""The number of entries that are processed at a time, to save memory."""
 
 
 @dataclass(frozen=True)
 class Consensus:
-    """How far the replicas were apart at some time; equal on all ranks.
+    """The consensus distance of the replicas at some step; equal on all ranks.
 
     Attributes:
-        step: after so many steps.
+        step: the number of steps before it.
         distance: the mean over the replicas of ||x_i - mean x||, of all parameters as one vector.
         relative: that over ||mean x||; 0 where the mean is 0.
     """
@@ -35,20 +35,21 @@ class Consensus:
     relative: float
 
     def metrics(self) -> dict[str, float]:
-        """As `session.metrics` tells it."""
+        """The numbers for `session.metrics`."""
         return {"consensus_distance": self.distance, "consensus_relative": self.relative}
 
 
 class ConsensusMeter:
-    """Measures it where a mean of all replicas is at hand, or by making one.
+    """Measures the distance when a mean of all replicas is computed anyway, or by computing one.
 
-    Each rank has its own distance; one small message tells all of them the mean.
+    Each rank computes its distance; one small message averages these.
 
     Args:
-        session: whose replicas they are. Not measured where there is one, or where nobody waits for others.
+        session: has the replicas. Nothing is measured if there is one, or if replicas do not wait for each
+            other.
 
     Attributes:
-        last: what was measured last; None before.
+        last: the last measurement; None before.
     """
 
     def __init__(self, session: Session) -> None:
@@ -63,12 +64,12 @@ class ConsensusMeter:
         self._is_possible = False
 
     def begin(self) -> None:
-        """Measure anew."""
+        """Begin a measurement."""
         self._apart.clear()
         self._length.clear()
 
     def add(self, own: Tensor, mean: Tensor, moved: Tensor | None = None) -> None:
-        """A bucket of this replica, and the mean of all: `mean`, or `mean + moved`."""
+        """Add a bucket: `own` of this replica, and the mean of all replicas: `mean`, or `mean + moved`."""
         if not self._is_possible:
             return
         parts = zip(torch.split(own, _CHUNK), torch.split(mean, _CHUNK), strict=True)
@@ -79,7 +80,7 @@ class ConsensusMeter:
             self._length.append(float(there.square().sum()))
 
     def end(self, counted: bool = True) -> None:
-        """All buckets were added. A collective call. `counted`: whether its bytes are training's."""
+        """End, when all buckets were added. A collective call. `counted`: whether its bytes count as sent."""
         if not self._is_possible:
             return
         mine = torch.tensor([math.sqrt(math.fsum(self._apart))], dtype=torch.float64)
@@ -103,6 +104,6 @@ class ConsensusMeter:
         self.end(counted=False)
 
     def equal(self) -> None:
-        """The replicas are equal."""
+        """Note that the replicas are equal: the distance is 0."""
         if self._is_possible:
             self.last = Consensus(self._session.step, 0.0, 0.0)

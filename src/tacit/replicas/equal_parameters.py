@@ -1,4 +1,4 @@
-"""Where ranks average gradients, all have the same parameters, unless one alone has written to its own."""
+"""Keeps parameters equal where ranks average gradients: they differ only if one rank alone writes to them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ WRITE = (
 
 
 class EqualParameters:
-    """Has ranks compare the bits of their parameters, and makes them equal where they are not.
+    """Compares the bits of all ranks' parameters, and makes them equal if they differ.
 
     Args:
-        session: whose ranks compare.
+        session: its ranks compare.
         named: the parameters that are trained.
-        group: where DDP exchanges the gradients itself, its process group.
+        group: DDP's process group, if DDP exchanges the gradients itself.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class EqualParameters:
         self._equal_at: int | None = None
 
     def sync(self) -> None:
-        """Those that differ become their mean, and a warning names them. A collective call.
+        """Replace parameters that differ by their mean, and warn with their names. A collective call.
 
         Raises:
             RoundError: the exchange failed.
@@ -52,7 +52,7 @@ class EqualParameters:
         step, since, self._equal_at = session.step, self._equal_at, session.step
         if alike(self._gathered(sums.whole())):
             return
-        apart = sums.apart(self._gathered(sums.each()))
+        apart = sums.differing(self._gathered(sums.each()))
         away = max(self._to_mean(name, mine[name]) for name in apart.names)
         known_as = [session.transport.global_rank(rank) for rank in ranks]
         before = "nobody had compared before" if since is None else f"they were equal after step {since}"
@@ -65,7 +65,7 @@ class EqualParameters:
             )
 
     def _to_mean(self, name: str, x: Tensor) -> float:
-        """Overwrite a parameter with the ranks' mean; returns how far away it was, relative to that."""
+        """Overwrite a parameter with the ranks' mean; returns its distance to that, relative to that."""
         mean = x.flatten().clone()
         if self._group is None:
             self._session.ask(partial(average_, mean, WORLD), name, of=mean)

@@ -1,4 +1,4 @@
-"""Into which parts a model is cut, where each part has rounds of its own; and the buckets of each."""
+"""The parts of a model that have separate rounds, and the buckets of each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fragments(named: Mapping[str, Tensor], count: int) -> list[list[str]]:
     total, done = sum(p.numel() for p in named.values()), 0
     parts: list[list[str]] = [[]]
     for i, (name, p) in enumerate(reversed([*named.items()])):
-        must = len(named) - i == count - len(parts)  # each of those left has a part of its own
+        must = len(named) - i == count - len(parts)  # each remaining parameter is a part
         if parts[-1] and len(parts) < count and (must or done + p.numel() / 2 > total * len(parts) / count):
             parts.append([])
         parts[-1].append(name)
@@ -34,7 +34,7 @@ def fragments(named: Mapping[str, Tensor], count: int) -> list[list[str]]:
 
 def buckets_of_parts(buckets: Sequence[Bucket], named: Mapping[str, Tensor], count: int) -> list[list[int]]:
     """The numbers of the buckets of each of the `count` parts."""
-    whole = named.whole() if isinstance(named, LiveTensors) else named  # so that ranks cut alike
+    whole = named.whole() if isinstance(named, LiveTensors) else named  # so that all ranks cut equally
     homes = {name: part for part, names in enumerate(fragments(whole, count)) for name in names}
     parts: list[list[int]] = [[] for _ in range(count)]
     for i, bucket in enumerate(buckets):

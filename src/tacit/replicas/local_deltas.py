@@ -1,4 +1,4 @@
-"""What of the replicas' progress is this rank's own, where a merge asks for it."""
+"""This rank's deltas, for merges that need them (`Merge.needs_local_delta`)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from tacit.replicas.replica import Place, Replica, beside
 from tacit.strategy import Strategy
 
 MINE = "local_delta"
-"""This rank's own part of a round that is under way: all of it, or what the peers have not seen."""
+"""The field of this rank's delta in a round under way: all of it, or the part that was not sent."""
 GIVEN = "given_delta"
-"""All that this rank had where a late round left, if `MINE` is what the peers have not seen."""
+"""The field of this rank's whole delta at the start of a late round, if `MINE` is the part not sent."""
 ASIDE = "unsent"
-"""What a replica that stands at the anchor has not sent, until it takes it up again."""
+"""The field of what a replica at the anchor has not sent, until it is added again."""
 
 
 class LocalDeltas:
-    """This rank's own part of each bucket's rounds, and what is put aside where replicas are to agree.
+    """This rank's delta of each bucket, and what is set aside while replicas are equal.
 
     Args:
-        strategy: whose merge asks for it.
+        strategy: has the merge.
         replica: the parameters.
-        anchors: of each bucket, in the wide type.
-        flats: of each bucket, what is exchanged.
+        anchors: the anchor of each bucket, in the wide type.
+        flats: the tensor of each bucket that is exchanged.
     """
 
     def __init__(
@@ -43,26 +43,29 @@ class LocalDeltas:
             None if not self._unsent else mine if flat.dtype == anchor.dtype else torch.zeros_like(flat)
             for flat, mine, anchor in zip(flats, self.mine, anchors, strict=True)
         ]
-        """Of which the exchange subtracts what was sent; None where the merge does not ask for it."""
+        """The tensors from which the exchange subtracts what was sent; None if the merge does not need them.
+        """
         self.outgoing = [
             unsent if unsent is not None else mine if mine is not None and mine.dtype == flat.dtype else flat
             for unsent, mine, flat in zip(self.unsent, self.mine, flats, strict=True)
         ]
-        """What is exchanged. Where this rank's own part is kept, it is that, and no mean overwrites it."""
+        """The tensors that are exchanged: this rank's deltas themselves, if these must not be overwritten by
+        the mean.
+        """
         given = late and self._unsent
         self._given = [torch.zeros_like(anchor) if given else None for anchor in anchors]
         self._aside = [torch.zeros_like(anchor) if self.ends_at_anchor else None for anchor in anchors]
         self.is_aside = self.ends_at_anchor
-        """Whether something may be aside: as it may come with a checkpoint, it may be so at first."""
+        """Whether something may be set aside; True at first, as a checkpoint may bring it."""
 
     def fields(self) -> Mapping[str, Sequence[Tensor | None]]:
-        """What a checkpoint keeps of each bucket, beside `MINE`."""
+        """The fields of each bucket in a checkpoint, besides `MINE`."""
         return {GIVEN: self._given, ASIDE: self._aside}
 
     def leave(self, i: int, read: bool) -> None:
-        """Keep this rank's part of a round that leaves, how far it is from the anchor.
+        """Record this rank's delta when a round starts.
 
-        That is rounded to what is in `outgoing`; `read`: whether it is there already.
+        It is rounded to the type of `outgoing`; `read`: whether it is there already.
         """
         mine, given, out = self.mine[i], self._given[i], self.outgoing[i]
         if read:
@@ -74,7 +77,7 @@ class LocalDeltas:
         if mine is None or mine is out:
             return
         if out is self.unsent[i]:
-            torch.sub(exact, self._replica.widened(i, out), out=mine)  # rounding keeps it back
+            torch.sub(exact, self._replica.widened(i, out), out=mine)  # what rounding left out is not sent
         else:
             mine.copy_(out)
 
@@ -83,20 +86,20 @@ class LocalDeltas:
         return self._given[i] is not None
 
     def of_answer(self, i: int, places: Sequence[Place], params: Tensor) -> Tensor | None:
-        """What the merge is given with an answer about these parameters of bucket `i`, which are `params`."""
+        """The merge's `local_delta` for an answer about these parameters of bucket `i`, now `params`."""
         whole, unsent, given = self.mine[i], self.unsent[i], self._given[i]
         if whole is None:
             return None
         mine = beside(params, places, whole)
         if unsent is not None and unsent is not whole:
             mine.add_(self._replica.widened(i, beside(params, places, unsent)))
-        if given is not None:  # the steps since
+        if given is not None:  # add the steps since
             anchor, before = (beside(params, places, each) for each in (self._anchors[i], given))
             deltas.add_steps_(mine, params, anchor, before)
         return mine
 
     def put_aside(self) -> None:
-        """Put the replica at the anchor, and keep what it has beside it."""
+        """Move the replica to the anchor, and set aside its difference."""
         for i, (anchor, aside) in enumerate(zip(self._anchors, self._aside, strict=True)):
             assert aside is not None
             torch.sub(self._replica.params(i), anchor, out=aside)
@@ -104,13 +107,13 @@ class LocalDeltas:
         self.is_aside = True
 
     def forget(self) -> None:
-        """Have nothing aside, whatever a checkpoint says."""
+        """Drop what is set aside, also by a checkpoint."""
         for aside in self._aside:
             if aside is not None:
                 aside.zero_()
 
     def take_up(self) -> None:
-        """Add what was put aside to the replica again."""
+        """Add what was set aside to the replica again."""
         for i, aside in enumerate(self._aside if self.is_aside else ()):
             assert aside is not None
             self._replica.write(i, self._replica.params(i).add_(aside))

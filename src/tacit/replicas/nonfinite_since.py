@@ -1,4 +1,4 @@
-"""In which step and parameter NaN began in a replica that moves on its own: only rounds look for it."""
+"""Finds the step and parameter in which NaN began in a replica that steps alone, between two rounds."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tacit.session.health.nonfinite_origin import Origin
 
 
 class NonfiniteSince:
-    """Looks at one small gradient before every step, and at everything once that is not finite.
+    """Checks one small gradient before every step, and all gradients and parameters once that is not finite.
 
-    A parameter that is not finite makes the next output so, and with it all gradients. They are looked at
-    before the optimizer takes them, so that what is broken then is what broke in the step before, and not
-    yet all that comes of it. Where no parameter is, it began in this step, in these gradients.
+    A parameter with NaN makes the next output NaN, and so all gradients. They are checked before the
+    optimizer takes them, so that only the parameters that broke in the step before have NaN. If no parameter
+    has, the NaN began in the gradients of this step.
 
     Args:
         named: the parameters, in the model's order.
-        step: reads how many steps have been taken.
+        step: returns the number of steps taken.
     """
 
     def __init__(self, named: Mapping[str, Tensor], step: Callable[[], int]) -> None:
@@ -31,10 +31,10 @@ class NonfiniteSince:
         self._probe = min((p for name, p in named.items() if sizes[name]), key=Tensor.numel, default=None)
         self._found: tuple[int, str, bool] | None = None
         self._since: Tensor | None = None
-        """On a device, the first step with such a gradient, or -1; read when somebody asks."""
+        """On a device: the first step with such a gradient, or -1; read when `origin` is called."""
 
     def __call__(self, *_: Any) -> None:
-        """To be called before every step."""
+        """Check the gradients, before every step."""
         grad = None if self._probe is None or self._probe.grad is None else local(self._probe.grad)
         if grad is not None and not on_host(grad):
             self._note(grad)
@@ -42,7 +42,7 @@ class NonfiniteSince:
             self._found = self._look()
 
     def origin(self, step: int) -> Origin | None:
-        """Where it began, as seen from this step; None where nothing has been found."""
+        """The parameter and the age of the first NaN, counted from this step; None: none was found."""
         if self._found is None and self._since is not None and int(self._since) >= 0:
             seen = self._look()
             self._found = seen and (int(self._since), seen[1], True)
@@ -52,7 +52,7 @@ class NonfiniteSince:
         return Origin(name, max(0, step - first), several)
 
     def _note(self, grad: Tensor) -> None:
-        """Note it on the gradient's device, without waiting for it."""
+        """Record the step on the gradient's device, without waiting for it."""
         if self._since is None:
             self._since = torch.full((), -1, dtype=torch.int64, device=grad.device)
         broken = torch.isfinite(grad.coalesce().values() if grad.is_sparse else grad).all().logical_not()

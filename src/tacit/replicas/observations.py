@@ -1,4 +1,4 @@
-"""What adaptive rounds observe of the training, averaged over the ranks that agree in a round."""
+"""Measurements for adaptive rounds, averaged over the ranks of a round."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tacit.transports.process_groups import gathered
 
 
 class Observations:
-    """Collects what this rank knows, and has the session's schedule observe what all ranks know.
+    """Collects this rank's measurements, and passes their mean over the ranks to the session's schedule.
 
     Args:
-        session: whose rounds may observe something.
+        session: its rounds may observe measurements.
         lr: reads the present learning rate.
     """
 
@@ -29,7 +29,7 @@ class Observations:
         self._session, self._lr = session, lr
         self._metrics = session.schedule.observed_metrics
         self.losses = torch.zeros(2, dtype=torch.float64)
-        """The sum of the losses since the facts before, and how many they are."""
+        """The sum of the losses since the last observation, and their number."""
         self._noted_in, self._before = -1, self.losses
         self._near: dist.ProcessGroup | None = None
         self._drift = 0.0
@@ -39,7 +39,7 @@ class Observations:
         self._waited = 0.0
 
     def share_with(self, near: dist.ProcessGroup | None) -> None:
-        """Go by the same facts as these ranks, which have the other shards of this replica."""
+        """Average measurements also with these ranks, which have the other shards of this replica."""
         self._near = near
 
     def observe(self, loss: Tensor | float) -> None:
@@ -51,29 +51,29 @@ class Observations:
             self.losses[1] += 1
 
     def take_back(self) -> None:
-        """The step that is under way has shown no loss."""
+        """Forget the loss of the present step."""
         if self._noted_in == self._session.step:
             self.losses.copy_(self._before)
 
     def measure(self, progress: Sequence[Tensor]) -> None:
-        """Note how far this rank is from the anchor."""
+        """Measure this rank's distance to the anchor."""
         if "drift" in self._metrics:
             self._drift = _square(progress)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Training waits for an answer: that time is no part of a step's."""
+        """A block in which training waits for an answer: its time does not count as a step's."""
         start = time.perf_counter()
         yield
         self._waited += time.perf_counter() - start
 
     def note_transfer(self, pending: PendingRound | None, lag: int) -> None:
-        """Note how long a late round was on its way."""
+        """Record how long a late round was under way."""
         if "transfer" in self._metrics and pending is not None and lag:
             self._transfers.append(pending.seconds)
 
     def observe_times(self, step: int, sync: Sync) -> None:
-        """Observe how many steps transfers take, before the round of `step` leaves."""
+        """Observe how many steps transfers take, before the round of `step` starts."""
         if "transfer" not in self._metrics:
             return
         session, now = self._session, time.perf_counter()
@@ -92,10 +92,10 @@ class Observations:
     def observe_round(
         self, step: int, sync: Sync, pending: PendingRound | None, mean: Sequence[Tensor]
     ) -> None:
-        """Observe what all ranks know, after the round of `step` has left.
+        """Observe the mean of all ranks' measurements, after the round of `step` has started.
 
         Raises:
-            ConfigError: a rank was not given the loss; on all ranks.
+            ConfigError: a rank did not get the loss; all ranks raise it.
         """
         session = self._session
         if not self._metrics - {"transfer"} or not sync.observe:
@@ -118,7 +118,7 @@ class Observations:
         session.schedule.observe(facts, session.step)
 
     def _of_replica(self, mine: Tensor) -> Tensor:
-        """What the ranks that share this replica out say, a row each. A collective call."""
+        """Gather the numbers of the ranks that share this replica, one row each. A collective call."""
         return mine[None] if self._near is None else torch.stack(gathered(mine, self._near))
 
     def _check_given(self, step: int, given: Sequence[float]) -> None:
@@ -136,12 +136,12 @@ class Observations:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """In rank order, so that all ranks get the same bits."""
+    """The mean, added in rank order, so that all ranks get the same bits."""
     return sum(values) / len(values)
 
 
 def _ratio(transfers: Sequence[float], steps: Sequence[float]) -> float:
-    """How many steps a transfer took. Of the steps' times a low one counts: others may hold an evaluation."""
+    """The steps that a transfer took, by a low step time, as others may include an evaluation."""
     if not transfers or not steps:
         return 0.0
     step = sorted(steps)[(len(steps) - 1) // 2]

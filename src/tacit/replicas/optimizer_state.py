@@ -1,4 +1,4 @@
-"""What optimizers keep of the parameters where replicas move on their own."""
+"""The optimizers' state where replicas step alone."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _NOT_FROM_ZERO = (ASGD, LBFGS, Adafactor, NAdam, Rprop)
 
 
 class OptimizerState:
-    """The optimizers' own state of the parameters: momentum, Adam's moments.
+    """The optimizers' state of the parameters: momentum, Adam's moments.
 
-    The strategy says what becomes of it in every round, when its answer is applied, or in which steps.
+    The strategy decides whether it is averaged or reset when an answer is applied, or in which other steps.
 
     Args:
-        session: of the replicas that agree in a round.
-        optimizers: of the parameters.
+        session: its replicas exchange the state.
+        optimizers: step the parameters.
         named: the parameters.
-        near: the ranks that have the other shards of this replica, if there are any.
+        near: the ranks with the other shards of this replica; None: it is not sharded.
 
     Attributes:
-        variance: has Adam go by a variance of mean gradients; None where each goes by its own.
+        variance: makes Adam use a variance of mean gradients; None: each replica uses its own.
 
     Raises:
         AttachError: an optimizer's state cannot start from zero.
@@ -82,7 +82,7 @@ class OptimizerState:
             self._kept.count_by(step)
 
     def completed(self, names: Collection[str]) -> None:
-        """To be called when a round's answer has been applied to these parameters."""
+        """Average or reset the state of these parameters, after a round's answer has been applied to them."""
         if self._kind == "averaged":
             self._average(names)
         elif self._kind == "reset":
@@ -90,19 +90,19 @@ class OptimizerState:
                 _zero(state)
 
     def due(self, step: int) -> bool:
-        """Whether a period of its own ends with this step, counted from 0."""
+        """Whether a period of the state ends with this step, counted from 0."""
         return any(self._ending(step)) or self._compares(step)
 
     def _compares(self, step: int) -> bool:
         return self._scaled is not None and self._scaled.due(step)
 
     def before(self, step: int) -> None:
-        """What is asked behind this step before a round leaves. A collective call where something is."""
+        """Exchange what is due after this step before a round starts. A collective call if something is."""
         if self._scaled is not None and self._scaled.due(step):
             self._scaled.exchange(step)
 
     def after(self, step: int) -> None:
-        """Average what has a period that ends with this step. A collective call where something has."""
+        """Average the moments whose period ends with this step. A collective call if one does."""
         first, second = self._ending(step)
         if not (first or second):
             return
@@ -114,10 +114,10 @@ class OptimizerState:
 
     @torch.no_grad()
     def _raise_second_moments(self) -> None:
-        """Have Adam's second moments not be less than beside these first ones they can be.
+        """Raise Adam's second moments to the least that is possible with the first ones.
 
-        An entry that had gradients on other replicas alone has the mean of their first moments now, and 0 as
-        its second one: the next step would divide by `eps`.
+        An entry that had gradients only on other replicas now has the mean of their first moments, and 0 as
+        second moment: the next step would divide by `eps`.
         """
         mine = {id(p) for p in self._named.values()}
         for optimizer in self._optimizers:
@@ -137,10 +137,10 @@ class OptimizerState:
         return (step + 1) % self._kind.first_every == 0, (step + 1) % self._kind.second_every == 0
 
     def consolidate(self) -> None:
-        """Average what has stayed local. A collective call.
+        """Average state that has stayed local. A collective call.
 
         Plain DDP, which may follow, gives all replicas the same gradients: with unequal momenta their
-        parameters would become different.
+        parameters would diverge.
         """
         if self._kind == "local" or isinstance(self._kind, MomentPeriods):
             for bucket in self._session.buckets:
@@ -150,7 +150,7 @@ class OptimizerState:
         self._flat.clear()
 
     def close(self) -> None:
-        """Leave the optimizers alone."""
+        """Remove the hooks from the optimizers."""
         if self.variance is not None:
             self.variance.close()
 
@@ -170,8 +170,8 @@ class OptimizerState:
                 like_it = torch.is_tensor(value) and value.shape == shape and value.dim()
                 if like_it and local(value).numel() and wanted(field):
                     fields.setdefault(field, {})[key] = local(value)
-        told = [f"{field} {key} {each.dtype}" for field in fields for key, each in fields[field].items()]
-        if not self._agreed(told):
+        keys = [f"{field} {key} {each.dtype}" for field in fields for key, each in fields[field].items()]
+        if not self._agreed(keys):
             if not self._warned:
                 _log.warning("optimizers keep other state on other ranks: each goes on with its own")
             self._warned = True
@@ -179,14 +179,14 @@ class OptimizerState:
         for field in sorted(fields):
             self._mean(list(fields[field].values()), field)
 
-    def _agreed(self, told: Sequence[str]) -> bool:
+    def _agreed(self, keys: Sequence[str]) -> bool:
         """Whether all ranks have the same fields to average; a rank that has not stepped yet has none."""
-        mine = torch.tensor([zlib.crc32("|".join(sorted(told)).encode())])
+        mine = torch.tensor([zlib.crc32("|".join(sorted(keys)).encode())])
         scope = self._session.strategy.topology.scope
         return alike(self._session.ask(lambda: gather(mine, scope), "moments"))
 
     def _mean(self, tensors: Sequence[Tensor], what: str) -> None:
-        """Overwrite them with the peers' mean, in one message for each type."""
+        """Overwrite tensors with the peers' mean, in one message for each type."""
         scope = self._session.strategy.topology.scope
         for dtype in sorted({each.dtype for each in tensors}, key=str):
             same = [each for each in tensors if each.dtype == dtype]
@@ -205,7 +205,7 @@ class OptimizerState:
 
 
 def _zero(state: dict[str, Any]) -> None:
-    """As if no step had been taken: Adam corrects its bias anew."""
+    """Reset state as before the first step, so that Adam corrects its bias from the start."""
     for field, value in state.items():
         if torch.is_tensor(value):
             local(value).zero_()

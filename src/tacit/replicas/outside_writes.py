@@ -1,4 +1,4 @@
-"""Sees parameters that somebody else has written than the optimizers and the session."""
+"""Detects writes to parameters by others than the optimizers and the session."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ _log = logging.getLogger("tacit")
 
 
 class OutsideWrites:
-    """Tells what replicas may do to their parameters beside their steps from what breaks the common point.
+    """Distinguishes writes that belong to training from those after which replicas have another common point.
 
-    Written in every step, as weights are clamped: this is part of a replica's step. Written and put back, as
-    for an evaluation, but for rounding: nothing. Written once, as weights are loaded: the common point is
-    somewhere else, which `sync` makes known to all ranks, and which is an error two steps later where nobody
-    has called it.
+    Writes in every step, such as clamping weights, are part of a replica's step. Values that are written and
+    then restored, as for an evaluation, are none. A single write, such as loading weights, moves the common
+    point: `sync` makes it known to all ranks, and without `sync` it is an error two steps later.
 
     Args:
         strategy: at work on the replicas.
@@ -38,20 +37,20 @@ class OutsideWrites:
         self._recent = self._told = self._started = self._loaded = False
 
     def note(self) -> None:
-        """The parameters are as steps and rounds have left them."""
+        """Record the parameters as steps and rounds have left them."""
         self._sample.note()
 
     @property
     def seen(self) -> bool:
-        """Whether the parameters are others than behind the last step and round."""
+        """Whether the parameters have changed since the last step and round."""
         return self._sample.changed()
 
     def resume(self) -> None:
-        """A checkpoint of the session was loaded; its model may be loaded after it, before the next step."""
+        """Expect that the model, too, is loaded before the next step, as the session's checkpoint was."""
         self._loaded = True
 
     def settle(self) -> bool:
-        """All ranks are about to agree; whether this replica was written in a way that no step explains."""
+        """Whether this replica was written by no step, before all ranks become equal."""
         far = self._sample.moved()
         changed = far > 1
         unexplained = not self._loaded and (self._written is not None or (changed and not self._recent))
@@ -60,7 +59,7 @@ class OutsideWrites:
         return unexplained
 
     def before_step(self, step: int) -> bool:
-        """To be called before a step; whether the parameters are where all replicas are to begin.
+        """Check the parameters before a step. Returns whether they are a new common point.
 
         Raises:
             AttachError: they were written before the last step, and not before this one.
@@ -76,18 +75,18 @@ class OutsideWrites:
             raise lost_at_servers(self._strategy.name)
         if changed and not started:
             return True
-        if self._written is not None and far <= min(1, self._far / 100):  # some steps' writes are below 1
+        if self._written is not None and far <= min(1, self._far / 100):  # rounding of some steps is below 1
             raise AttachError(
                 f"the parameters were changed before step {self._written} by something that is no step of "
                 f"the optimizers, and {self._strategy.name!r} would take it for training. Where weights are "
-                "loaded or exchanged, call session.sync() right behind that, on every rank: all go on from "
+                "loaded or exchanged, call session.sync() right after that, on every rank: all go on from "
                 "there then"
             )
         self._written, self._far = step if changed and not self._recent else None, far
         if changed and self._recent and not self._told and self._strategy.merge.keeps_unsent:
             self._told = True
             _log.warning(
-                "the parameters are changed behind every step, as where weights are clamped: %r adds what it "
+                "the parameters are changed after every step, as where weights are clamped: %r adds what it "
                 "has not sent yet to them, so they may leave those bounds. Change them once more before an "
                 "evaluation, or attach 'localsgd' or 'dense'",
                 self._strategy.name,
@@ -97,7 +96,7 @@ class OutsideWrites:
 
 
 def lost_at_servers(name: str) -> AttachError:
-    """The error where somebody else keeps the parameters of this strategy, and does not know of a write."""
+    """The error for a write that the server or store which keeps the parameters does not know."""
     return AttachError(
         f"the parameters were changed by something that is no step of the optimizers, and those of {name!r} "
         "are kept outside of the model, where this is not known: load weights before you attach"

@@ -1,4 +1,4 @@
-"""This rank's parameters as flat buckets, wherever they are now, and as exact as the anchor is."""
+"""This rank's parameters as flat buckets, in the precision of the anchor."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tacit.torch_compat import copy_each_
 
 
 class LiveTensors(Mapping[str, Tensor]):
-    """What this rank has of parameters and buffers, by name, looked up in their modules when asked for.
+    """This rank's parts of parameters and buffers, by name, looked up in their modules at each access.
 
-    A module may assign a buffer anew in every step, `self.ema = 0.9 * self.ema + ...`.
+    A module may assign a new tensor to a buffer in every step, `self.ema = 0.9 * self.ema + ...`.
 
     Args:
-        module: in which they are.
-        names: of all.
-        fixed: those that stay the same objects, wherever a module keeps them: pruning gives them other names.
+        module: has them.
+        names: the names of all.
+        fixed: those that stay the same objects under any name, as pruning renames them.
 
     Attributes:
-        fixed: the same; where none are given, all, looked up anew.
+        fixed: as the argument; by default all, looked up again.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LiveTensors(Mapping[str, Tensor]):
         return local(self._whole(name) if found is None else found)
 
     def whole(self) -> dict[str, Tensor]:
-        """The same as they are in their modules, where a parameter may be one of which this is a shard."""
+        """The tensors as they are in their modules, where a parameter may be a DTensor."""
         return {name: self._whole(name) for name in self}
 
     def _whole(self, name: str) -> Tensor:
@@ -73,12 +73,14 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 LARGE = 1 << 14
-"""Entries from which on a parameter is worked on where it lies, and not joined with its neighbours."""
+"""The least number of entries for which a parameter is processed in place, and not joined with its
+neighbours.
+"""
 
 
 @dataclass(slots=True)
 class Place:
-    """Where a parameter is in its bucket, and where it was found last."""
+    """The position of a parameter in its bucket, and its last tensor."""
 
     name: str
     start: int
@@ -89,7 +91,7 @@ class Place:
     view: Tensor | None = None
 
     def view_of(self, tensor: Tensor) -> Tensor:
-        """The tensor as a row; or where its memory is in another order, as it is."""
+        """The tensor as a row; if its memory has another order, as it is."""
         where = tensor.data_ptr(), tensor.stride()
         if self.view is None or where != self.where or tensor.shape != self.shape:
             _check_same(self, tensor)
@@ -106,9 +108,9 @@ class Replica:
 
     Args:
         buckets: which parameters travel together.
-        named: the parameters, looked up anew in each round.
+        named: the parameters, looked up again in each round.
         common: the anchor of each bucket, in the `wide` type; overwritten with the parameters.
-        stays: whether replicas are always set to the anchor, and so need not remember what they were set to.
+        stays: whether replicas are always set to the anchor, so that unrounded values need not be stored.
     """
 
     def __init__(
@@ -129,14 +131,14 @@ class Replica:
             None if bucket.dtype not in narrow else anchor if stays else torch.empty_like(anchor)
             for bucket, anchor in zip(buckets, common, strict=True)
         ]
-        """Where each bucket was put before it was rounded; None in types in which nothing is."""
+        """The unrounded values of each bucket; None for types that are not rounded."""
         self._own = not stays
         for i, anchor in enumerate(common):
             self.read(i, anchor)
             self._remember(i, anchor)
 
     def read(self, i: int, out: Tensor) -> None:
-        """Overwrite `out` with the parameters of bucket `i` as they are."""
+        """Overwrite `out` with the present parameters of bucket `i`."""
         self._read(self._places[i], out)
 
     def _read(self, places: Sequence[Place], flat: Tensor) -> None:
@@ -147,14 +149,14 @@ class Replica:
             _copy_(*reversed([*zip(*self._pairs(places, flat), strict=True)]))
 
     def _pairs(self, places: Sequence[Place], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each of these parameters its place in `flat`, its bucket, and where it lies."""
+        """For each of these parameters its part of `flat`, the bucket, and its tensor."""
         for place in places:
             there = place.view_of(self._named[place.name])
             here = flat[place.start : place.stop]
             yield here if there.dim() == 1 else here.view(there.shape), there
 
     def params(self, i: int) -> Tensor:
-        """The parameters of bucket `i` before rounding; good until the next bucket is asked for."""
+        """The parameters of bucket `i` before rounding; valid until the next call."""
         bucket = self._buckets[i]
         params = self._now[bucket.dtype][: bucket.numel]
         self.read(i, params)
@@ -165,9 +167,9 @@ class Replica:
         return params
 
     def progress(self, i: int, anchor: Tensor, out: Tensor, also: Tensor | None = None) -> Tensor:
-        """Overwrite `out` with how far bucket `i` is from the anchor; returns it before rounding.
+        """Overwrite `out` with the delta of bucket `i` from the anchor. Returns the delta before rounding.
 
-        `also`: is overwritten with what is returned.
+        `also`: is overwritten with the returned values.
         """
         if self.put[i] is not None:
             exact = self.params(i).sub_(anchor)
@@ -183,24 +185,24 @@ class Replica:
                 deltas.subtract(view, beside(view, places, anchor), beside_out, second)
                 continue
             self._read(places, out)
-            here = stretch(places)
+            here = span_of(places)
             out[here].sub_(anchor[here])
             if also is not None:
                 also[here] = out[here]
         return out
 
     def _direct(self, places: Sequence[Place], flat: Tensor) -> Tensor | None:
-        """A large parameter where it lies, if that may be read and written beside `flat`."""
+        """A large parameter's tensor, if it can be processed in place with the same part of `flat`."""
         if places[-1].stop - places[0].start < LARGE or len(places) > 1:
             return None
         view = places[0].view_of(self._named[places[0].name])
         return view if type(view) is Tensor and view.device == flat.device else None
 
     def overwritten(self, i: int, reads: bool, entrywise: bool) -> Iterator[tuple[Sequence[Place], Tensor]]:
-        """The parameters of bucket `i` before rounding, to be overwritten before the next are asked for.
+        """The parameters of bucket `i` before rounding, to be overwritten before the next ones are yielded.
 
-        `reads`: whether they are needed, else they are anything; `entrywise`: whether they may come in
-        stretches, large ones then in their own shape, where they lie.
+        `reads`: whether their values are needed; otherwise they are unspecified. `entrywise`: whether they
+            may be yielded in parts; large ones then in place, in their shape.
         """
         whole = self._places[i]
         flat = self._now[self._buckets[i].dtype][: whole[-1].stop]
@@ -212,22 +214,22 @@ class Replica:
                 continue
             if reads:
                 self._read(places, flat) if in_runs else self.params(i)
-            yield places, flat[stretch(places)]
+            yield places, flat[span_of(places)]
             self._write(places, flat)
         if not in_runs:
             self._remember(i, flat)
 
     def _overlap(self, i: int) -> bool:
-        """Whether parameters of bucket `i` may share memory, so that to write one may change another."""
+        """Whether parameters of bucket `i` may share memory, so that writing one may change another."""
         spans = sorted(_span(place.view_of(self._named[place.name])) for place in self._places[i])
         return any(later < end for (_, end), (later, _) in pairwise(spans))
 
     def widened(self, i: int, x: Tensor) -> Tensor:
-        """`x`, of bucket `i`, in the `wide` type: itself, or a copy that is good until the next."""
+        """`x`, of bucket `i`, in the `wide` type: itself, or a copy that is valid until the next call."""
         return x if self.put[i] is None else self._wide[x.dtype][: len(x)].copy_(x)
 
     def narrowed(self, i: int, x: Tensor) -> Tensor:
-        """`x`, of bucket `i`, in the bucket's type: itself, or a copy that is good until the next one."""
+        """`x`, of bucket `i`, in the bucket's type: itself, or a copy that is valid until the next call."""
         return x if self.put[i] is None else self._rounded[self._buckets[i].dtype][: len(x)].copy_(x)
 
     def write(self, i: int, params: Tensor) -> None:
@@ -246,14 +248,14 @@ class Replica:
             put.copy_(params)
 
 
-def stretch(places: Sequence[Place]) -> slice:
-    """Where parameters lie in their bucket, of which they are neighbours."""
+def span_of(places: Sequence[Place]) -> slice:
+    """The span of neighbouring parameters in their bucket."""
     return slice(places[0].start, places[-1].stop)
 
 
 def beside(params: Tensor, places: Sequence[Place], flat: Tensor) -> Tensor:
-    """Of a bucket's flat tensor the part of these parameters, in the shape of `params`, their values."""
-    here = flat[stretch(places)]
+    """The part of a bucket's flat tensor for these parameters, in the shape of `params`."""
+    here = flat[span_of(places)]
     return here if params.dim() == 1 else here.view(params.shape)
 
 
@@ -265,13 +267,13 @@ def _runs(places: Iterable[Place]) -> Iterator[list[Place]]:
 
 
 def _span(x: Tensor) -> tuple[int, int]:
-    """From which address on `x` lies, and to which, if it has entries."""
+    """The first address of `x` and the one after its last, if it has entries."""
     furthest = sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + (1 + furthest) * x.element_size() if x.numel() else 0
 
 
 def _copy_(into: Sequence[Tensor] = (), out_of: Sequence[Tensor] = ()) -> None:
-    """Copy each; many by one launch where both are on a GPU."""
+    """Copy each tensor; many by one launch if both are on a GPU."""
     if into and into[0].is_cuda and out_of[0].is_cuda:
         copy_each_(into, out_of)
         return

@@ -1,4 +1,4 @@
-"""Rounds after `optimizer.step`, where replicas have moved on their own."""
+"""Rounds after `optimizer.step`, for replicas that step alone."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ from tacit.session.buckets import StateSlice
 
 
 class OptimizerHook:
-    """Keeps the anchor of every bucket, and has the merge move it by the peers' mean delta.
+    """Holds the anchor of every bucket, which the merge moves by the mean delta.
 
-    A round sends this rank's delta: parameters less anchor. At once or some steps later, the strategy's
-    merge applies its mean to the anchor and to the parameters as they are then.
+    A round sends this rank's delta, parameters minus anchor. At once or some steps later, the strategy's
+    merge applies the mean to the anchor and to the parameters of that time.
 
     Args:
-        session: exchanges the deltas; its buckets are those of the parts, one part after the other.
-        named: the parameters, looked up anew in each round; where nobody waits for others, buffers too.
-        share: how much this rank counts for in the mean; 1 on average over the ranks.
+        session: exchanges the deltas; its buckets are those of the model's parts, one part after the other.
+        named: the parameters, looked up again in each round; with buffers, if ranks do not wait for each
+            other.
+        share: the weight of this rank in the mean; 1 on average over the ranks.
         rates: reads the present learning rate of each parameter.
-        buffers: averaged beside the parameters; `met`, by `sync` alone.
-        variances: names of what is never below zero, and may be so at a server.
-        moments: what the optimizers keep of the parameters, where it may travel beside them.
+        buffers: the buffers that are averaged in rounds.
+        on_sync: the buffers that only `sync` averages.
+        variances: names of buffers that are never below 0, and may be so at a server.
+        moments: the optimizers' state, if it may be exchanged.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class OptimizerHook:
     def follow_buckets(self, under_way: Iterable[UnappliedRound] = (), met: int = 0) -> None:
         """Take the present parameters as the anchor, in the session's present buckets.
 
-        `met`: after how many steps they were last equal on all ranks, by the checkpoint that is loaded.
+        `met`: the step after which they were last equal on all ranks, from a loaded checkpoint.
         """
         session, buckets = self._session, self._session.buckets
         merge = session.strategy.merge
@@ -93,14 +95,14 @@ class OptimizerHook:
     # ---- steps ----------------------------------------------------------------------------------------
 
     def after_step(self) -> None:
-        """To be called after every attempt of the optimizer."""
+        """Act after an attempt of the optimizer."""
         self._session.failure.raise_first()
         self.act(self._session.step)
         self._session.advance()
         self.writes.note()
 
     def acts_after(self, step: int) -> bool:
-        """Whether something travels or is applied after this step, or replicas begin to move on their own."""
+        """Whether something is sent or applied after this step, or replicas begin to step alone."""
         schedule = self._session.schedule
         if schedule.inactive(step):
             return not schedule.inactive(step + 1)
@@ -129,23 +131,23 @@ class OptimizerHook:
                 self._moments.after(step)
 
     def _due(self, step: int) -> dict[int, Sync]:
-        """The rounds that follow the step, by their part."""
+        """The rounds after the step, by part of the model."""
         syncs = {part: self._session.schedule.at(step, part) for part, has in enumerate(self._parts) if has}
         return {part: sync for part, sync in syncs.items() if sync is not None}
 
     def _anchor_here(self) -> None:
-        """Take the present parameters, which are equal on all ranks, for the anchor."""
+        """Take the present parameters, which are equal on all ranks, as the anchor."""
         for i, anchor in enumerate(self._anchor):
             self._replica.anchor_here(i, anchor)
 
     @property
     def variance(self) -> ScaledVariance | KeptVariance | None:
-        """What changes Adam's variance, if something does."""
+        """The policy for Adam's variance, if there is one."""
         return None if self._moments is None else self._moments.variance
 
     @property
     def steps_since_equal(self) -> int | None:
-        """How many steps the replicas have taken since they were equal; None where they are."""
+        """The number of steps since the replicas were equal; None: they are equal."""
         session = self._session
         met = self.last_equal
         if session.step == met or session.schedule.inactive(session.step):
@@ -154,11 +156,11 @@ class OptimizerHook:
 
     @property
     def last_equal(self) -> int:
-        """After how many steps the replicas were last known to be equal."""
+        """The number of steps after which the replicas were last known to be equal."""
         return self._equal_before if self._equal_at is None else self._equal_at
 
     def measure_consensus(self) -> Consensus | None:
-        """How far the replicas are apart now; None where that is not measured.
+        """The present consensus distance; None: it is not measured.
 
         A collective call: all ranks average a copy of the model, unless the replicas are known to be equal.
         """
@@ -169,10 +171,11 @@ class OptimizerHook:
         return self.consensus.last
 
     def sync(self) -> None:
-        """Make all replicas equal, now, and see by their bits that they are. A collective call.
+        """Make all replicas equal now, and check that their bits are. A collective call.
 
-        What is under way is applied first. They become their mean, or what the merge has in its place, and
-        travel uncompressed. If one was written from outside, all begin anew at the mean of the replicas.
+        Rounds under way are applied first. The replicas become their mean, or what the merge defines instead,
+        and are sent uncompressed. If one was written from outside, all start again from the mean of the
+        replicas.
 
         Raises:
             RoundError: an exchange failed.
@@ -198,7 +201,7 @@ class OptimizerHook:
                 self._same_at = session.step
 
     def _begin_anew(self, alike: bool) -> None:
-        """Go on from the mean of the replicas, as when attached: with nothing under way, unsent or owed."""
+        """Start again from the replicas' mean, as after attach: nothing is under way, residuals are 0."""
         session = self._session
         session.flush()
         for i, flat in enumerate(() if alike else self._flat):
@@ -231,7 +234,7 @@ class OptimizerHook:
             self._average()
 
     def _average(self) -> None:
-        """Average the replicas densely, with what they have not sent or have not mixed."""
+        """Average the replicas densely, including what they have not sent or not mixed."""
         session = self._session
         self.consensus.begin()
         for i, (bucket, anchor) in enumerate(zip(session.buckets, self._anchor, strict=True)):
@@ -253,7 +256,7 @@ class OptimizerHook:
             self._buffers.average()
 
     def _agree(self) -> bool:
-        """Whether servers keep the parameters; then replicas are at theirs now, once all have asked."""
+        """If servers keep the parameters, move the replicas to these; returns whether they do."""
         agreed = self._session.agree(self._flat)
         for i, anchor in enumerate(self._anchor if agreed else ()):
             anchor.copy_(self._flat[i])
@@ -261,9 +264,9 @@ class OptimizerHook:
         return agreed
 
     def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:
-        """Take a server's parameters. `bring` offers it this rank's values of a bucket; returns its own.
+        """Take a server's parameters. `bring` sends it this rank's values of a bucket, and returns its.
 
-        What was under way or unsent is forgotten, as the server may have it already.
+        Rounds under way and unsent parts are dropped, as the server may have them already.
         """
         self.under_way.clear()
         self._local.forget()
@@ -285,7 +288,7 @@ class OptimizerHook:
             read |= set(way.buckets) if leaves_first else set()
         if leaves_first:
             self.observations.observe_times(step, sync)
-            sync = session.schedule.sync_at(step)  # the period may be another one now
+            sync = session.schedule.sync_at(step)  # the period may have changed
         way = self._leave(step, buckets, sync.apply_at, read)
         self.observations.observe_round(step, sync, way.pending, [self._flat[i] for i in buckets])
         if way.apply_at <= step:
@@ -317,7 +320,7 @@ class OptimizerHook:
         return way
 
     def _beside(self, buckets: Iterable[int]) -> ReplicaBuffers | None:
-        """The buffers, if they travel with these buckets: they do with those of the last part."""
+        """The buffers, if these buckets include the model's last part, with which they are sent."""
         return self._buffers if set(self._parts[-1]) & set(buckets) else None
 
     def _apply_until(self, step: int, every: bool = False) -> None:
@@ -325,7 +328,7 @@ class OptimizerHook:
             self._apply(way, step)
 
     def _apply(self, way: UnappliedRound, step: int, leaves: bool = False) -> None:
-        """Apply an answer. `leaves`: the next round sends the delta as it was before."""
+        """Apply an answer. `leaves`: whether the next round sends the delta from before it."""
         session = self._session
         if way.pending is not None:
             with self.observations.waiting():
@@ -354,12 +357,12 @@ class OptimizerHook:
                 [param.name for i in buckets for param in self._session.buckets[i].slices]
             )
 
-    # ---- what it keeps --------------------------------------------------------------------------------
+    # ---- checkpoints --------------------------------------------------------------------------------
 
     def kept(self) -> dict[tuple[str, str], StateSlice]:
-        """All that it keeps, by (parameter, field), as views; of what may be under way, all the time.
+        """The state for a checkpoint, by (parameter, field), as views; always with those of rounds under way.
 
-        torch.distributed.checkpoint loads into what is there.
+        torch.distributed.checkpoint loads only what is in the present state.
         """
         buckets = self._session.buckets
         found = fields_of(buckets, enumerate(self._anchor), COMMON)

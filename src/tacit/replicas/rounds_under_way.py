@@ -1,4 +1,4 @@
-"""What is kept of rounds: those that are under way, and the fields of a checkpoint."""
+"""Rounds under way, and their fields in a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from tacit.session.buckets import Bucket, StateSlice
 COMMON = "anchor"
 MERGE = "merge."
 MEAN = "mean"
-"""The state field of a round that is under way: its mean, once it is there."""
+"""The field of the mean of a round under way."""
 PUT = "unrounded"
-"""Where a replica that keeps something of its own was put, before it was rounded to the parameters' type."""
+"""The field of the unrounded parameters of a replica that does not equal the anchor."""
 RANKS_OWN = (MINE, PUT, GIVEN, ASIDE)
-"""Fields that each rank has its own of."""
+"""Fields that differ between ranks."""
 
 
 @dataclass(frozen=True, eq=False)
 class UnappliedRound:
-    """A round that has left, and has not been applied.
+    """A round that has started, and whose answer is not yet applied.
 
     Attributes:
-        buckets: that travel in it.
-        step: that it followed; `apply_at`: after which its answer is applied.
-        pending: None where it was complete before a checkpoint.
+        buckets: the numbers of its buckets.
+        step: the step that it followed.
+        apply_at: the step after which its answer is applied.
+        pending: the round in the session; None: it was complete before a checkpoint.
     """
 
     buckets: tuple[int, ...]
@@ -42,7 +43,7 @@ def fields_of(
 ) -> dict[tuple[str, str], StateSlice]:
     """A field of each parameter of these buckets, as views of the buckets' flat tensors.
 
-    `tensors`: the number of a bucket and its tensor, where it has one.
+    `tensors`: the number of each bucket and its tensor, if it has one.
     """
     shared = field not in RANKS_OWN
     return {
