@@ -24,7 +24,7 @@ from tacit.described import JSON, Duration, Whole
 from tacit.errors import AttachError, CheckpointError, ConfigError, DecisionError
 from tacit.exchange.joined_requests import gather
 from tacit.levels.spec import AttachSpec
-from tacit.optimizer_hooks.every_step import StepsHandle, behind_steps
+from tacit.optimizer_hooks.every_step import StepsHandle, after_steps
 from tacit.planning.candidates import CandidateCheck, Candidates
 from tacit.planning.decider import Choice, ChoosingSession, Decider, decided
 from tacit.session import in_turn
@@ -105,7 +105,7 @@ class Choosing:
         self._session, self._closed, self._leave = session, closed, leave
         self._decider.begin(session)
         # After the optimizer's hooks: torch does not iterate over them any more, so they may be exchanged.
-        self._handle = behind_steps(self._stepped)
+        self._handle = after_steps(self._stepped)
 
     # ---- for a decider ----------------------------------------------------------------------
 
