@@ -479,7 +479,7 @@ def what_cannot_be_is_refused_by_name() -> None:
     early = Net()
     optimizer = sgd(early)
     fully_shard(early, mesh=mesh()["near"])
-    refused("behind fully_shard where that is called", net=early, optimizer=optimizer)
+    refused("after fully_shard where that is called", net=early, optimizer=optimizer)
     older = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
     refused("is a FullyShardedDataParallel (FSDP1), and only FSDP2 is supported", net=older)
     plain = DDP(Net())

@@ -135,7 +135,7 @@ def a_session_that_is_registered_by_itself_is_refused_where_it_is_loaded() -> No
 @check
 def what_accelerate_cannot_do_is_refused() -> None:
     net = Net()
-    says = "With Accelerate, on two ranks or more: behind model, optimizer = accelerator.prepare(model, "
+    says = "With Accelerate, on two ranks or more: after model, optimizer = accelerator.prepare(model, "
     raises(AttachError, lambda: tacit.attach(net, optimizer_of("topk", net), "topk"), says)
     with_it = accelerator(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook="bf16")])
     model, optimizer = with_it.prepare(net, optimizer_of("topk", net))

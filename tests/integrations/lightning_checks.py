@@ -276,7 +276,7 @@ def a_run_of_fabric_goes_on_from_its_checkpoint() -> None:
 @check
 def a_model_that_fabric_has_not_wrapped_is_refused() -> None:
     net = network()
-    says = "With Fabric, on two ranks or more: behind model, optimizer = fabric.setup(model, optimizer)"
+    says = "With Fabric, on two ranks or more: after model, optimizer = fabric.setup(model, optimizer)"
     raises(AttachError, lambda: tacit.attach(net, optimizer_of("topk", net), "topk"), says)
     empty = AllRanks(tacit.attach(*_ddp(), "topk"))
     raises(CheckpointError, lambda: empty.load_state_dict({}), "holds no state of a tacit session")

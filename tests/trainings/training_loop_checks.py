@@ -587,7 +587,7 @@ def a_weight_that_cannot_be_is_refused() -> None:
         return lambda: tacit.attach(model, optimizer, algorithm, weight=weight)
 
     raises(tacit.AttachError, attach("topk", 2.0), "weight=2.0 is for strategies that average replicas")
-    raises(tacit.AttachError, attach("predictive", 2.0), "what a replica keeps of its own is not weighed")
+    raises(tacit.AttachError, attach("predictive", 2.0), "what a replica keeps for itself is not weighed")
     for mixing in ("gossip", "sgp", "prague", "choco", "dcd", "noloco"):
         raises(tacit.AttachError, attach(mixing, 2.0), "as each replica mixes with a few others")
     for weight in (0.0, -1.0, math.nan, math.inf):

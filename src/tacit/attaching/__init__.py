@@ -1,1 +1,1 @@
-"""Attaching a strategy to a model: what is checked, agreed on, put together, watched and taken away."""
+"""Attaching a strategy to a model: checks of arguments, comparison of ranks, levels and hooks."""

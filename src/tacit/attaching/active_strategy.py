@@ -1,4 +1,4 @@
-"""The strategy at work on a model: its levels, the hooks that feed them, how it begins and how it ends."""
+"""The strategy at work on a model: its levels and hooks, its beginning and its end."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ _log = logging.getLogger("tacit")
 
 
 class ActiveStrategy:
-    """A strategy at work. A collective call: the ranks first compare what they give.
+    """A strategy at work. Making one is a collective call: the ranks first compare their arguments.
 
     Args:
-        spec: what is at work, and on what; checked.
+        spec: the strategy, the model and the other arguments; checked.
         dispatcher: answers the communication hook that the user registers; None: tacit registers its own.
 
     Attributes:
         levels: the strategy's, near to far.
-        failures: what this rank knows of failures, its own and its peers'.
-        momentum: what was taken from the optimizers, if anything was.
-        links: what the links carry, where the strategy goes by them.
+        failures: the failures that this rank knows, its own and its peers'.
+        momentum: the momentum that was taken from the optimizers, if any.
+        links: the measured links, if the strategy depends on them.
 
     Raises:
-        AttachError: it does not fit, or ranks give different things; no hook is left then.
-        PeerLost: a rank is gone or frozen, or does not attach; nor then.
+        AttachError: it does not fit, or ranks have different arguments; no hook remains then.
+        PeerLost: a rank is gone or frozen, or does not attach; no hook remains then.
     """
 
     @shielded
@@ -62,7 +62,7 @@ class ActiveStrategy:
         self.links: Links | None = None
         model, optimizers = spec.model, spec.optimizers
         rates = Rates(optimizers, spec.named)
-        # A replica that moves on its own may pass over steps of its own with a scaler.
+        # With a scaler a replica that steps alone may skip steps alone.
         own_steps = spec.scaler is not None and spec.periodic
         mark = tuple if spec.periodic else ParameterSample(spec.named).mark
         compared = optimizers and not own_steps and not spec.in_join
@@ -143,7 +143,7 @@ class ActiveStrategy:
         refuse_discard(self.spec, self.levels)
         half = self._hooks.is_half_taken
         if not half:
-            self._hooks.complete()  # a step before, which an optimizer that steps more seldom did not take
+            self._hooks.complete()  # an earlier step, which an optimizer that steps less often did not take
         backwards = self._hooks.backwards.since
         wrong = mistimed(self.spec, self.levels, backwards, half) or no_wish(wish)
         if not agreed(self.failures, self.levels[-1].session.step, wrong is None and bool(wish), wrong):
@@ -157,7 +157,7 @@ class ActiveStrategy:
         if self._scaled is None and self.spec.optimizers and not self._hooks.called:
             raise AttachError(
                 f"a step was taken, and the optimizer that {name!r} has did not take "
-                "it, so nothing is exchanged: attach behind whatever makes another optimizer of it"
+                "it, so nothing is exchanged: attach after whatever makes another optimizer of it"
             )
         if self.levels[0].gradient is not None and self._hooks.backwards.begun == 0:
             raise AttachError(
@@ -211,12 +211,12 @@ class ActiveStrategy:
             self._notes.loaded()
 
     def _all_load(self, step: int | None) -> None:
-        """Wait until all ranks load a state, where they wait for each other, and compare their steps.
+        """Wait until all ranks load a state, if they wait for each other, and compare their steps.
 
         `step`: of this rank's state; None: it does not fit.
 
         Raises:
-            CheckpointError: another rank's does not, or is of another step.
+            CheckpointError: another rank's state does not fit, or is of another step.
             PeerLost: another rank is gone, or has gone on.
         """
         if any(level.strategy.independent for level in self.levels):
@@ -249,15 +249,15 @@ class ActiveStrategy:
 
     @shielded
     def make_equal(self) -> None:
-        """Hold a last round, and average the optimizer state that has stayed local. A collective call.
+        """Run a last round, and average the optimizer state that has stayed local. A collective call.
 
         Raises:
             UnevenData: ranks have taken different numbers of steps.
-            RatesDiffer: with different learning rates.
+            RatesDiffer: ranks have taken a step with different learning rates.
             RoundError: the last round failed, or an earlier one did.
         """
         self.failures.enter_barrier(self._hooks.refused)
-        self.flush()  # what is under way is training's
+        self.flush()  # the bytes of rounds under way are training's
         for level in self.levels:
             level.session.stats.begin_closing()
         self._sync()

@@ -1,4 +1,4 @@
-"""Ranks compare what they give `attach`, before anything else: a mismatch would make them hang later."""
+"""Ranks compare their arguments of `attach`, before anything else: a mismatch would make them hang later."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tacit.strategy import AnyStrategy
 from tacit.transports.process_groups import gathered, ranks_of
 
 _TEXT = 400
-"""Bytes in which a rank says what it has, once it is known that others have something else."""
+"""The bytes of a rank's text about its argument, once it is known that others have another one."""
 _SHOWN = 4
-"""How many different answers an error repeats."""
+"""The number of different texts that an error repeats."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Compared:
-    """Something that must be the same on all ranks.
+    """An argument that must be equal on all ranks.
 
     Attributes:
-        text: the value, as it is compared.
-        shown: what the error shows of it where ranks differ.
+        text: the value as a text, which is compared.
+        shown: the text for the error if ranks differ.
     """
 
     text: str
@@ -44,8 +44,8 @@ def agree(spec: AttachSpec) -> None:
     """Check that all ranks attach the same, by one small message. A collective call.
 
     Raises:
-        AttachError: they do not, on every rank.
-        RuntimeError: of the group, where not all of them attach.
+        AttachError: they do not; every rank raises it.
+        RuntimeError: not all ranks attach; the process group raises it.
     """
     compared = _compared(spec)
     _compare(spec.group, compared | _shards(spec))
@@ -68,7 +68,7 @@ def _compare(group: dist.ProcessGroup, compared: Mapping[str, _Compared]) -> Non
 
 
 def _compared(spec: AttachSpec) -> dict[str, _Compared]:
-    """What is compared, in this order: a difference in an earlier one explains those in later ones."""
+    """The compared arguments, in order: a difference in an earlier one explains those in later ones."""
     strategy, named = spec.strategy, spec.named
     numbers = sum(p.numel() for p in named.values())
     return {
@@ -99,7 +99,7 @@ def _compared(spec: AttachSpec) -> dict[str, _Compared]:
 
 
 def _shards(spec: AttachSpec) -> dict[str, _Compared]:
-    """What ranks of the far axis alone have in common: which shards they have."""
+    """The arguments that only ranks of the far axis share: their shards."""
     if spec.sharded is None:
         return {}
     mine = locals_of(spec.named)
@@ -108,7 +108,7 @@ def _shards(spec: AttachSpec) -> dict[str, _Compared]:
 
 
 def _scaler(spec: AttachSpec) -> str:
-    """What of it must be the same on all ranks; replicas that move on their own have own factors."""
+    """The part of the scaler that must be equal on all ranks; the factor is not, if replicas step alone."""
     if spec.scaler is None:
         return "none"
     state = spec.scaler.state_dict().items()
@@ -132,12 +132,12 @@ def _rates(spec: AttachSpec) -> str:
 
 
 def _alone(strategy: AnyStrategy) -> bool:
-    """Whether workers do not wait for each other; then each sets its learning rate by its own steps."""
+    """Whether workers do not wait for each other; then each sets its learning rate by its steps alone."""
     return any(level.independent for level in strategy.levels)
 
 
 def _buffers(strategy: AnyStrategy, model: TrainedModel) -> Iterator[str]:
-    """Name, shape and type of each buffer that replicas average, where they take steps of their own."""
+    """Name, shape and type of each buffer that replicas average, if they step alone."""
     if not is_periodic(strategy):
         return
     from tacit.replicas.buffers import found_in
@@ -148,7 +148,7 @@ def _buffers(strategy: AnyStrategy, model: TrainedModel) -> Iterator[str]:
 
 
 def _chosen(strategy: AnyStrategy, named: Mapping[str, Tensor], policy: Policy | None) -> Iterator[str]:
-    """Which compressor handles each parameter, level by level."""
+    """The compressor of each parameter, level by level."""
     if strategy.levels[0].subject == "nothing":
         return
     for level in strategy.levels:
@@ -169,7 +169,7 @@ def _gathered_texts(group: dist.ProcessGroup, text: str) -> list[str]:
 
 
 def _by_rank(each: Mapping[int, str]) -> str:
-    """Which ranks gave which text, shortened to its first word where this tells them apart."""
+    """The ranks with their texts, each shortened to its first word if these differ."""
     heads = dict(each)
     if next(iter(each.values())).startswith("'"):
         heads = {rank: text.split(" ", 1)[0] for rank, text in each.items()}

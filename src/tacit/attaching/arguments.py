@@ -20,23 +20,24 @@ from tacit.model.sharded_model import ShardedModel
 from tacit.torch_compat import compiled_module, fabric_module
 
 _FABRIC = (
-    "With Fabric, on two ranks or more: behind model, optimizer = fabric.setup(model, optimizer), where "
+    "With Fabric, on two ranks or more: after model, optimizer = fabric.setup(model, optimizer), where "
     'Fabric(strategy="ddp", ...) wraps it'
 )
 _WRAPPED_BY = {
-    "accelerate": "With Accelerate, on two ranks or more: behind model, optimizer = "
+    "accelerate": "With Accelerate, on two ranks or more: after model, optimizer = "
     "accelerator.prepare(model, optimizer), which wraps it",
     "lightning.fabric": _FABRIC,
     "lightning_fabric": _FABRIC,
 }
-"""Frameworks that wrap models, by a module of theirs, and what to write where one has not."""
+"""Frameworks that wrap models, by the name of a module, and what to write if one has not wrapped the model.
+"""
 
 
 def check_kinds(policy: object, timeout: object, mesh: object) -> None:
-    """Refuse arguments of `attach` of other types than it takes, whether or not the strategy uses them.
+    """Refuse arguments of `attach` of wrong types, whether or not the strategy uses them.
 
     Raises:
-        AttachError: says what to write.
+        AttachError: the message says what to write.
     """
     if policy is not None and (isinstance(policy, type) or not callable(policy)):
         raise AttachError(
@@ -63,11 +64,11 @@ def model_of(
 
     Args:
         model: compiled or not.
-        mesh: of the sharded model; where it is none, it is not looked at.
-        group: in its place.
+        mesh: the mesh of a sharded model; ignored for other models.
+        group: the ranks with the same shards, in place of a mesh.
 
     Raises:
-        AttachError: it is neither, or does not fit; says what to write.
+        AttachError: it is neither, or does not fit; the message says what to write.
     """
     model = _out_of_fabric(model)
     inside = compiled_module(model)
@@ -78,17 +79,17 @@ def model_of(
         return sharded_of(module, mesh, group)
     if group is not None:
         raise AttachError(
-            "group= is for sharded models (FSDP2): DistributedDataParallel(model, process_group=group) tells "
+            "group= is for sharded models (FSDP2): DistributedDataParallel(model, process_group=group) says "
             "which ranks have replicas"
         )
     return ddp_of(model)
 
 
 def ddp_of(model: object) -> DistributedDataParallel:
-    """The DDP object: itself, or what `torch.compile` or Fabric has wrapped.
+    """The DDP object: the model itself, or the one that `torch.compile` or Fabric has wrapped.
 
     Raises:
-        AttachError: there is none; says what to write.
+        AttachError: there is none; the message says what to write.
     """
     model = _out_of_fabric(model)
     inside = compiled_module(model)
@@ -121,7 +122,7 @@ def optimizers_of(optimizer: object) -> list[Optimizer]:
     """The optimizers: one, several, or none; those that Accelerate or Lightning have wrapped, unwrapped.
 
     Raises:
-        AttachError: one of them is no optimizer; says what to write.
+        AttachError: one of them is no optimizer; the message says what to write.
     """
     if optimizer is None:
         return []
@@ -161,7 +162,7 @@ def _out_of_fabric(model: object) -> object:
 
 
 def _sharded(model: object) -> bool:
-    # Who has a sharded model has imported this; importing it here would cost every process a second.
+    # A sharded model has imported this; importing it here would cost every process a second.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None or not isinstance(model, nn.Module):
         return False

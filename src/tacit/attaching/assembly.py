@@ -1,4 +1,4 @@
-"""The levels of a strategy, put together for one model."""
+"""Makes the levels of a strategy for one model."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def links_for(spec: AttachSpec) -> Links | None:
-    """The links, measured now if a topology of the strategy is to go by them. A collective call.
+    """The links, measured now if a topology of the strategy depends on them. A collective call.
 
-    All ranks are given the same numbers, so that they decide alike.
+    All ranks get the same numbers, so that they decide alike.
     """
     needed = any(level.topology.needs_rates for level in spec.strategy.levels)
     if not needed:
@@ -41,13 +41,13 @@ def levels_of(
     """Make the strategy's levels, near to far. A generator: all ranks must exhaust it, as a collective call.
 
     Args:
-        spec: the same on all ranks.
+        spec: the arguments of attach, equal on all ranks.
         rates: reads the parameters' learning rates.
         taken: the momentum that the strategy takes from the optimizers.
         links: as of `links_for`.
 
     Raises:
-        AttachError: nothing says which ranks share a node, or only some ranks give a weight.
+        AttachError: nothing says which ranks share a node, or only some ranks have a weight.
     """
     strategy, group = spec.strategy, spec.group
     nodes: Sequence[Sequence[int]] = ()
@@ -81,7 +81,7 @@ def _goes_by_node(strategy: AnyStrategy) -> bool:
 
 
 def fully_named(strategy: AnyStrategy) -> Sequence[Strategy]:
-    """The levels, each of several named after the whole too, as the profiler shows them."""
+    """The levels; if there are several, each also has the name of the whole, for the profiler."""
     if len(strategy.levels) == 1:
         return strategy.levels
     whole = strategy.name.partition(":")[0]
@@ -89,7 +89,7 @@ def fully_named(strategy: AnyStrategy) -> Sequence[Strategy]:
 
 
 def _weights(spec: AttachSpec) -> list[float]:
-    """How much each rank counts for; all alike where none says it. A collective call."""
+    """The weight of each rank; by default all are equal. A collective call."""
     if not spec.periodic:
         return [1.0] * spec.group.size()
     mine = torch.tensor([0.0 if spec.weight is None else spec.weight], dtype=torch.float64)
@@ -104,10 +104,10 @@ def _weights(spec: AttachSpec) -> list[float]:
 
 
 def _share(weights: Sequence[float], me: int, level: Strategy, nodes: Sequence[Sequence[int]]) -> float:
-    """This rank's weight in a mean of this level; 1 on average over those who share it.
+    """This rank's weight in a mean of this level; 1 on average over the ranks of the mean.
 
-    The deltas of a node's ranks are equal where these have averaged gradients, so that further levels give
-    it their sum.
+    If the ranks of a node average gradients, their deltas are equal, so further levels use the sum of their
+    weights.
     """
     sharing: Sequence[int] = range(len(weights))
     if level.subject == "gradient" and level.topology.scope == NODE:

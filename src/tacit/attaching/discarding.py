@@ -1,4 +1,4 @@
-"""Which steps can be taken back, and whether the ranks want it."""
+"""Whether a step can be discarded, and whether a rank asks for it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tacit.gradients.accumulation import linear
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 
-WRITE = "call it once, behind a step's last backward and before optimizer.step"
+WRITE = "call it once, after a step's last backward and before optimizer.step"
 _COUNT = 20
-"""Bits of a number of ranks."""
+"""The bits for a number of ranks."""
 
 
 def refuse_discard(spec: AttachSpec, levels: Sequence[Level]) -> None:
-    """Refuse strategies that cannot take a step back; on all ranks alike.
+    """Refuse strategies that cannot discard a step; equally on all ranks.
 
     Raises:
-        AttachError: says what to write.
+        AttachError: the strategy cannot; the message says what to write.
     """
     why = why_not(spec, levels)
     if why is not None:
@@ -27,13 +27,13 @@ def refuse_discard(spec: AttachSpec, levels: Sequence[Level]) -> None:
 
 
 def why_not(spec: AttachSpec, levels: Sequence[Level]) -> str | None:
-    """Why a step cannot be taken back; None: it can. The same on all ranks."""
+    """The reason why a step cannot be discarded; None: it can. Equal on all ranks."""
     near, server = levels[0].strategy, levels[0].strategy.server
     if not spec.optimizers and not spec.leaves_ddp_alone:
         return "without an optimizer the end of a backward counts as the step: give attach the optimizer"
     if spec.scaled:
         return (
-            "a GradScaler counts each backward as an attempt, and passes over those that overflow by itself: "
+            "a GradScaler counts each backward as an attempt, and skips those that overflow by itself: "
             "train in bfloat16 without a scaler"
         )
     if any(level.strategy.independent for level in levels):
@@ -59,14 +59,15 @@ def why_not(spec: AttachSpec, levels: Sequence[Level]) -> str | None:
         use for bucket in levels[0].session.buckets for each in bucket.chosen if (use := each.one_shot(0))
     ]
     if server is not None and (server.pull or any(use.has_mean_feedback or use.is_predicted for use in uses)):
-        return "a server's answers go by those before: write pull='dense'"
+        return "a server's answers depend on those before: write pull='dense'"
     return None
 
 
 def mistimed(spec: AttachSpec, levels: Sequence[Level], backwards: int, half_taken: bool) -> str | None:
-    """What is wrong with discarding now on this rank; None: nothing.
+    """The reason why this rank cannot discard now; None: it can.
 
-    `backwards`: how many since the last step; `half_taken`: whether some optimizers have taken this one.
+    `backwards`: the number of backward passes since the last step. `half_taken`: whether some optimizers have
+        stepped.
     """
     if half_taken:
         return (
@@ -83,13 +84,13 @@ def mistimed(spec: AttachSpec, levels: Sequence[Level], backwards: int, half_tak
     if levels[0].gradient is not None and backwards > 1 and not linear(levels[0].session):
         return (
             f"{backwards} backward passes were exchanged since the last step, and only one can be taken "
-            "back: call it behind each that you leave out"
+            "back: call it after each that you leave out"
         )
     return None
 
 
 def no_wish(given: object) -> str | None:
-    """What is wrong with a wish; None: it is a truth value, or a number or a tensor that is 0 or 1."""
+    """The reason why `given` is no wish; None: it is a bool, or a number or tensor that is 0 or 1."""
     try:
         fits = given in (0, 1)
     except (RuntimeError, ValueError):  # of several elements
@@ -100,10 +101,10 @@ def no_wish(given: object) -> str | None:
 
 
 def agreed(failures: Failures, step: int, wish: bool, wrong: str | None) -> bool:
-    """Whether any rank wishes it. A collective call; no message leaves before all ranks have come to it.
+    """Whether any rank asks for it. A collective call; nothing is sent before all ranks have called it.
 
     Raises:
-        AttachError: something is wrong on a rank; on all ranks.
+        AttachError: a rank cannot discard now; all ranks raise it.
         PeerLost: a rank is gone, or has gone on without it.
     """
     told = failures.come_to("session.discard()", int(wish) + (int(wrong is not None) << _COUNT))

@@ -1,4 +1,4 @@
-"""How long an epoch is, for strategies that go by epochs: in steps of the optimizer, and not in batches."""
+"""The length of an epoch, for strategies that depend on epochs: in steps of the optimizer, not in batches."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from tacit.transports.process_groups import rank_in
 _log = logging.getLogger("tacit")
 
 LOOKED_AT = 32
-"""Steps, from the first on, whose backward passes are counted."""
+"""The number of first steps whose backward passes are counted."""
 
 SAID = {"steps_per_epoch": "len(loader) // accumulation", "epochs": "10"}
-"""What to write."""
+"""What errors tell the user to write."""
 _WORDS = {"steps_per_epoch": "the length of an epoch", "epochs": "the number of epochs"}
 
 
 def check_given(spec: AttachSpec) -> None:
-    """Check the length and the number of epochs, as far as `attach` was given them.
+    """Check the length and the number of epochs, if `attach` got them.
 
     Raises:
         ConfigError: a number is no length.
-        AttachError: the strategy depends on epochs, and a number is missing; says all that it needs.
+        AttachError: the strategy depends on epochs, and a number is missing; the message names all that it
+            needs.
     """
     for name, value in (("steps_per_epoch", spec.steps_per_epoch), ("epochs", spec.epochs)):
         if value is not None:
@@ -43,7 +44,7 @@ def check(strategy: AnyStrategy, schedule_state: ScheduleState) -> None:
     """Refuse a strategy that depends on epochs if their length or number is missing.
 
     Raises:
-        AttachError: says all that it needs.
+        AttachError: one is missing; the message names all that the strategy needs.
     """
     for level in strategy.levels:
         unsaid = [name for name in SAID if name in level.rounds.needs - schedule_state.keys()]
@@ -63,7 +64,7 @@ def check(strategy: AnyStrategy, schedule_state: ScheduleState) -> None:
 
 
 def _more(rounds: Rounds, unsaid: Sequence[str]) -> str:
-    """What else the error tells to write."""
+    """The rest of the error's advice."""
     loss = (
         ", and session.observe(loss) before each optimizer.step()"
         if "loss" in rounds.observed_metrics
@@ -84,7 +85,7 @@ def _check_period(rounds: Rounds, steps: float) -> None:
 
 
 def warn_of_long_periods(strategy: AnyStrategy, schedule_state: ScheduleState) -> None:
-    """Log which periods are longer than an epoch, so that replicas differ where an epoch ends."""
+    """Log a warning for periods longer than an epoch, as replicas then differ at its end."""
     for level in strategy.levels:
         period, steps = (
             level.rounds.sync_every or 0,
@@ -101,12 +102,12 @@ def warn_of_long_periods(strategy: AnyStrategy, schedule_state: ScheduleState) -
 class BackwardPasses:
     """Counts how many backward passes make a step, and warns once where `steps_per_epoch` may be batches.
 
-    Passes under `no_sync` count too, so DDP's own hook would not do.
+    Passes under `no_sync` count too, which DDP's hook does not see.
 
     Args:
         named: the parameters; the last one has a gradient in most passes.
         strategy: the name of the strategy that depends on epochs.
-        told: how many steps an epoch has, as `attach` was given it.
+        told: the `steps_per_epoch` of `attach`.
     """
 
     def __init__(self, named: Mapping[str, Tensor], strategy: str, told: int) -> None:
@@ -120,7 +121,7 @@ class BackwardPasses:
     def of(
         cls, strategy: AnyStrategy, named: Mapping[str, Tensor], schedule_state: ScheduleState
     ) -> BackwardPasses | None:
-        """A counter; None where no strategy goes by epochs, or their length was not given."""
+        """A counter; None if no strategy depends on epochs, or their length is unknown."""
         needed = any("steps_per_epoch" in level.rounds.needs for level in strategy.levels)
         told = schedule_state.get("steps_per_epoch")
         return cls(named, strategy.name, int(told)) if needed and told is not None and named else None
@@ -129,7 +130,7 @@ class BackwardPasses:
         self._passes += 1
 
     def stepped(self) -> None:
-        """To be called after every step."""
+        """Count a step."""
         self._steps += 1
         self._before = self._passes
         if self._steps != LOOKED_AT:
@@ -145,7 +146,7 @@ class BackwardPasses:
             )
 
     def discarded(self) -> None:
-        """To be called in place of a step that is discarded."""
+        """Note that a step is discarded, in place of `stepped`."""
         self._passes = self._before
 
     def close(self) -> None:

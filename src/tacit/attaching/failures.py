@@ -1,4 +1,4 @@
-"""What a rank does when a round fails: it finds out who is missing, ends what hangs, and tells its peers."""
+"""What a rank does when a round fails: it finds the missing rank, ends what hangs, and alarms its peers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tacit.transports.process_groups import abort, rank_in
 _log = logging.getLogger("tacit")
 
 _SESSIONS: dict[str, int] = {}
-"""How many sessions these ranks have begun: each has keys of its own in the store."""
+"""The number of sessions that these ranks have begun: each has separate keys in the store."""
 
 
 class Failures:
-    """The failures that one rank of an attached session knows of, its own and its peers'.
+    """The failures that one rank of an attached session knows, its own and its peers'.
 
     Args:
-        spec: what the session was attached with.
+        spec: the arguments of attach.
         levels: near to far; the list may still be filled until `watch` is called.
         backwards: counts the backward passes.
-        notes: what all ranks must have noted the same after each step.
+        notes: notes after each step, which must be equal on all ranks.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Failures:
         self._doing = "comparing the arguments of tacit.attach, which all ranks must call: "
 
     def watch(self, host: int | None = None) -> None:
-        """Start to compare with the other ranks, before there are levels; not where there are no others.
+        """Start to compare with the other ranks, if there are any, before there are levels.
 
-        To be called when all ranks are known to attach, as sessions are counted on all of them alike.
+        All ranks must be known to attach, as sessions are counted equally on all of them.
         `host`: see `store_host`.
         """
         ranks, farthest = self._spec.ranks, self._spec.strategy.levels[-1]
@@ -74,7 +74,7 @@ class Failures:
         self._doing = "while ranks attached: "
 
     def begin(self) -> None:
-        """The levels are made: explain what goes wrong there; or stop, where no rank waits for another."""
+        """Explain failures of the levels, which are made now; or stop, if no rank waits for another."""
         self._doing = ""
         if self._detector is None:
             return
@@ -91,15 +91,15 @@ class Failures:
 
     @property
     def first(self) -> BaseException | None:
-        """The failure of the nearest level that has one."""
+        """The error of the nearest level that has failed."""
         errors = (level.session.failure.error for level in self._levels)
         return next((error for error in errors if error is not None), self._noted)
 
     def come_to(self, call: str, told: int = 0) -> int:
-        """Wait until all ranks have come to a collective call while they train; the sum of what they tell.
+        """Wait until all ranks have made a collective call during training. Returns the sum of their `told`.
 
         Raises:
-            PeerLost: a rank is gone or frozen, or has gone on without it.
+            PeerLost: a rank is gone or frozen, or has gone on without the call.
         """
         first = self.first
         if isinstance(first, TacitError):
@@ -107,13 +107,13 @@ class Failures:
         return told if self._detector is None else self._detector.come_to(call, told)
 
     def enter_barrier(self, refused: BaseException | None) -> None:
-        """Wait until all ranks close their sessions, after the same steps; unless something has failed.
+        """Wait until all ranks close their sessions after equally many steps, unless something has failed.
 
-        `refused`: the error for which this rank did not take its next step.
+        `refused`: the error that prevented this rank's next step.
 
         Raises:
             UnevenData: they have taken different numbers of steps.
-            RatesDiffer: with different learning rates.
+            RatesDiffer: they have taken a step with different learning rates.
             PeerLost: a rank is gone or frozen.
         """
         if self._detector is not None and self.first is None:
@@ -121,33 +121,33 @@ class Failures:
             self._detector.enter_barrier(why and f"rank {rank_in()} could not take its next step: {why}")
 
     def leave_barrier(self) -> None:
-        """Stop comparing, as the other ranks do now."""
+        """Stop comparing, at the same time as the other ranks."""
         if self._detector is not None:
             self._detector.leave_barrier()
 
     def close(self) -> None:
-        """Stop comparing, whatever others do."""
+        """Stop comparing, without waiting for others."""
         if self._detector is not None:
             self._detector.close()
 
     def lost_by(self, error: BaseException) -> TacitError | None:
-        """What was found, to which an error of the training loop is due; None where it is due to nothing.
+        """The failure that caused an error of the training loop; None: nothing did.
 
-        Peers are told of an error that is this rank's own.
+        If the error is this rank's, its peers are alarmed.
         """
         first, of_a_collective = self.first, isinstance(error, dist.DistError) or _is_of_gloo(error)
         if first is not None:
             return first if of_a_collective and isinstance(first, TacitError) else None
         doing = self._doing
         if self._detector is None and doing and of_a_collective:
-            self.watch()  # nobody of these ranks has got further, and none can go on
+            self.watch()  # no rank has got further, and none can go on
         if self._detector is None:
             return None
         if of_a_collective:
             lost = self._detector.alarm(doing + first_line(error))
             self._note(lost)
             return lost
-        # The peers may be waiting for this rank: tell them, and do not wait for them.
+        # The peers may be waiting for this rank: alarm them, and do not wait for them.
         self._detector.leave(f"{type(error).__name__}: {error}")
         self._note(error)
         self._abort()
@@ -156,12 +156,12 @@ class Failures:
     # ---- called by sessions and by the detector -------------------------------------------------------
 
     def _tell(self, error: BaseException) -> None:
-        """Tell the ranks that take no part in the failed round."""
+        """Alarm the ranks that take no part in the failed round."""
         if self._detector is not None and not isinstance(error, PeerLost):
             self._detector.leave(f"{type(error).__name__}: {error}")
 
     def _meet(self, error: BaseException) -> None:
-        """Where answers come late, ranks find what all of them are told at times of their own."""
+        """Wait for the other ranks: with late answers, each reads the same error at another time."""
         if self._detector is not None and isinstance(error, NonFinite):
             self._detector.meet()
 
@@ -175,27 +175,27 @@ class Failures:
         return found
 
     def _rounds(self) -> int:
-        """How far this rank is, as ranks compare it when a round fails."""
+        """The number of this rank's rounds, which ranks compare when a round fails."""
         if self._spec.leaves_ddp_alone:
             return sum(level.session.step for level in self._levels)
         return sum(level.session.round for level in self._levels)
 
     def _posted(self) -> PostedCount:
-        """What this rank has given to collectives, and when the last of it."""
+        """The number of this rank's posted collectives, and the time of the last."""
         sessions = [level.session for level in self._levels]
         begun = self._backwards.begun if self._spec.scaled else 0
         since = max((session.lanes.posted_at for session in sessions), default=self._since)
         return PostedCount(sum(session.lanes.posted for session in sessions) + begun, since)
 
     def _overdue(self) -> str:
-        """Why a round on a GPU counts as failed: NCCL waits for a peer that is gone, and says nothing."""
+        """The reason why a round on a GPU counts as failed, or "": NCCL reports no lost peer."""
         seconds = self._spec.time_limit.total_seconds()
         if not any(level.session.lanes.overdue(seconds) for level in self._levels):
             return ""
         return f"the GPU has not ended an exchange within {seconds:g} s"
 
     def _reached(self) -> StepsReached:
-        """How far this rank is, as ranks compare it when one closes its session."""
+        """How far this rank is, which ranks compare when one closes its session."""
         farthest = self._levels[-1].session if self._levels else None
         steps = 0 if farthest is None else farthest.nonfinite.global_step(farthest.step)
         if self._spec.leaves_ddp_alone:
@@ -203,12 +203,12 @@ class Failures:
                 return StepsReached(0)  # there ranks may take different numbers of steps
             return StepsReached(steps, sequence_number(self._spec.group))
         begun = sum(level.begun for level in self._levels)
-        # With a scaler the ranks ask each other in backward, before a round begins.
+        # With a scaler the ranks compare in backward, before a round begins.
         return StepsReached(steps, begun + (self._backwards.begun if self._spec.scaled else 0))
 
     def _peer_lost(self, error: PeerLost) -> None:
         if self._spec.leaves_ddp_alone:
-            _log.error("%s", error)  # what hangs is DDP's, and ends with an error of Gloo's
+            _log.error("%s", error)  # DDP's collective hangs, and ends with an error of Gloo
         self._note(error)
         self._abort()
 
@@ -218,7 +218,7 @@ class Failures:
             level.session.failure.fail(error)
 
     def _abort(self) -> None:
-        """End what may hang: our own collectives, or DDP's where it was left to itself."""
+        """End collectives that may hang: tacit's, or DDP's if it exchanges the gradients itself."""
         for level in self._levels:
             level.transport.abort(self.first)
         if self._spec.leaves_ddp_alone:
@@ -232,7 +232,7 @@ def _is_of_gloo(error: BaseException) -> bool:
 
 
 def without_it(strategy: Strategy) -> str:
-    """A sentence that says what could go on without a lost rank; "" where nothing that is alike could."""
+    """A sentence on what could go on without a lost rank; "" if nothing similar could."""
     if not strategy.topology.mixes:
         return ""
     return (

@@ -1,8 +1,8 @@
-"""Training with a `torch.amp.GradScaler`: what overflows is passed over, and replicas keep in step.
+"""Training with a `torch.amp.GradScaler`: all replicas skip a step that overflows, and count equal steps.
 
-A scaler calls no `optimizer.step` where it has found infinity, and torch notifies nobody: replicas that
-move on their own would each count other steps, and wait for each other at different rounds. So what is
-counted here is what all replicas do alike: backward passes in which DDP synchronises.
+A scaler does not call `optimizer.step` if it has found infinity, and torch has no hook for that: replicas
+that step alone would each count other steps, and wait for each other in different rounds. So backward passes
+in which DDP synchronises are counted, which are equal on all replicas.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ from tacit.torch_compat import GradBucket, at_end_of_backward, scale_on_device
 
 
 class ScaledSteps:
-    """Counts the attempts of a scaled optimizer, and holds the rounds that follow them.
+    """Counts the attempts of a scaled optimizer, and runs the rounds after them.
 
-    An attempt is a backward pass in which DDP synchronises. Where a round follows, the ranks first ask each
-    other in that backward whether a gradient has overflowed. If none has, all of them will step, and the
-    round is held after the step. If one has, all gradients are made infinite, so that every scaler passes
-    over this step and lowers its factor, and the round is held at once. So no rank waits for a step that
-    another one passes over.
+    An attempt is a backward pass in which DDP synchronises. If a round follows, the ranks first exchange in
+    that backward whether a gradient has overflowed. If none has, all of them will step, and the round runs
+    after the step. If one has, all gradients are made infinite, so that every scaler skips this step and
+    lowers its factor, and the round runs at once. So no rank waits for a step that another one skips.
 
     Args:
-        scaler: of the loss; its factor is on every gradient.
+        scaler: scales the loss, and so every gradient.
         levels: of the strategy, near to far.
         named: the parameters whose gradients are scaled.
-        optimizers: of them.
+        optimizers: step the parameters.
     """
 
     def __init__(
@@ -53,12 +52,12 @@ class ScaledSteps:
         self._held: list[tuple[Level, int]] = []
         self._overflow = self._near_communicates = False
         if self._near is not None:
-            # On a device as it is there: to read it would wait for all that was launched.
+            # On a device it stays there: reading it would wait for all that was launched.
             in_stream = self._near.config.in_stream
             self._near.nonfinite.use_scale(scale_on_device(scaler) if in_stream else scaler.get_scale)  # type: ignore[arg-type]
 
     def around(self, answer: Answer) -> Answer:
-        """The same answer to DDP's hook, with the attempt counted when backward ends."""
+        """Wrap the answer to DDP's hook, to count an attempt when backward ends."""
         ended = after_backward(self._end)
 
         def counted(bucket: GradBucket) -> BucketFuture:
@@ -74,7 +73,7 @@ class ScaledSteps:
         return counted
 
     def after_step(self) -> None:
-        """To be called after every step that was taken."""
+        """Run the round after a step that was taken."""
         for level in self._levels:
             level.session.failure.raise_first()
         self._hold_rounds()
@@ -82,12 +81,12 @@ class ScaledSteps:
             level.note_writes()
 
     def consolidate(self) -> None:
-        """Give all scalers the smallest factor of any: plain DDP needs them equal. A collective call."""
+        """Set all scalers to the smallest factor, as plain DDP needs them equal. A collective call."""
         if self._levels[-1].steps_alone:
             _equalize(self._scaler, self._levels[-1].session)
 
     def _begin(self) -> None:
-        self._hold_rounds()  # nobody has stepped since, as where gradients accumulate with no `no_sync`
+        self._hold_rounds()  # no step since, as when gradients accumulate without `no_sync`
         self._overflow = False
         self._near_communicates = self._near is not None and self._near.communicates()
         self._due = [level for level in self._levels if level.acts_after(level.session.step)]
@@ -118,7 +117,7 @@ class ScaledSteps:
 
     @torch.no_grad()
     def _spoil_if(self, broken: Tensor | None) -> None:
-        """The same where only the device knows: an entry of each optimizer's, as any will do for a scaler."""
+        """If `broken` on the device, make one gradient entry of each optimizer infinite: that is enough."""
         if broken is None:
             return
         infinite = torch.zeros_like(broken, dtype=torch.float32).masked_fill_(broken, math.inf)
@@ -140,7 +139,7 @@ class ScaledSteps:
 
 
 def _anywhere(overflow: bool, level: Level) -> bool:
-    """Whether it is so on any of the ranks that agree on this level."""
+    """Whether `overflow` is True on any rank of this level's rounds."""
     flag = torch.tensor([float(overflow)], dtype=torch.float32)
     level.session.ask(lambda: average_(flag, level.strategy.topology.scope), "overflow")
     return bool(flag > 0)

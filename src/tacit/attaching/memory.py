@@ -1,4 +1,4 @@
-"""What a strategy keeps beside the model, in bytes: for the error where a GPU has no room for it."""
+"""The memory of a strategy in addition to the model, for the error if a GPU has no room for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 2**20
 
 
 def kept(strategy: Strategy, named: Mapping[str, Tensor], policy: Policy | None = None) -> dict[str, int]:
-    """Bytes of what one level keeps, by what it is, without what a round needs for a moment."""
+    """The bytes of one level's state, by label, without temporary buffers of a round."""
     if strategy.subject == "nothing":
         return {}
     buckets = make_buckets([[name] for name in named], named, policy or fitting(strategy.compressor, named))
@@ -39,7 +39,7 @@ def kept(strategy: Strategy, named: Mapping[str, Tensor], policy: Policy | None 
 def too_large(
     strategy: AnyStrategy, named: Mapping[str, Tensor], policy: Policy | None, exchange_on: str | None
 ) -> str:
-    """The error's text where the GPU has no room for it."""
+    """The text of the error if the GPU has no room for it."""
     parts: dict[str, int] = {}
     for level in strategy.levels:
         for name, size in kept(level, named, policy).items():

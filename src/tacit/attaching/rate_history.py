@@ -12,10 +12,11 @@ from tacit.session.learning_rates import Rates
 
 _log = logging.getLogger("tacit")
 _ROUNDING = 1e-9
-"""By how much, relatively, two machines may differ in a rate of the same schedule."""
+"""The relative difference that is allowed between two machines' rates of the same schedule."""
 _APART = 0.01
-"""By how much of their norm two ranks' parameters may differ before it is said: kinds of processors round
-otherwise, and what adds something to parameters and takes it away again does not hit the same bits."""
+"""The share of their norm by which two ranks' parameters may differ without a warning: kinds of processors
+round differently, and adding a value and subtracting it again does not restore the same bits.
+"""
 
 
 class _Rated(NamedTuple):
@@ -33,17 +34,17 @@ class _Rated(NamedTuple):
 
 
 class RateHistory(StepHistory):
-    """Notes the rates after every step; ranks compare now and then what they noted after the same one.
+    """Records the rates after every step; now and then ranks compare their records of the same step.
 
-    Nobody tells anybody which step that will be. Of the steps since it was asked last, a rank offers the one
-    that is divisible by the largest power of two. Powers that are longer than the way between two questions
-    are offered by all. So ranks meet at one within about three times that way, or in the step that follows
-    where steps are slow.
+    The step is not negotiated: of the steps since the last comparison, a rank offers the one that is
+    divisible by the largest power of two. All ranks offer steps divisible by a power larger than the interval
+    between two comparisons. So they have a step in common within about three intervals, or in the next step
+    if steps are slow.
 
     Args:
         rates: reads them.
-        mark: reads what tells the parameters' present values, where they are to be the same on all ranks: two
-            numbers, of which the first is their norm; called in the few steps that are offered.
+        mark: returns two numbers that depend on the parameters' present values, the first their norm, if
+            parameters must be equal on all ranks; called in the few steps that are offered.
     """
 
     def __init__(self, rates: Rates, mark: Callable[[], Sequence[float]] = tuple) -> None:
@@ -53,7 +54,7 @@ class RateHistory(StepHistory):
         self._begin()
 
     def loaded(self) -> None:
-        """A checkpoint was loaded, on every rank: what was noted before is of other steps."""
+        """Drop all records, as a checkpoint was loaded on every rank: they are of other steps."""
         self._loads += 1
         self._begin()
 
@@ -63,7 +64,7 @@ class RateHistory(StepHistory):
         self._offered: _Rated | None = None
 
     def stepped(self, step: int) -> None:
-        """To be called after every step, with how many there have been."""
+        """Record the rates after a step; `step`: the number of steps taken."""
         now = self._rates.by_group()
         self._sum += sum(now)
         self._last = _Rated(step, now, self._sum, self._loads)
@@ -81,9 +82,9 @@ class RateHistory(StepHistory):
         return None if offered is None else offered.noted()
 
     def differ(self, one: int, ones: StepNote, other: int, others: StepNote) -> str | None:
-        """What to say of two ranks, unless all rates and their sums are the same but for rounding.
+        """A sentence on two ranks' records; None: all rates and their sums are equal up to rounding.
 
-        Where their parameters are others, which DDP would not find either, it logs that, once.
+        If their parameters differ, it logs a warning once; DDP would not find that either.
         """
         if one > other:
             one, ones, other, others = other, others, one, ones
@@ -116,7 +117,7 @@ def _parts(note: StepNote) -> list[list[float]]:
 
 
 def _same(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    """Whether they are, but for rounding; NaN is."""
+    """Whether rates are equal up to rounding; NaN equals NaN."""
     return repr(ours) == repr(theirs) or (
         len(ours) == len(theirs)
         and all(math.isclose(a, b, rel_tol=_ROUNDING) for a, b in zip(ours, theirs, strict=True))

@@ -1,4 +1,4 @@
-"""Whether a strategy fits what `attach` was given: the same checks for one that is named or chosen."""
+"""Whether a strategy fits the arguments of `attach`: the same checks for named and for chosen strategies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def fitted(spec: AttachSpec) -> AttachSpec:
-    """The same, with the strategy as it works on this model. Nothing is changed, and no rank asks another.
+    """The spec with the strategy adapted to this model. Nothing is changed, and it is no collective call.
 
     Raises:
         ConfigError: a number is wrong.
@@ -49,7 +49,7 @@ def fitted(spec: AttachSpec) -> AttachSpec:
 
 
 def shards(spec: AttachSpec) -> Iterator[str]:
-    """A sharded model has no scaler, no weight, and no rounds that go by the replicas' variance."""
+    """A sharded model has no scaler, no weight, and no rounds that depend on the replicas' variance."""
     if spec.sharded is None:
         return
     if isinstance(spec.scaler, GradScaler) and spec.scaler.is_enabled():
@@ -66,13 +66,14 @@ def shards(spec: AttachSpec) -> Iterator[str]:
     for level in spec.strategy.levels:
         if "drift" in level.rounds.observed_metrics:
             yield (
-                f"rounds={level.rounds} go by the replicas' variance, of which a sharded model's ranks see "
+                f"rounds={level.rounds} depend on the replicas' variance, of which a sharded model's ranks "
+                f"see "
                 "shards alone: write rounds=Every(16)"
             )
 
 
 def equal_again(spec: AttachSpec) -> Iterator[str]:
-    """Replicas are equal again some time, and there is the optimizer whose steps are followed."""
+    """Replicas become equal again, and there is an optimizer whose steps are followed."""
     strategy = spec.strategy
     subjects = {level.subject for level in strategy.levels}
     last = strategy.levels[-1]
@@ -92,7 +93,7 @@ def equal_again(spec: AttachSpec) -> Iterator[str]:
 
 
 def renewals(spec: AttachSpec) -> Iterator[str]:
-    """A variance moves in steps alone in which gradients are averaged."""
+    """A variance moves only in steps in which gradients are averaged."""
     strategy = spec.strategy
     for i, far in enumerate(strategy.levels):
         nearer = [level.rounds for level in strategy.levels[:i]]
@@ -105,7 +106,7 @@ def renewals(spec: AttachSpec) -> Iterator[str]:
 
 
 def model(spec: AttachSpec) -> Iterator[str]:
-    """What the model has can be exchanged; without a hook of ours it may have what it likes."""
+    """The model's parameters can be exchanged; without a hook of tacit any model fits."""
     subjects = {level.subject for level in spec.strategy.levels}
     if subjects == {"nothing"}:
         return
@@ -135,7 +136,7 @@ def _instead(p: Tensor) -> str:
 
 
 def layerwise(spec: AttachSpec) -> Iterator[str]:
-    """Gradients can leave layer by layer, and steps be taken so."""
+    """Gradients can be sent layer by layer, and steps be taken so."""
     strategy, overlap = spec.strategy, spec.strategy.levels[0].overlap
     if not overlap.layerwise:
         return
@@ -151,7 +152,7 @@ def layerwise(spec: AttachSpec) -> Iterator[str]:
 
 
 def unused(spec: AttachSpec) -> Iterator[str]:
-    """With `find_unused_parameters` DDP throws nothing away that no later round sends again."""
+    """With `find_unused_parameters` DDP must not discard what no later round sends again."""
     strategy, near = spec.strategy, spec.strategy.levels[0]
     if not spec.model.find_unused_parameters:
         return
@@ -179,7 +180,7 @@ def unused(spec: AttachSpec) -> Iterator[str]:
 
 
 def pairs(spec: AttachSpec) -> Iterator[str]:
-    """Where ranks do not wait for each other, nothing else has them do so in each step."""
+    """If ranks do not wait for each other, nothing else may make them wait in each step."""
     strategy, model = spec.strategy, spec.model
     if not strategy.levels[-1].topology.in_pairs:
         return
@@ -199,7 +200,7 @@ def pairs(spec: AttachSpec) -> Iterator[str]:
 
 
 def ranks(spec: AttachSpec) -> None:
-    """There are as many as the topology can do with."""
+    """The topology works with this number of ranks."""
     spec.strategy.levels[-1].topology.check_ranks(spec.group.size())
 
 
@@ -212,14 +213,14 @@ def optimizers(spec: AttachSpec) -> Iterator[str]:
         if spec.periodic and hasattr(optimizer, "consolidate_state_dict"):
             yield (
                 f"{kind} steps each parameter on one rank only, by that rank's gradient, and "
-                f"{strategy.name!r} averages replicas that step by gradients of their own: give attach an "
+                f"{strategy.name!r} averages replicas that each step by other gradients: give attach an "
                 "optimizer that steps all parameters, such as torch.optim.AdamW; or attach 'dense' or "
                 "'int8', which average gradients"
             )
         exact = all(level.compressor.linear or level.subject == "nothing" for level in strategy.levels)
         if isinstance(optimizer, LBFGS) and not exact:
             yield (
-                f"LBFGS goes by differences of gradients, and what {strategy.name!r} sends is not exact, by "
+                f"LBFGS uses differences of gradients, and what {strategy.name!r} sends is not exact, by "
                 "which it may diverge: attach 'dense' or 'bf16', or use another optimizer, such as "
                 "torch.optim.AdamW"
             )
@@ -230,12 +231,12 @@ def optimizers(spec: AttachSpec) -> Iterator[str]:
         if not any(id(p) in held for p in spec.named.values()):
             yield (
                 "the optimizer holds no parameter of this model: give attach the optimizer that was made "
-                "with model.parameters(), behind fully_shard where that is called"
+                "with model.parameters(), after fully_shard where that is called"
             )
 
 
 def _needs_no_rate(strategy: AnyStrategy, level: Strategy, optimizer: str) -> Iterator[str]:
-    """Nothing goes by the learning rate, as the optimizer tells none."""
+    """Nothing in the strategy depends on the learning rate, if the optimizer has none."""
     rounds = level.rounds
     by_rate = rounds.observed_metrics and not rounds.phased and rounds.observed_metrics != {"transfer"}
     if by_rate or level.merge.by_learning_rate:
@@ -246,7 +247,7 @@ def _needs_no_rate(strategy: AnyStrategy, level: Strategy, optimizer: str) -> It
 
 
 def kept_variance(spec: AttachSpec) -> None:
-    """Where Adam's variance moves in some steps alone, the optimizers are those that have one."""
+    """If Adam's variance moves in some steps only, all optimizers have one."""
     for level in spec.strategy.levels:
         if level.renewals is not None:
             from tacit.optimizer_hooks.kept_variance import refuse_optimizers
@@ -255,7 +256,7 @@ def kept_variance(spec: AttachSpec) -> None:
 
 
 def scaler(spec: AttachSpec) -> Iterator[str]:
-    """It is one, and the strategy works with it if it scales."""
+    """It is a GradScaler, and the strategy works with it if it scales."""
     strategy, scaler = spec.strategy, spec.scaler
     if scaler is not None and not isinstance(scaler, GradScaler):
         yield (
@@ -266,8 +267,8 @@ def scaler(spec: AttachSpec) -> Iterator[str]:
     near = strategy.levels[0]
     if near.independent:
         yield (
-            f"with {strategy.name!r} nobody waits for anybody, and a scaler passes over steps that all have "
-            "to know of: train in bfloat16 without a scaler, or attach 'ps'"
+            f"with {strategy.name!r} nobody waits for anybody, and a scaler skips steps that all have to "
+            f"know of: train in bfloat16 without a scaler, or attach 'ps'"
         )
     if near.subject == "gradient" and near.overlap.steps > 0:
         yield (
@@ -288,7 +289,7 @@ def numbers(spec: AttachSpec) -> None:
 
 
 def weight(spec: AttachSpec) -> Iterator[str]:
-    """It is a number above 0, and the strategy weighs replicas."""
+    """The weight is a number above 0, and the strategy weighs replicas."""
     strategy, weight = spec.strategy, spec.weight
     if weight is None:
         return
@@ -306,15 +307,15 @@ def weight(spec: AttachSpec) -> Iterator[str]:
         )
     if any(level.merge.keeps_unsent for level in strategy.levels):
         yield (
-            f"weight={weight!r} with {strategy.name!r} is not possible, as what a replica keeps of its own "
-            "is not weighed: leave it out, or attach localsgd, say"
+            f"weight={weight!r} with {strategy.name!r} is not possible, as what a replica keeps for itself "
+            f"is not weighed: leave it out, or attach localsgd, say"
         )
     if not (checks.is_real(weight) and weight > 0):
         yield (f"weight={weight!r} is not possible: write a number above 0, such as the rank's samples")
 
 
 def reduction(spec: AttachSpec) -> Iterator[str]:
-    """It is one, and a sum is asked for of the gradients of shards alone."""
+    """The reduction is "mean" or "sum", and a sum is only for the gradients of shards."""
     checks.one_of("reduction", spec.reduction, ("mean", "sum"))
     if spec.reduction == "sum" and (spec.sharded is None or spec.periodic):
         yield (
@@ -346,7 +347,7 @@ RULES: tuple[Callable[[AttachSpec], Iterator[str] | None], ...] = (
     reduction,
     seed,
 )
-"""In this order: of several things that are wrong, the first is told."""
+"""The rules, in order: of several broken ones, the error names the first."""
 
 
 # ---- parameter servers ---------------------------------------------------------------------------------
@@ -358,12 +359,12 @@ def needs_servers(strategy: AnyStrategy) -> bool:
 
 
 def uses_servers(strategy: AnyStrategy) -> bool:
-    """Whether a strategy uses parameter servers where there are some."""
+    """Whether a strategy uses parameter servers if there are some."""
     return needs_servers(strategy) or any(level.topology.at_servers for level in strategy.levels)
 
 
 def _with_servers(spec: AttachSpec) -> AnyStrategy:
-    """The strategy, with `Star` as its topology where it uses servers and there are some.
+    """The strategy, with `Star` as its topology if it uses servers and there are some.
 
     Raises:
         AttachError: there are none and the strategy needs some, or the other way round.

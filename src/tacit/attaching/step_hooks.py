@@ -1,4 +1,4 @@
-"""The hooks of an attached session on the model and on its optimizers: registered here, and taken away."""
+"""Registers the hooks of an attached session on the model and on its optimizers, and removes them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _log = logging.getLogger("tacit")
 
 
 class StepHooks:
-    """What happens in backward, and before and after every optimizer step.
+    """The hooks in backward, and before and after every optimizer step.
 
     Args:
-        spec: what the session was attached with.
+        spec: the arguments of attach.
         levels: near to far; the list may still be filled until `register` is called.
         backwards: counts the backward passes.
-        frozen: checks that what is trained stays the same.
-        notes: what ranks must note alike behind every step.
+        frozen: checks that the trained parameters stay the same.
+        notes: records after every step, which must be equal on all ranks.
 
     Attributes:
         called: whether a step was taken.
@@ -73,8 +73,8 @@ class StepHooks:
         """Register them, in the order in which they are to be called.
 
         Args:
-            dispatcher: stands behind the hook of DDP, or the hooks of FSDP2; None where these are left alone.
-            taken: the momentum that is now taken from the optimizers.
+            dispatcher: is called by the hook of DDP, or the hooks of FSDP2; None: there is none.
+            taken: the momentum to take from the optimizers.
             scaled: counts the attempts of a scaler.
         """
         self._scaled = scaled
@@ -101,7 +101,7 @@ class StepHooks:
             module: Any = self._spec.model.module
             self._handles.append(module.register_state_dict_pre_hook(OnlyHere(self._note_saved)))
         self._register_before()
-        counted = 0 if scaled is None else 1  # an attempt with a scaler ends with its backward
+        counted = 0 if scaled is None else 1  # with a scaler an attempt ends with its backward
         far.count_by(lambda: far.session.step - counted)
         if taken is not None:
             taken.take(lambda: near.session.step - counted)
@@ -135,7 +135,7 @@ class StepHooks:
             self._seen.complete()
 
     def remove(self) -> None:
-        """Take them away, and give back what was taken over."""
+        """Remove the hooks, and restore what was taken over from the optimizers."""
         self._warn_of_own_replica()
         for handle in self._handles:
             handle.remove()
@@ -158,7 +158,7 @@ class StepHooks:
     # ---- in backward ----------------------------------------------------------------------------------
 
     def _answer_hook(self, dispatcher: HookDispatcher) -> None:
-        """Have the nearest level answer the hook, and what looks at every backward around it."""
+        """Let the nearest level answer the hook, wrapped in the checks of every backward."""
         spec, near = self._spec, self._levels[0]
         self._undo.append(lambda: dispatcher.use(plain_mean(spec.group)))
         answer: Answer = near.gradient or no_exchange
@@ -172,7 +172,7 @@ class StepHooks:
             )
             self._undo.append(self._accumulating.close)
             stepped = self._accumulating.stepped
-            for each in spec.optimizers:  # one of several may step more seldom
+            for each in spec.optimizers:  # one of several may step less often
                 self._handles.append(each.register_step_post_hook(lambda *_: stepped()))
             ended = self._accumulating.note_exchanged
         if self._scaled is not None:
@@ -190,7 +190,7 @@ class StepHooks:
             self._before.append(of_shards.check)
 
     def _before_step(self) -> None:
-        """What was loaded before the first step is where all replicas begin."""
+        """Take the parameters loaded before the first step as the point where all replicas begin."""
         self._levels[-1].take_loaded()
 
     def _refuse_unseen(self) -> None:
@@ -198,27 +198,27 @@ class StepHooks:
         if self._levels[-1].has_moved:
             raise AttachError(
                 "the parameters have moved between backward passes, and "
-                f"{self._spec.strategy.name!r} has seen no step of the optimizers that it was given: give "
+                f"{self._spec.strategy.name!r} has seen no step of the optimizers that it got: give "
                 "attach those whose step() moves them"
             )
 
     def _refuses_sums(self) -> bool:
-        """Whether a gradient on top of a mean is refused; delayed means look at the optimizer's steps."""
+        """Whether adding a gradient to a mean is refused; delayed means check the optimizer's steps."""
         session = self._levels[0].session
         return not linear(session) or (session.strategy.late and not self._spec.optimizers)
 
     @property
     def is_half_taken(self) -> bool:
-        """Whether some of the optimizers have taken the step that is under way."""
+        """Whether only some of the optimizers have taken the present step."""
         return self._seen is not None and self._seen.is_half_taken
 
     @property
     def refused(self) -> BaseException | None:
-        """The error for which this rank did not take its last step."""
+        """The error that prevented this rank's last step."""
         return None if self._seen is None else self._seen.refused
 
     def discard(self) -> None:
-        """Take back the step that is under way; its gradients are to be cleared."""
+        """Undo the present step's exchanges; its gradients are to be cleared."""
         self._take_back()
         if self._accumulating is not None:
             self._accumulating.discarded()
@@ -233,12 +233,12 @@ class StepHooks:
     # ---- before a step --------------------------------------------------------------------------------
 
     def _check_means(self, _: Optimizer) -> None:
-        """Before a step takes the means: read what the device has noted of them; one wait a step."""
+        """Read the device's notes before a step uses the means: one wait a step."""
         for level in self._levels:
             if level.gradient is not None and not level.session.strategy.late:
                 level.session.pending.check()
 
-    # ---- behind a step, and elsewhere -----------------------------------------------------------------
+    # ---- after a step, and elsewhere -----------------------------------------------------------------
 
     def _acts_after_step(self) -> Iterator[Callable[[], None]]:
         """What is called after a step, in this order."""
@@ -246,7 +246,7 @@ class StepHooks:
         if self._spec.leaves_ddp_alone:
             yield near.session.failure.raise_first  # DDP does not know of it
         if near.session.config.in_stream and near.gradient is not None:
-            # Keep what was checked before the step: the device is at work again.
+            # Commit what was checked before the step: the device is busy again.
             yield partial(near.session.pending.verify, ())
         if self._scaled is not None:
             yield self._scaled.after_step
@@ -274,25 +274,25 @@ class StepHooks:
         self._notes.stepped(session.nonfinite.begun + session.step)
 
     def _note_saved(self, *_: object) -> None:
-        """The model's `state_dict` is called: between two rounds it is this rank's replica alone."""
+        """Note that the model's `state_dict` is read: between two rounds it is this replica alone."""
         since = differ_since(self._levels)
         if self._saved is None and since is not None:
             meets = _next_round_meets(self._levels[-1].session)
             self._saved = since, "after the next round" if meets else "in session.sync() and close() alone"
 
     def saved_whole(self) -> None:
-        """To be called where the session's state is saved too, in the same step: it holds that replica."""
+        """Note that the session's state, which includes that replica, is saved in this step."""
         self._whole = True
 
     def _warn_of_own_replica(self) -> None:
-        """Behind the step that follows, or where the session ends."""
+        """Warn after the next step, or when the session ends, if only the model was saved."""
         since, whole = self._saved, self._whole
         self._saved, self._whole = None, False
         if since is not None and not whole and not self._warned:
             self._warned = True
             _log.warning(
                 "rank %d has read the state_dict of its own replica: the replicas of %r, %s, agree again %s. "
-                "Call session.sync() on every rank before, or read it behind session.close(). A checkpoint "
+                "Call session.sync() on every rank before, or read it after session.close(). A checkpoint "
                 "of every rank, with session.state_dict(), is fine as it is",
                 *(rank_in(), self._spec.strategy.name, *since),
             )
@@ -304,7 +304,7 @@ def _next_round_meets(session: Session) -> bool:
 
 
 def differ_since(levels: Sequence[Level]) -> str | None:
-    """Since when the replicas differ, in words; None: they do not."""
+    """A few words on since when the replicas differ; None: they do not."""
     since = levels[-1].steps_since_equal
     return (
         None if since is None else f"which differ after {since} step{'s' if since > 1 else ''} of their own"

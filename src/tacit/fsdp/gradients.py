@@ -1,4 +1,4 @@
-"""Gradients of a model that FSDP2 shards: its all-reduce hook, which is called behind a reduce-scatter."""
+"""Gradients of a model that FSDP2 shards: its all-reduce hook, which is called after a reduce-scatter."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _log = logging.getLogger("tacit")
 
 
 def reduced_together(model: ShardedModel, named: Mapping[str, Tensor]) -> list[dict[str, int]]:
-    """The names of each module's parameters, with the entries for which a reduced gradient has room.
+    """The names of each module's parameters, with the number of entries in its reduced gradient.
 
-    The last modules first, as backward comes to them. Of a module whose rows do not divide by the number of
-    ranks, some ranks have room for more than they have.
+    The last modules come first, as in backward. If a module's rows do not divide by the number of ranks, the
+    gradient of some ranks has padding.
     """
     names = {id(p): name for name, p in named.items()}
     groups = reversed([*ReduceGroup.all_of(model.module)])
@@ -43,36 +43,36 @@ class ReducedShards:
     of: int
 
     def buffer(self) -> Tensor:
-        """What the mean overwrites."""
+        """The tensor that the mean overwrites."""
         return self.flat
 
     def parameters(self) -> list[Tensor]:
-        """In the order in which they lie in it."""
+        """The parameters, in their order in `buffer`."""
         return self.params
 
     def index(self) -> int:
-        """How many came before, in this backward."""
+        """The number of reduced gradients before this one in the backward."""
         return self.number
 
     def is_last(self) -> bool:
-        """Whether all have come with it."""
+        """Whether it is the last one of the backward."""
         return self.number == self.of - 1
 
 
 class ShardedGradients:
-    """Hands what FSDP2's all-reduce hooks get to the session, once for each module and exchange.
+    """Passes the gradients of FSDP2's all-reduce hooks to the session, once for each module and exchange.
 
-    The hook returns at once where the gradient will be a view of what it was given, and the mean is then
-    there when backward ends; else it waits for the mean.
+    The hook returns at once if the parameter's gradient will be a view of its tensor, and the mean is then
+    there when backward ends; otherwise it waits for the mean.
 
     Args:
-        model: whose hooks they are.
+        model: has the hooks.
         named: its parameters.
-        dispatcher: answers as it does DDP's hook.
+        dispatcher: answers, as for DDP's hook.
         reduction: whether gradients are averaged along the far axis, or added.
 
     Raises:
-        AttachError: someone else has given it a hook.
+        AttachError: a module has an all-reduce hook already.
     """
 
     def __init__(
@@ -105,26 +105,27 @@ class ShardedGradients:
         sums = [group for group in self._groups if group.divide_factor == 1.0]
         if sums and reduction == "mean" and model.shards > 1 and model.process_group.rank() == 0:
             _log.warning(
-                "set_gradient_divide_factor(1.0) has FSDP2 add the gradients of a replica's ranks, and those "
+                "set_gradient_divide_factor(1.0) makes FSDP2 add the gradients of a replica's ranks, and "
+                "those "
                 "of replicas are averaged: if your loss is divided by the samples or tokens of all ranks, "
                 "write attach(..., reduction='sum')"
             )
 
     def install(self) -> None:
-        """Give FSDP2 the hooks."""
+        """Register the hooks."""
         for i, group in enumerate(self._groups):
             group.hook(shielded(partial(self._reduced, i)))
         self._handle = self._module.register_forward_pre_hook(OnlyHere(self._before_forward))
 
     def remove(self) -> None:
-        """Take them away: FSDP2 then reduces gradients on its own axis alone."""
+        """Remove the hooks: FSDP2 then reduces gradients on its near axis alone."""
         for group in self._groups:
             group.hook(None)
         if self._handle is not None:
             self._handle.remove()
 
     def check(self, *_: Any) -> None:
-        """To be called before a step.
+        """Check, before a step, that all gradients have been exchanged.
 
         Raises:
             AttachError: not all gradients have been exchanged.
@@ -141,7 +142,7 @@ class ShardedGradients:
     # ---- in backward ----------------------------------------------------------------------------------
 
     def _reduced(self, i: int, flat: Tensor) -> None:
-        """FSDP2's hook of group `i`; `flat` is overwritten."""
+        """FSDP2's hook of group `i`; overwrites `flat`."""
         group = self._groups[i]
         params = self._whole(group, flat)
         if not group.all_reduces:
@@ -167,13 +168,13 @@ class ShardedGradients:
             self._arrived.clear()
         try:
             self._landing.append((self._dispatcher.answer(bucket), flat))
-        except Exception as error:  # of a round that has failed, as `_land` has it
+        except Exception as error:  # the round has failed, see `_land`
             self._failure = self._failure or error
         if not later:
             self._land()
 
     def _land(self) -> None:
-        """Wait for the means that are under way.
+        """Wait for the means under way.
 
         A failure is raised when backward ends: a rank that left it earlier would not take part in what FSDP2
         does for its other modules, and the ranks of its replica would wait for it.
@@ -191,12 +192,12 @@ class ShardedGradients:
         self._landing.clear()
 
     def _whole(self, group: ReduceGroup, flat: Tensor) -> list[Tensor]:
-        """The group's parameters, if `flat` has room for all of them."""
+        """The group's parameters; an error if `flat` does not have all of them."""
         widths = group.widths()
         expected = sum(width for _, width in widths)
         if flat.numel() != expected:
             flag = "set_reduce_scatter_unused_params"
-            write = f"write model.{flag}(True) behind fully_shard, or " if hasattr(self._module, flag) else ""
+            write = f"write model.{flag}(True) after fully_shard, or " if hasattr(self._module, flag) else ""
             raise AttachError(
                 f"of a module with {self._first(group)} {flat.numel()} of {expected} entries have had a "
                 f"gradient, as forward did not use all of its parameters: {write}freeze what is not used "
@@ -204,10 +205,11 @@ class ShardedGradients:
             )
         return [p for p, _ in widths]
 
-    # ---- what is left undone --------------------------------------------------------------------------
+    # ---- incomplete backward passes
+    # --------------------------------------------------------------------------
 
     def _ended(self) -> None:
-        """Backward is over, and FSDP2's own part of it."""
+        """Note that backward is over, FSDP2's part included."""
         self._over = True
         self._land()
         failure, self._failure = self._failure, None
@@ -215,7 +217,7 @@ class ShardedGradients:
             raise failure
 
     def _before_forward(self, *_: object) -> None:
-        """Begin anew where the last backward has failed."""
+        """Reset, if the last backward has failed."""
         if self._arrived and self._over:
             raise self._incomplete()
         self._land()

@@ -1,4 +1,4 @@
-"""Which models that FSDP2 shards can be trained, and what of a strategy is left for the far axis."""
+"""Which models sharded by FSDP2 can be trained, and which level of a strategy runs on the far axis."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def sharded_of(module: nn.Module, mesh: DeviceMesh | None, group: dist.ProcessGr
     """The model, with the ranks that have the same shards.
 
     Args:
-        module: FSDP2's, or one that holds such.
-        mesh: of all ranks; the model is sharded on all of its axes but one.
-        group: the ranks of that axis, in the mesh's place.
+        module: sharded by FSDP2, or with sharded modules in it.
+        mesh: the mesh of all ranks; the model is sharded on all of its axes but one.
+        group: the ranks of that axis, in place of a mesh.
 
     Raises:
-        AttachError: the model or the mesh does not fit; says what to write.
+        AttachError: the model or the mesh does not fit; the message says what to write.
     """
     reshard(module)
     trained: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -44,7 +44,7 @@ def sharded_of(module: nn.Module, mesh: DeviceMesh | None, group: dist.ProcessGr
         if not hasattr(p, "device_mesh"):
             raise AttachError(
                 f"{name} is trained and not sharded, so the ranks of a replica would each change it "
-                "otherwise: call fully_shard on the whole model too, behind its layers"
+                "otherwise: call fully_shard on the whole model too, after its layers"
             )
     if not trained:
         raise AttachError("the model has no parameter that is trained: there is nothing to average")
@@ -71,8 +71,8 @@ def _check_placed(name: str, p: Any) -> None:
     if p.device.type != p.device_mesh.device_type:
         raise AttachError(
             f"{name} is on {p.device}, and its mesh is for {p.device_mesh.device_type} (CPU offload), which "
-            "is not supported: leave offload_policy out. attach(..., exchange_on='host') keeps tacit's own "
-            "state in the host's memory"
+            "is not supported: leave offload_policy out. attach(..., exchange_on='host') keeps tacit's state "
+            "in the host's memory"
         )
 
 
@@ -131,12 +131,12 @@ def _ranks(mesh: DeviceMesh) -> list[int]:
 
 
 def far_level(strategy: AnyStrategy, replicas: int) -> Strategy:
-    """What remains for the far axis, where FSDP2 itself averages gradients on the near one.
+    """The level for the far axis, as FSDP2 itself averages gradients on the near one.
 
-    `replicas`: how many the far axis has; one alone needs no mean of gradients from beyond.
+    `replicas`: the number of replicas on the far axis; one alone needs no level.
 
     Raises:
-        AttachError: it cannot work on sharded models, by name; says what to write.
+        AttachError: the strategy cannot work on sharded models; the message says what to write.
     """
     far = strategy.levels[-1]
     if far.topology.in_pairs:
@@ -146,30 +146,30 @@ def far_level(strategy: AnyStrategy, replicas: int) -> Strategy:
         )
     if far.server is not None:
         raise AttachError(
-            f"{strategy.name!r} goes by parameter servers, and these take whole parameters and no shards: "
+            f"{strategy.name!r} uses parameter servers, and these take whole parameters and no shards: "
             f"{_PEERS}"
         )
     if len(strategy.levels) > 1:
         _check_near(strategy, replicas)
     if far.subject == "nothing":
-        far = replace(far, subject="gradient")  # FSDP2 leaves the far axis to us
+        far = replace(far, subject="gradient")  # FSDP2 leaves the far axis to tacit
     if far.subject == "gradient":
         _check_gradients(far)
     if isinstance(far.topology, NodeTopology) and len(strategy.levels) > 1:
         far = replace(far, topology=far.topology.without_nodes)
     if {far.topology.scope, far.topology.meets} != {WORLD}:
         raise AttachError(
-            f"topology={far.topology} goes by node, and a sharded model's ranks of a node are one replica: "
+            f"topology={far.topology} is by node, and a sharded model's ranks of a node are one replica: "
             "write topology=Flat(), or leave it out"
         )
     return replace(far, name=strategy.name)
 
 
 def _check_gradients(far: Strategy) -> None:
-    """Refuse what needs more of a gradient than the shard that a rank has of it."""
+    """Refuse strategies that need more of a gradient than this rank's shard."""
     if far.overlap.layerwise:
         raise AttachError(
-            f"{far.name!r} goes by the gradients of DDP's parameters, and FSDP2 gathers each module's "
+            f"{far.name!r} uses the gradients of DDP's parameters, and FSDP2 gathers each module's "
             "parameters ahead itself: write overlap=Bucketwise(), or attach 'dense' or 'int8'"
         )
     if far.overlap.steps:
@@ -186,7 +186,7 @@ def _check_gradients(far: Strategy) -> None:
 
 
 def _check_near(strategy: AnyStrategy, replicas: int) -> None:
-    """The nearest of two levels must be what FSDP2 does: a dense mean of gradients in every step."""
+    """Check that the near level is what FSDP2 does: a dense mean of gradients in every step."""
     near, *others = strategy.levels
     skips = near.rounds.skips
     scopes = {near.topology.scope, near.topology.meets}

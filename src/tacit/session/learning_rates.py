@@ -24,11 +24,11 @@ almost nothing, residuals would become arbitrarily large numbers."""
 class Rates:
     """Reads learning rates by parameter.
 
-    Which group a parameter is in is looked up once, and again when groups have been added or have grown.
-    Where one has no rate (Adafactor's relative steps: `lr=None`), it counts as 0, and nothing is rescaled.
+    The group of a parameter is looked up once, and again when groups have been added or have grown. A group
+    without a rate (Adafactor's relative steps: `lr=None`) counts as 0, and nothing is rescaled.
 
     Args:
-        optimizers: of the parameters, and perhaps of others.
+        optimizers: step the parameters, and perhaps others.
         named: the parameters by name.
     """
 
@@ -42,7 +42,7 @@ class Rates:
         self._found: dict[str, float] = {}
 
     def __call__(self) -> Mapping[str, float]:
-        """The rate of each parameter: 0 where no group holds it, the largest where several do.
+        """The rate of each parameter: 0 if no group holds it, the largest if several do.
 
         While no rate changes it is the same object.
         """
