@@ -222,8 +222,8 @@ class ActiveStrategy:
         if any(level.strategy.independent for level in self.levels):
             return
         ranks = len(self.spec.ranks)
-        told = 1 if step is None else step * (ranks + 1)
-        steps, wrong = divmod(self.failures.come_to("session.load_state_dict()", told), ranks + 1)
+        number = 1 if step is None else step * (ranks + 1)
+        steps, wrong = divmod(self.failures.come_to("session.load_state_dict()", number), ranks + 1)
         if step is not None and (wrong or steps != step * ranks):
             raise CheckpointError(
                 "another rank cannot load its state, and says why there: no rank has changed anything"

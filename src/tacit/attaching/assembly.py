@@ -59,7 +59,7 @@ def levels_of(
             warn_of_one(strategy, nodes)
     weights = _weights(spec)
     levels: list[Level] = []
-    for each in _told(fully_named(strategy), links):
+    for each in _for_links(fully_named(strategy), links):
         level = kind_of(each)(spec, each, rates, nodes, _share(weights, group.rank(), each, nodes), taken)
         levels.append(level)
         yield level
@@ -68,7 +68,7 @@ def levels_of(
             at_work.session.schedule.follow(levels[-1].session.schedule)
 
 
-def _told(levels: Sequence[Strategy], links: Links | None) -> Sequence[Strategy]:
+def _for_links(levels: Sequence[Strategy], links: Links | None) -> Sequence[Strategy]:
     """The levels, with topologies for these links."""
     if links is None:
         return levels

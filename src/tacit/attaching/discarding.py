@@ -107,8 +107,8 @@ def agreed(failures: Failures, step: int, wish: bool, wrong: str | None) -> bool
         AttachError: a rank cannot discard now; all ranks raise it.
         PeerLost: a rank is gone, or has gone on without it.
     """
-    told = failures.come_to("session.discard()", int(wish) + (int(wrong is not None) << _COUNT))
-    if told >> _COUNT:
+    total = failures.come_to("session.discard()", int(wish) + (int(wrong is not None) << _COUNT))
+    if total >> _COUNT:
         why = wrong or f"another rank has called it at a wrong time, or with no wish: {WRITE}"
         raise AttachError(f"session.discard() of step {step}: {why}")
-    return told > 0
+    return total > 0

@@ -107,11 +107,11 @@ class BackwardPasses:
     Args:
         named: the parameters; the last one has a gradient in most passes.
         strategy: the name of the strategy that depends on epochs.
-        told: the `steps_per_epoch` of `attach`.
+        steps_per_epoch: the `steps_per_epoch` of `attach`.
     """
 
-    def __init__(self, named: Mapping[str, Tensor], strategy: str, told: int) -> None:
-        self._strategy, self._told = strategy, told
+    def __init__(self, named: Mapping[str, Tensor], strategy: str, steps_per_epoch: int) -> None:
+        self._strategy, self._steps_per_epoch = strategy, steps_per_epoch
         self._passes = self._steps = self._before = 0
         last = [*named.values()][-1]
         hook: RemovableHandle = last.register_post_accumulate_grad_hook(self._passed)  # type: ignore[no-untyped-call]
@@ -123,8 +123,12 @@ class BackwardPasses:
     ) -> BackwardPasses | None:
         """A counter; None if no strategy depends on epochs, or their length is unknown."""
         needed = any("steps_per_epoch" in level.rounds.needs for level in strategy.levels)
-        told = schedule_state.get("steps_per_epoch")
-        return cls(named, strategy.name, int(told)) if needed and told is not None and named else None
+        steps_per_epoch = schedule_state.get("steps_per_epoch")
+        return (
+            cls(named, strategy.name, int(steps_per_epoch))
+            if needed and steps_per_epoch is not None and named
+            else None
+        )
 
     def _passed(self, _: Tensor) -> None:
         self._passes += 1
@@ -142,7 +146,14 @@ class BackwardPasses:
                 "%d backward passes make a step here, and steps_per_epoch=%d counts steps: if these are "
                 "batches, the epochs of %r are %d times too long. Write steps_per_epoch=len(loader) // %d, "
                 "here %d; if you did, all is well",
-                *(each, self._told, self._strategy, each, each, max(1, self._told // each)),
+                *(
+                    each,
+                    self._steps_per_epoch,
+                    self._strategy,
+                    each,
+                    each,
+                    max(1, self._steps_per_epoch // each),
+                ),
             )
 
     def discarded(self) -> None:

@@ -95,8 +95,8 @@ class Failures:
         errors = (level.session.failure.error for level in self._levels)
         return next((error for error in errors if error is not None), self._noted)
 
-    def come_to(self, call: str, told: int = 0) -> int:
-        """Wait until all ranks have made a collective call during training. Returns the sum of their `told`.
+    def come_to(self, call: str, number: int = 0) -> int:
+        """Wait until all ranks have made a collective call; returns the sum of their numbers.
 
         Raises:
             PeerLost: a rank is gone or frozen, or has gone on without the call.
@@ -104,7 +104,7 @@ class Failures:
         first = self.first
         if isinstance(first, TacitError):
             raise first
-        return told if self._detector is None else self._detector.come_to(call, told)
+        return number if self._detector is None else self._detector.come_to(call, number)
 
     def enter_barrier(self, refused: BaseException | None) -> None:
         """Wait until all ranks close their sessions after equally many steps, unless something has failed.

@@ -145,7 +145,7 @@ class StepHooks:
             self._passes.close()
 
     def _register_before(self) -> None:
-        """Have torch call what is due before a step, as one hook; others come behind it."""
+        """Register a hook that torch calls before a step; later ones come after it."""
         acts, self._before = tuple(self._before), []
 
         def before(optimizer: Optimizer) -> None:

@@ -1,1 +1,1 @@
-"""The state of a session in a checkpoint: what it holds, how it is checked, and how it is shared out."""
+"""The state of a session in a checkpoint: its contents, its checks, and its division among ranks."""

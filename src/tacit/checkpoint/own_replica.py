@@ -1,8 +1,8 @@
-"""What each rank has of its own under names that all ranks share, in a checkpoint.
+"""Each rank's replica in a checkpoint, where parameters have equal names on all ranks and different values.
 
-torch.distributed.checkpoint keeps one copy of what has one name: the first moment of one rank, the second of
-another. So does a file that rank 0 writes for all. The session therefore keeps each rank's own beside its own
-state, and puts it back behind whatever the user loads.
+torch.distributed.checkpoint saves one copy of each name: the first moment of one rank, the second of another.
+So does a file that rank 0 writes for all. The session therefore saves each rank's replica with its state, and
+restores it after whatever the user loads.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from tacit.replicas.replica import LiveTensors
 from tacit.torch_compat import is_normalising
 
 OWN = "own"
-"""The field of a parameter or a buffer; `own.0.exp_avg`: of what the first optimizer keeps of it."""
+"""The field of a parameter or a buffer; `own.0.exp_avg`: that of the first optimizer's state of it."""
 
 Key = tuple[str, str]
-"""A parameter or a buffer, and a field."""
+"""(parameter or buffer, field)."""
 
 
 class OwnReplica:
-    """Parameters, buffers and optimizers' state of a rank whose replica steps alone; else BatchNorm's alone.
+    """Parameters, buffers and optimizers' state of a replica that steps alone; of others BatchNorm's.
 
-    Until the first step behind a load it keeps what was loaded, and puts it in place again whenever the
-    model or an optimizer loads a state.
+    Until the first step after a load it holds the loaded values, and restores them whenever the model or an
+    optimizer loads a state.
 
     Args:
-        spec: what the session was attached with.
+        spec: the arguments of attach.
         levels: near to far; the list may still be filled.
     """
 
@@ -61,7 +61,7 @@ class OwnReplica:
     # ---- saving ---------------------------------------------------------------------------------------
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint holds of it: copies on the host, and a list of all there is, with its numbers."""
+        """The state for a checkpoint: copies on the host, and a list of all values, with plain numbers."""
         listed: list[tuple[str, str, float | None]] = []
         state: dict[str, Any] = {}
         for name, field, value in self._present():
@@ -73,7 +73,7 @@ class OwnReplica:
         return state | {f"{OWN_OF}rank{own}": json.dumps(text)} if listed else {}
 
     def not_by_entry(self) -> set[tuple[int, str, str]]:
-        """The fields that have no entry for each of a parameter's."""
+        """The fields that do not have one entry for each entry of the parameter."""
         named = self._spec.named
         return {
             (len(self._levels) - 1, name, field)
@@ -82,7 +82,7 @@ class OwnReplica:
         }
 
     def _present(self) -> Iterator[tuple[str, str, Tensor | float]]:
-        """All there is now; numbers are such as Adam's count of steps."""
+        """All present values; numbers are, for example, Adam's count of steps."""
         for name in self._buffers:
             yield name, OWN, self._buffers[name]
         for name, p in self._spec.named.items() if self._alone else ():
@@ -104,8 +104,8 @@ class OwnReplica:
         """This rank's part of a checkpoint by `saved_by` ranks; by another number, the mean of all parts.
 
         Raises:
-            CheckpointError: something is not there.
-            ValueError: something cannot be what was saved.
+            CheckpointError: a value is missing.
+            ValueError: a value cannot be one that was saved.
         """
         own, peers = self._levels[-1].session.transport.place(WORLD)
         resized = saved_by != peers
@@ -119,7 +119,7 @@ class OwnReplica:
             keys = [self._key(name, field, rank) for rank in ranks]
             missing = [key for key in keys if key not in state]
             if len(missing) == len(keys) and (name, OWN) in here and not _numel(here[name, OWN]):
-                continue  # others have all of it
+                continue  # other ranks have all of it
             if missing:
                 raise CheckpointError(
                     f"the checkpoint holds {missing[0]!r}, and it was not read: call "
@@ -133,7 +133,7 @@ class OwnReplica:
         return found
 
     def _listed(self, state: Mapping[str, Any], rank: int) -> list[tuple[str, str, float | None]]:
-        """What the rank had of its own; nothing in older checkpoints."""
+        """The values that the rank saved; empty in older checkpoints."""
         key = f"{OWN_OF}rank{rank}"
         if key not in state:
             others = [each for each in state if each.startswith(OWN_OF)]
@@ -146,9 +146,9 @@ class OwnReplica:
         return own_text(state, key)["listed"]
 
     def take(self, found: dict[Key, Tensor | float]) -> None:
-        """Put in place what was found, now and behind what the user loads until the next step.
+        """Restore the values that were found, now and after each load by the user until the next step.
 
-        Parameters that were equal on all ranks are the user's to load.
+        Parameters that were equal on all ranks are loaded by the user.
         """
         self.drop()
         progress, named = self._levels[-1].progress, self._spec.named
@@ -156,7 +156,7 @@ class OwnReplica:
             found = {key: each for key, each in found.items() if key[1] != OWN or key[0] not in named}
         self._loaded = found
         self._put()
-        if self._levels[-1].strategy.independent:  # others may change them from now on
+        if self._levels[-1].strategy.independent:  # they may be changed from now on
             self._loaded = {key: each for key, each in found.items() if key[1] != OWN}
         if self._loaded:
             module: Any = self._spec.model.module
@@ -185,13 +185,13 @@ class OwnReplica:
             state[key] = number
 
     def _stepping(self, optimizer: Optimizer) -> None:
-        # torch.distributed.checkpoint steps at a rate of 0 where an optimizer has no state yet.
+        # torch.distributed.checkpoint steps with a rate of 0 if an optimizer has no state yet.
         mine = any(optimizer is each for each in self._spec.optimizers)
         if mine and any(group.get("lr") != 0 for group in optimizer.param_groups):
             self.drop()
 
     def drop(self) -> None:
-        """Keep nothing that was loaded."""
+        """Drop the loaded values."""
         self._loaded = {}
         for handle in self._handles:
             handle.remove()

@@ -1,12 +1,12 @@
-"""A checkpoint of another number of ranks, or of another topology: residuals are shared out anew.
+"""A checkpoint of another number of ranks, or of another topology: residuals are divided again.
 
-The mean of all residuals is what the group's mean still has to receive. When W ranks become W', each new one
-gets the mean of the old residuals, so that their mean stays as it was. Where the ranks of a node share a
-residual out, the same is done with nodes in place of ranks. State that all ranks kept together, or that was
-equal on all of them, stays as it is.
+The mean of all residuals is what the group's mean has not yet received. When W ranks become W', each new one
+gets the mean of the old residuals, so that their mean stays as it was. If the ranks of a node divide a
+residual, the same is done with nodes in place of ranks. State that is divided among all ranks, or equal on
+all of them, stays as it is.
 
-The residual of the compressed means of `TwoPhase` was kept together. Where no rank keeps it any more, as the
-checkpoint goes on by all-gather, every rank adds it to its own residual: their mean, again, stays.
+The residual of the compressed means of `TwoPhase` is divided among all ranks. If no rank has it any more, as
+the run goes on by all-gather, every rank adds it to its residual: their mean, again, stays.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _OWNER = re.compile(r"shared(?: by [0-9-]+)?|(?:rank|node)(?P<number>[0-9]{1,9})
 
 
 class SavedShares:
-    """A checkpoint's tensors, whoever saved them.
+    """A checkpoint's tensors of all ranks that saved it.
 
     Args:
-        state: what all ranks have saved, joined.
-        values: its plain values.
+        state: the joined state of all ranks.
+        values: the plain values of the state.
 
     Raises:
-        ValueError: what stands under the key of a tensor is none.
+        ValueError: the key of a tensor has another value.
     """
 
     def __init__(self, state: Mapping[str, Any], values: SavedValues) -> None:
@@ -52,10 +52,10 @@ class SavedShares:
                 self._owners[name][match["owner"]] = described.tensor(value, key, finite=False)
 
     def of(self, level: int, name: str, field: str, shared: bool, by_node: bool, width: int) -> Tensor:
-        """The state of each new rank, or node: a flat tensor of `width` elements.
+        """The state for each new rank, or node: a flat tensor of `width` elements.
 
         Raises:
-            CheckpointError: something that an old rank kept is not there.
+            CheckpointError: the part of an old rank is missing.
         """
         found = self._owners[level, name, field]
         owners = [*found][:1] or ["all"] if shared else self._owners_of_old(by_node)
@@ -71,17 +71,17 @@ class SavedShares:
         return torch.stack([found[owner] for owner in owners]).mean(0)
 
     def expect(self, level: int, keys: Iterable[tuple[str, str]], topologys: Collection[str]) -> None:
-        """These (parameter, field) of a level may be there; and a topology's own."""
+        """Declare which (parameter, field) of a level, and of its topology, may be in the state."""
         wanted = {*keys}
         for (of, name, field), found in self._owners.items():
             if of == level and ((name, field) in wanted or (is_topologys(field) and name in topologys)):
                 self._known |= {f"{owner}/{level}/{name}/{field}" for owner in found if self._saved(owner)}
 
     def refuse_others(self, last: int) -> None:
-        """Refuse what no rank of this strategy has saved.
+        """Refuse keys that no rank with this strategy saves.
 
         Args:
-            last: the farthest level, to which belongs what ranks list in texts of their own.
+            last: the farthest level, to which the values in the ranks' texts belong.
 
         Raises:
             CheckpointError: names the first such key.
@@ -97,17 +97,17 @@ class SavedShares:
             )
 
     def _saved(self, owner: str) -> bool:
-        """Whether there was such a rank or node; or it is what ranks had in common."""
+        """Whether this rank or node saved the state, or it is the shared part."""
         match = _OWNER.fullmatch(owner)
         most = self._nodes if owner.startswith("node") else self._ranks
         return match is not None and (match["number"] is None or int(match["number"]) < most)
 
     def names(self, level: int, field: str) -> set[str]:
-        """The parameters of which this field was saved."""
+        """The parameters with this field in the state."""
         return {name for of, name, each in self._owners if (of, each) == (level, field)}
 
     def of_topology(self, level: int) -> dict[tuple[str, str], Tensor]:
-        """What the topology kept, by (parameter, field)."""
+        """The topology's state, by (parameter, field)."""
         return {
             (name, field): next(iter(found.values()))
             for (of, name, field), found in self._owners.items()
@@ -121,7 +121,7 @@ class SavedShares:
 
 
 def topology_residuals(i: int, session: Session, shares: SavedShares) -> dict[tuple[str, str], Tensor]:
-    """The residuals that the topology kept.
+    """The topology's residuals.
 
     Raises:
         CheckpointError: no compressor here has residuals.

@@ -1,10 +1,10 @@
-"""What a session's state holds beside its keys of tensors: the description, and the checksums of the tensors.
+"""The plain values of a session's state, and the checksums of its tensors.
 
-The checksums stand in the text of `last_equal`, as torch.distributed.checkpoint refuses an older checkpoint
-where a key is new. What it saves is one rank's text. Where each rank has a text of its own (see
-`own_replica`), the checksums of what is not shared stand there, so that those of all ranks are saved. Files
-that ranks save by torch.save, and what `join_states` makes of them, have the checksums of all tensors. A
-sharded model's state has none: a rank has shards, which another layout cuts anew.
+The checksums are in the text of `last_equal`, as torch.distributed.checkpoint refuses an older checkpoint if
+a key is new. It saves the text of one rank. If each rank has a separate text (see `own_replica`), the
+checksums of tensors that are not shared are there, so that those of all ranks are saved. Files that ranks
+save by torch.save, and what `join_states` makes of them, have the checksums of all tensors. A sharded model's
+state has none: a rank has shards, which another layout cuts differently.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ VERSION = 4
 LAST_EQUAL = "last_equal"
 CHECKSUMS = "checksums"
 CHOICE = "auto"
-"""The key of the text in which `auto` tells its choice; other sessions pass over it."""
+"""The key of the text with the choice of `auto`; other sessions ignore it."""
 OWN_OF = "own of "
-"""Before the name of a rank: the key of the text of what it has of its own."""
+"""The prefix of the key of a rank's text about its replica; the rank's name follows."""
 _MOST_RANKS = 1 << 20
 
 Buckets: TypeAlias = list[list[str]]
 
 
 class ScaledSquares(TypedDict):
-    """What `ScaledVariance.kept` gives."""
+    """The state of `ScaledVariance.kept`."""
 
     replicas: Positive
     squares: dict[str, tuple[Duration, Duration, Annotated[int, Between(-1, 1 << 53)]]]
 
 
 class KeptSince(TypedDict):
-    """What `KeptVariance.kept` gives."""
+    """The state of `KeptVariance.kept`."""
 
     since: dict[str, Whole]
 
 
 class OwnText(TypedDict):
-    """The text of a rank.
+    """The text of a rank about its replica.
 
     Attributes:
-        listed: each parameter or buffer and field that it has of its own; its number, if it is no tensor.
-        checksums: by the keys of the tensors; of those that are not shared.
+        listed: each (parameter or buffer, field) of its replica; with its number, if it is no tensor.
+        checksums: the checksums of tensors that are not shared, by key.
     """
 
     listed: list[tuple[str, str, float | None]]
@@ -66,13 +66,14 @@ class SavedValues:
     """The plain values of a state, and their types; a list has a value for each level.
 
     Attributes:
-        nodes: the ranks of each node; empty where it does not matter.
-        layouts: DDP's buckets, where the session has not settled on them yet.
-        pending_rounds: of each round under way its buckets, its step, and behind which it is applied.
-        last_equal: of each level where replicas take steps of their own: after how many steps they were last
-            equal. Beside them the checksums, by the keys of the tensors.
-        variances: of each level where Adam's variance is scaled or kept: by what, since when.
-        learning_rates: of each parameter the rate in whose units its residual is, and the largest so far.
+        nodes: the ranks of each node; empty if it does not matter.
+        layouts: DDP's buckets, if the session has not taken them over yet.
+        pending_rounds: for each round under way its buckets, its step, and the step after which it is
+            applied.
+        last_equal: for each level whose replicas step alone: the number of steps after which they were last
+            equal. It also has the checksums, by the keys of the tensors.
+        variances: for each level that scales or freezes Adam's variance: its state.
+        learning_rates: for each parameter the rate in whose units its residual is, and the largest so far.
     """
 
     version: int
@@ -93,16 +94,16 @@ class SavedValues:
     learning_rates: Annotated[list[dict[str, tuple[Duration, Duration]]], JSON] | None = None
 
     def last_equal_of(self, level: int) -> int:
-        """After how many steps the replicas of a level were last equal."""
+        """The number of steps after which the replicas of a level were last equal."""
         found = self.last_equal.get(str(level), 0)
         return found if isinstance(found, int) else 0
 
 
 def read(state: Mapping[str, Any]) -> SavedValues:
-    """The values of a state, if its tensors have the checksums that are told of them.
+    """Read the values of a state, and check its tensors against their checksums.
 
     Raises:
-        CheckpointError: it is no such state, or it is damaged.
+        CheckpointError: it is no state of a session, or it is damaged.
     """
     names = [each.name for each in fields(SavedValues)]
     with refusing():
@@ -135,10 +136,10 @@ def read(state: Mapping[str, Any]) -> SavedValues:
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Say of what cannot be read in the block that the state is damaged.
+    """Turn an error of reading in the block into one that says that the state is damaged.
 
     Raises:
-        CheckpointError: says where.
+        CheckpointError: names the damaged value.
     """
     try:
         yield
@@ -152,10 +153,10 @@ def refusing() -> Iterator[None]:
 
 
 def state_of(saved: object) -> dict[str, Any]:
-    """What was saved, if it is the state of a session of this version.
+    """The saved state, if it is one of a session of this version.
 
     Raises:
-        CheckpointError: it is none, or of another version.
+        CheckpointError: it is no state, or of another version.
     """
     with refusing():
         plain: dict[str, Any] = described.read(saved, dict[str, Any], "the state")
@@ -180,7 +181,7 @@ def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_text(state: Mapping[str, Any], key: str) -> OwnText:
-    """What a rank has of its own.
+    """The text of a rank about its replica.
 
     Raises:
         ValueError: the text is damaged.
@@ -196,10 +197,10 @@ def with_sums(state: Mapping[str, Any], sums: Mapping[str, int]) -> dict[str, An
 
 
 def sums_of(state: Mapping[str, Any]) -> dict[str, int]:
-    """The checksums that are told of tensors that are there; none in older states.
+    """The checksums of the state's tensors; none in older states.
 
     Raises:
-        ValueError: the text that has them is damaged.
+        ValueError: their text is damaged.
     """
     kind = Annotated[dict[str, Whole | dict[str, Whole]], JSON]
     sums = described.read(state.get(LAST_EQUAL, "{}"), kind, LAST_EQUAL).get(CHECKSUMS, {})
@@ -207,10 +208,10 @@ def sums_of(state: Mapping[str, Any]) -> dict[str, int]:
 
 
 def check_buckets(buckets: Sequence[Sequence[str]], named: Mapping[str, Tensor]) -> None:
-    """Check that each entry of these parameters is in one bucket, and none twice.
+    """Check that each entry of these parameters is in exactly one bucket.
 
     Raises:
-        ValueError: that is not so.
+        ValueError: it is not.
     """
     spans: dict[str, list[tuple[int, int]]] = {name: [] for name in named}
     for bucket in buckets:
@@ -230,10 +231,10 @@ def check_buckets(buckets: Sequence[Sequence[str]], named: Mapping[str, Tensor])
 
 
 def check_level(values: SavedValues, i: int, session: Session) -> None:
-    """Check what a level of a state, whose strategy is the attached one, counts and goes by.
+    """Check the counters and the schedule state of a level in a state of the attached strategy.
 
     Raises:
-        ValueError: it cannot be.
+        ValueError: a value is impossible.
     """
     steps, state = values.steps[i], values.schedule_state[i]
     if values.schedules[i] == repr(session.strategy.rounds):
@@ -248,12 +249,12 @@ def check_level(values: SavedValues, i: int, session: Session) -> None:
 
 
 def expected(value: Any, key: str, like: Tensor | None) -> Tensor:
-    """The tensor of a state, if it may go where `like` is now; None: to no place of this rank.
+    """The tensor of a state, if it has the shape and type of `like`; None: this rank has no such tensor.
 
     Raises:
-        ValueError: it may not.
+        ValueError: it has another shape or type.
     """
-    finite = not key.rpartition("/")[2].startswith("buffer_")  # a mask holds infinities
+    finite = not key.rpartition("/")[2].startswith("buffer_")  # a mask may hold infinities
     if like is None:
         return described.tensor(value, key, finite=finite)
     dtypes = described.FLOATS if like.is_floating_point() else (like.dtype,)

@@ -34,16 +34,17 @@ from tacit.strategy import AnyStrategy, Strategy
 
 DELAYED = "delayed_mean"
 DECAY = "weight_decay_momentum"
-"""The fields that are kept of a parameter whose gradient is exchanged, beside the compressor's state."""
+"""The fields of a parameter whose gradient is exchanged, besides the compressor's state."""
 VARIANCES = "variances"
 RATES = "learning_rates"
-"""Some states lack them: then no variance was kept, and residuals are in units of the present rates."""
+"""Keys that some states lack: then no variance was changed, and residuals are in units of the present rates.
+"""
 
 _log = logging.getLogger("tacit")
 
 
 class ActiveLevel(Protocol):
-    """What a checkpoint needs of one level."""
+    """The part of a level that a checkpoint needs."""
 
     session: Session
     gradient: GradientHook | LayerwiseHook | None
@@ -52,12 +53,11 @@ class ActiveLevel(Protocol):
 
 
 def save(strategy: AnyStrategy, levels: Sequence[ActiveLevel]) -> dict[str, Any]:
-    """The state as a dict of plain values and tensors (copies). A collective call where ranks
-    share buckets out.
+    """The state as a dict of plain values and tensors (copies). A collective call if ranks divide buckets.
 
-    Tensors are keyed by parameter, under `shared/` where they are equal on all ranks, under `node{m}/` where
-    they are a node's and under `rank{r}/` where they are this rank's own, so that
-    torch.distributed.checkpoint keeps each of them apart. No key depends on how buckets are cut.
+    Tensors are keyed by parameter: under `shared/` if they are equal on all ranks, under `node{m}/` if a node
+    has them, and under `rank{r}/` if they are this rank's, so that torch.distributed.checkpoint saves each of
+    them. No key depends on how buckets are cut.
     """
     return saved(strategy, levels, [level.session.whole_state() for level in levels])
 
@@ -67,7 +67,7 @@ def saved(
     levels: Sequence[ActiveLevel],
     wholes: Sequence[Mapping[tuple[str, str], StateSlice]],
 ) -> dict[str, Any]:
-    """What `save` returns, from what `Session.gathered` gave for each level; no collective call."""
+    """The result of `save`, from `Session.gathered` of each level; no collective call."""
     transport = levels[0].session.transport
     state: dict[str, Any] = {
         "version": VERSION,
@@ -80,7 +80,7 @@ def saved(
         "rounds": [level.session.round for level in levels],
         "buckets": [_names(level) for level in levels],
         "topologies": [repr(level.session.strategy.topology) for level in levels],
-        # As text: torch.distributed.checkpoint drops what is empty.
+        # As text: torch.distributed.checkpoint drops empty values.
         "schedule_state": json.dumps([dict(level.session.schedule.state) for level in levels]),
         "pending_rounds": json.dumps([_pending_rounds(level) for level in levels]),
         LAST_EQUAL: json.dumps(
@@ -101,10 +101,10 @@ def saved(
 
 
 def join_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The states that all ranks have saved, as one, which any number of ranks can load.
+    """Join the states that all ranks have saved into one, which any number of ranks can load.
 
     Raises:
-        CheckpointError: there are none, or they are not of one moment of one run.
+        CheckpointError: there are none, or they are not of one step of one run.
     """
     each = [state_of(state) for state in states]
     if not each:
@@ -133,14 +133,14 @@ def load(
 ) -> None:
     """Go on from a saved state.
 
-    `own`: what else is this rank's own; `fits`: called with the state's step before anything changes.
+    `own`: this rank's replica. `fits`: called with the state's step before anything changes.
 
-    Where it was saved by another number of ranks, or with another topology, the residuals are shared out anew
-    (see `resize`), and the log says so.
+    If it was saved by another number of ranks, or with another topology, the residuals are divided again (see
+    `resize`), and the log says so.
 
     Raises:
-        CheckpointError: it is another strategy's, another model's or of a newer version, or it is not whole;
-            nothing has been changed then.
+        CheckpointError: it is of another strategy, another model or a newer version, or not whole; nothing
+            has been changed then.
     """
     state = state_of(state)
     values = saved_values.read(state)
@@ -204,7 +204,7 @@ def _on(nodes: Sequence[Sequence[int]]) -> str:
 def _resume(
     i: int, level: ActiveLevel, values: SavedValues, found: Mapping[tuple[str, str], Tensor], resized: bool
 ) -> set[str]:
-    """Give a level its state; returns the parameters whose residuals now hold the topology's too."""
+    """Load a level's state. Returns the parameters whose residuals now include the topology's."""
     session, rounds = level.session, level.session.strategy.rounds
     session.rebucket(_own(session) if _keeps(level, resized) else values.buckets[i], carry=False)
     same = repr(rounds) == values.schedules[i]
@@ -231,18 +231,18 @@ def _resume(
 
 def _planned_anew(level: ActiveLevel, resized: bool) -> bool:
     layerwise = level.gradient is not None and level.session.strategy.overlap.layerwise
-    return resized and layerwise  # it was for other links
+    return resized and layerwise  # the plan was for other links
 
 
 def _keeps(level: ActiveLevel, resized: bool) -> bool:
-    """Whether it keeps its own buckets, whatever those of the checkpoint are."""
+    """Whether the level keeps its buckets, whatever those of the checkpoint are."""
     fixed = level.gradient is not None and bool(level.gradient.fixed)
     fixed = fixed or not level.session.buckets  # as with "ddp"
     return fixed or _planned_anew(level, resized) or level.session.strategy.server is not None
 
 
 def _of_hook(level: ActiveLevel) -> dict[tuple[str, str], StateSlice]:
-    """What the hook keeps beside the session: anchors, means, the decay's momentum."""
+    """The state of the level's hook: anchors, means, the decay's momentum."""
     if level.progress is not None:
         return level.progress.kept()
     delayed = None if level.gradient is None else level.gradient.late
@@ -273,7 +273,7 @@ def _losses(i: int, level: ActiveLevel) -> str:
 
 
 def _without_rounds(strategy: AnyStrategy) -> str:
-    """The strategy's text without what may be another when the run goes on: names, rounds, variances."""
+    """The strategy's text without what may change when the run goes on: names, rounds, variances."""
     each = [
         replace(level, name="", variance="local", rounds=EveryStep() if _may_change(level) else level.rounds)
         for level in strategy.levels
@@ -282,7 +282,7 @@ def _without_rounds(strategy: AnyStrategy) -> str:
 
 
 def _may_change(level: Strategy) -> bool:
-    """Whether a run may go on with other rounds; phases are for the whole of a run."""
+    """Whether a run may go on with other rounds; phases are planned for a whole run."""
     return level.subject == "delta" and not level.rounds.phased
 
 
@@ -312,8 +312,8 @@ def _found(
     """The saved tensors of which this rank keeps a part, and the topology's residuals.
 
     Raises:
-        CheckpointError: one is not there, or of another shape.
-        ValueError: one cannot be what was saved.
+        CheckpointError: one is missing, or of another shape.
+        ValueError: one cannot have been saved.
     """
     session = level.session
     found = topology_residuals(i, session, shares)
@@ -330,14 +330,14 @@ def _found(
     for (name, field), (shared, width) in widths.items():
         like = here[name, field].tensor if (name, field) in here else None
         if is_topologys(field) and elsewhere and (name, field) not in found:
-            continue  # there was no such residual
+            continue  # the checkpoint has no such residual
         if not width or (field == DECAY and name not in decayed):
             found[name, field] = torch.zeros(
                 width, dtype=torch.float32
             )  # an empty shard; nothing decayed when it was saved
             continue
         if resized and (name, field) in mixing:
-            continue  # it begins anew
+            continue  # it starts from zero
         key = _key(i, session, name, field, shared)
         if resized:
             by_node = session.context.by_node and field not in RANKS_OWN
@@ -390,7 +390,7 @@ def _check(values: SavedValues, strategy: AnyStrategy, levels: Sequence[ActiveLe
 
 
 def _names(level: ActiveLevel) -> list[list[str]]:
-    """Which members travel together; of a sharded model on all ranks the same."""
+    """The members of each bucket; for a sharded model equal on all ranks."""
     if level.gradient is not None and level.gradient.fixed:
         return level.gradient.fixed
     return _own(level.session)

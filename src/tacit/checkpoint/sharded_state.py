@@ -1,8 +1,8 @@
 """The state of a session on a sharded model in a checkpoint: as DTensors that other layouts can load.
 
-What has an entry for each of a parameter's is a DTensor of the parameter's own layout, so that
-torch.distributed.checkpoint puts its shards together, and cuts them anew for another layout. What has not is
-kept beside the number of the shard, and can be loaded by the same layout alone.
+State with one entry for each entry of a parameter is a DTensor with the parameter's layout, so that
+torch.distributed.checkpoint joins its shards, and cuts them for another layout. Other state is saved under
+the number of the shard, and can only be loaded with the same layout.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from tacit.model.sharded_model import ShardedModel
 from tacit.model.trained_model import local
 
 SHARDS = "shards"
-"""The key of how many ranks share a replica."""
+"""The key of the number of ranks that share a replica."""
 _LOSSES = "losses"
 _OWN = re.compile(r"shard(?P<shard>\d+):(?P<key>.*)", re.DOTALL)
 
 Field = tuple[int, str, str]
-"""A level, a parameter and a field."""
+"""(level, parameter, field)."""
 
 
 def whole(
     model: ShardedModel, named: Mapping[str, Any], state: Mapping[str, Any], others: Collection[Field]
 ) -> dict[str, Any]:
-    """The state as every rank saves it.
+    """The state that every rank saves.
 
     Args:
-        model: whose shards they are.
+        model: the sharded model.
         named: its parameters.
-        state: of this rank's shards, as `checkpoint.save` makes it.
-        others: the fields that have no entry for each of a parameter's.
+        state: the state of this rank's shards, as `checkpoint.save` makes it.
+        others: the fields that do not have one entry for each entry of the parameter.
     """
     found: dict[str, Any] = {SHARDS: model.shards}
     for key, value in state.items():
@@ -62,10 +62,10 @@ def whole(
 def mine(
     model: ShardedModel, named: Mapping[str, Any], state: Mapping[str, Any], others: Collection[Field]
 ) -> dict[str, Any]:
-    """This rank's shards of a saved state, of the same layout or of another; the arguments are `whole`'s.
+    """This rank's shards of a saved state, of the same or another layout; the arguments are those of `whole`.
 
     Raises:
-        CheckpointError: it is of a model that was not sharded.
+        CheckpointError: the state is of a model that was not sharded.
     """
     if SHARDS not in state:
         raise CheckpointError(
@@ -89,7 +89,7 @@ def mine(
 
 
 def refuse_shards(states: Mapping[str, Any]) -> None:
-    """Raise a `CheckpointError` for what only torch.distributed.checkpoint can join."""
+    """Raise a `CheckpointError` for states that only torch.distributed.checkpoint can join."""
     if SHARDS in states:
         raise CheckpointError(
             "these are states of a sharded model, whose shards join_states does not put together: save with "
@@ -104,7 +104,7 @@ def _by_entry(match: re.Match[str], named: Mapping[str, Any], others: Collection
 def _cut(value: Tensor, p: Any) -> Tensor:
     """This rank's shard of a whole tensor."""
     if value.shape != p.shape:
-        return value  # refused where it is looked for
+        return value  # refused when it is read
     for axis, placement in enumerate(p.placements):
         if placement.is_shard():
             chunks = value.chunk(p.device_mesh.size(axis), placement.dim)

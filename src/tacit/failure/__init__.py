@@ -1,1 +1,1 @@
-"""Which rank is missing, and how the others end: a detector, barriers and a store whose calls time out."""
+"""Finds a missing rank, and ends the others: a detector, barriers, and a store whose calls time out."""

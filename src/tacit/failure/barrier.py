@@ -1,6 +1,6 @@
-"""Barriers before a session is closed, and before its state is put together, by the launcher's store.
+"""Barriers by the launcher's store, before a session is closed, and before its state is gathered.
 
-They find ranks that take more steps instead of coming.
+They find ranks that take more steps instead of arriving.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import NamedTuple
 from tacit.failure.bounded_store import BoundedStore
 
 SILENT_SECONDS = 15.0
-"""After which a rank of which nothing is heard while others close is gone or frozen, if the time-out is no
-shorter. It says each second that it lives, from a thread of its own, so that a rank that only is slow may
-take as long as it likes."""
+"""Seconds of silence after which a rank counts as gone or frozen while others close, if the time-out is not
+shorter. A thread of each rank reports each second that it lives, so a slow rank may take any time.
+"""
 
 
 def silence_for(timeout: float) -> float:
-    """After how many seconds of silence a rank is gone, where an answer is waited for so long elsewhere."""
+    """The seconds of silence after which a rank counts as gone, for this time-out."""
     return min(SILENT_SECONDS, max(timeout, 3.0))
 
 
 HINT = (
-    "ranks have uneven data, or skip steps of their own. Give every rank the same number of batches "
+    "ranks have uneven data, or skip steps alone. Give every rank the same number of batches "
     "(DistributedSampler(..., drop_last=True)), or stop all ranks when the first has no more; where a "
     "GradScaler skips steps, write attach(..., scaler=scaler)"
 )
@@ -34,8 +34,8 @@ class StepsReached(NamedTuple):
 
     Attributes:
         steps: attempts of the optimizer.
-        begun: how many collective operations it has begun. One more than a rank had that has closed means
-            that this one waits for it.
+        begun: the number of collectives that it has begun. If it is one more than that of a closed rank, this
+            rank waits for that one.
     """
 
     steps: int
@@ -49,13 +49,15 @@ class _First(NamedTuple):
 
 
 class CloseBarrier:
-    """One rank's part in the barrier. The first to close writes its number of steps; all compare with it.
+    """The close barrier on one rank. The first to close writes its number of steps; all compare with it.
 
-    So the store serves a few messages a rank and second, and only while some have closed and others have not.
+    So the store serves a few messages a rank and second, only while some ranks have closed and others have
+    not.
 
     Args:
         store: seen by these ranks alone.
-        rank: this rank; `ranks` take part.
+        rank: this rank.
+        ranks: all ranks that take part.
         timeout: seconds after which a peer that does not answer is an error.
     """
 
@@ -70,10 +72,10 @@ class CloseBarrier:
     def arrive(
         self, here: StepsReached, differs: Callable[[], str | None] = lambda: None, refused: str = ""
     ) -> str | None:
-        """Enter the barrier. Returns what is uneven, or None; if it is, the barrier never completes.
+        """Enter the barrier. Returns what differs between ranks, or None; only then it completes.
 
-        `differs`: called where the steps are equal; returns what else differs, or None. `refused`: why this
-        rank could not take its next step.
+        `differs`: called if the steps are equal; returns what else differs, or None. `refused`: the reason
+            why this rank could not take its next step.
         """
         mine = f"{self._rank} {here.steps} {here.begun} {refused}"
         self._first = _read(self._store.compare_set("closing", "", mine))
@@ -90,9 +92,9 @@ class CloseBarrier:
         return self._all("closed", self._store)
 
     def look(self, here: StepsReached) -> str | None:
-        """To be called each second, by a thread that lives as long as training.
+        """Check the barrier, each second, in a thread that lives as long as training.
 
-        Returns what is wrong, or None: a rank has closed and this one goes on, or a rank is silent.
+        Returns an error or None: a rank has closed and this one goes on, or a rank is silent.
         """
         if self._first is None:
             if not self._store.check(["closing"]):
@@ -108,10 +110,10 @@ class CloseBarrier:
         return None
 
     def left_behind(self, alarm: str) -> str | None:
-        """What is uneven where a rank had closed and a round failed for no other known reason; or None.
+        """What differs, if a rank had closed and a round failed for no other known reason; or None.
 
-        A rank that goes on may wait for it in a collective that is not ours, and had begun no more than it:
-        DDP takes the buffers over from rank 0 in each forward, say.
+        A rank that goes on may wait for the closed one in a collective of another library, and so have begun
+        no more of tacit's: DDP broadcasts buffers from rank 0 in each forward, for example.
         """
         if not self._store.check(["closing"]):
             return None
@@ -133,7 +135,7 @@ class CloseBarrier:
             time.sleep(0.005)
 
     def _missed(self) -> str | None:
-        """Which rank is silent, or None: the first to close watches all others, and they watch the first."""
+        """An error that names a silent rank, or None: the first to close and the others watch each other."""
         assert self._first is not None
         others = self._ranks if self._first.rank == self._rank else [self._first.rank]
         now = time.monotonic()
@@ -143,7 +145,7 @@ class CloseBarrier:
             if self._heard.setdefault(rank, (beat, now))[0] != beat:
                 self._heard[rank] = (beat, now)
             if now - self._heard[rank][1] > self._silent:
-                self._store.set(f"silent/{rank}", "")  # nobody need wait for its answer
+                self._store.set(f"silent/{rank}", "")  # without waiting for its answer
                 return f"nothing was heard of rank {rank} for {self._silent:g} s while sessions were closed"
         return None
 
@@ -156,21 +158,21 @@ class CloseBarrier:
 
 
 _WHY = {
-    "session.state_dict()": "here ranks share their state out, and put it together in this call. Call it on "
-    "every rank, behind the same step, and have one of them save what it gives",
+    "session.state_dict()": "here ranks divide their state, and join it in this call. Call it on every rank, "
+    "after the same step, and have one of them save what it returns",
     "session.load_state_dict()": "in this call all ranks go on from one moment, or none does. Call it on "
     "every rank, with what that rank has saved, before the same step",
     "session.discard()": "in this call ranks agree whether they take a step back. Call it on every rank, in "
     "each step in which one may wish it, with wish=False on the others",
-    "session.sync()": "in this call all replicas become equal. Call it on every rank, behind the same step",
+    "session.sync()": "in this call all replicas become equal. Call it on every rank, after the same step",
 }
-"""Calls that all ranks make -> why, and what to write."""
+"""(collective call of the session) -> why all ranks must make it, and what to write."""
 _COUNT = 20
 """Bits of the number of ranks."""
 
 
 class CallBarrier:
-    """One rank's part where all ranks come to a call, while they train; one call after another.
+    """The barrier of collective calls during training, on one rank; one call after another.
 
     Args:
         store: seen by these ranks alone.
@@ -181,15 +183,15 @@ class CallBarrier:
         self._store, self._rank, self._peers = store, rank, peers
         self._come = 0
         self._before = [0, 0]
-        """The two numbers in the store, in turn one for each call, as they were behind the call before."""
+        """The last values of the two counters in the store, which calls use in turn."""
 
-    def arrive(self, told: int) -> None:
-        """Come to a call, and tell the others a number."""
+    def arrive(self, number: int) -> None:
+        """Arrive at a call, and send a number to the others."""
         self._come += 1
-        self._store.add(f"come/{self._come % 2}", 1 + (told << _COUNT))
+        self._store.add(f"come/{self._come % 2}", 1 + (number << _COUNT))
 
     def complete(self) -> int | None:
-        """The sum of what all ranks have told; None: not all have come."""
+        """The sum of all ranks' numbers; None: not all have arrived."""
         turn = self._come % 2
         now = self._store.add(f"come/{turn}", 0)
         found = now - self._before[turn]
@@ -199,11 +201,11 @@ class CallBarrier:
         return found >> _COUNT
 
     def announce(self, here: StepsReached, call: str) -> None:
-        """Say that this rank waits in a call, such as "session.state_dict()"."""
+        """Report that this rank waits in a call, such as "session.state_dict()"."""
         self._store.compare_set(f"call/{self._come}", "", f"{self._rank} {here.steps} {here.begun} {call}")
 
     def look(self, here: StepsReached, closes: bool) -> str | None:
-        """What is wrong, or None: another rank waits in a call, and this one has gone on, or `closes`."""
+        """An error or None: another rank waits in a call, and this one has gone on, or `closes`."""
         key = f"call/{self._come + 1}"
         if not self._store.check([key]):
             return None
@@ -217,7 +219,7 @@ class CallBarrier:
 
 
 UNEVEN = "uneven: "
-"""How a text begins that says all there is to say."""
+"""The prefix of a text that is a whole error."""
 
 
 def _read(text: bytes) -> _First:

@@ -1,4 +1,4 @@
-"""A store whose calls time out: torch's own wait for ever where its node cannot be reached any more."""
+"""A store whose calls time out: torch's wait for ever if its node cannot be reached any more."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ class Unreachable(dist.DistNetworkError):
 
 
 def is_hosted_here(store: object) -> bool:
-    """Whether this process serves the store, as a TCPStore shows it: as rank 0 does without torchrun."""
+    """Whether this process serves the TCPStore, as rank 0 does without torchrun."""
     while (inner := getattr(store, "underlying_store", None)) is not None:
         store = inner
     return "server=TCPServer" in repr(store)
 
 
 def host_store() -> None:
-    """Tell the other ranks if the process of this one serves the store; to be called before they compare."""
+    """Report to the other ranks if this process serves the store; called before they compare."""
     if is_hosted_here(default_store()):
         default_store().set(_HOST, str(rank_in()))
 
 
 def store_host() -> int | None:
-    """The rank whose process serves the store; None where the launcher's does."""
+    """The rank whose process serves the store; None: the launcher's does."""
     store = default_store()
     return int(store.get(_HOST)) if store.check([_HOST]) else None
 
 
 def store_gone(error: dist.DistError, host: int | None, after: str = "") -> PeerLost:
-    """The error where the store has failed; `host`: see `store_host`; `after`: what else went wrong."""
+    """The error if the store has failed; `host`: see `store_host`; `after`: an earlier error."""
     if isinstance(error, Unreachable):
         return PeerLost(f"{error}: this rank is cut off from the node that holds it, or that node is{after}")
     who = (
@@ -65,7 +65,7 @@ def store_gone(error: dist.DistError, host: int | None, after: str = "") -> Peer
 
 
 class KeyValueStore(Protocol):
-    """The methods of torch's stores that are used here."""
+    """The methods of torch's stores that tacit uses."""
 
     def get(self, key: str, /) -> bytes:
         """The value of a key; waits for one."""
@@ -84,15 +84,14 @@ class KeyValueStore(Protocol):
 
 
 class BoundedStore(KeyValueStore):
-    """A store whose calls end after a given time: they are made in a thread of their own.
+    """A store whose calls time out, as a separate thread makes them.
 
-    `set_timeout` of torch's stores bounds `get` and `wait` alone; an answer to anything else is waited for
-    until TCP gives up, which takes a quarter of an hour. After a call without an answer the others are not
-    even tried: the one thread still waits.
+    `set_timeout` of torch's stores bounds `get` and `wait` only; other calls wait until TCP gives up, which
+    takes a quarter of an hour. After a call without an answer others fail at once, as the thread still waits.
 
     Args:
-        store: a client that nobody else uses.
-        seconds: how long an answer is waited for.
+        store: a client with no other user.
+        seconds: the time-out of a call.
     """
 
     def __init__(self, store: KeyValueStore, seconds: float) -> None:
@@ -100,13 +99,13 @@ class BoundedStore(KeyValueStore):
         self._seconds = seconds
 
     def within(self, seconds: float) -> BoundedStore:
-        """The same store and thread, with a shorter time for each call."""
+        """The same store and thread, with a shorter time-out."""
         other = BoundedStore.__new__(BoundedStore)
         other._caller, other._seconds = self._caller, min(seconds, self._seconds)
         return other
 
     def close(self) -> None:
-        """End the thread behind its present call; later calls raise `Unreachable`."""
+        """End the thread after its present call; later calls raise `Unreachable`."""
         self._caller.close()
 
     def get(self, key: str) -> bytes:

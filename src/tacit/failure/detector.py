@@ -1,4 +1,4 @@
-"""Finds out which rank is missing when a round fails: the others answer an alarm in the launcher's store."""
+"""Finds the missing rank when a round fails: the others answer an alarm in the launcher's store."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tacit.failure.store_comparison import DIFFERENT, StepComparison, StepHistor
 from tacit.torch_compat import PrefixStore, Store
 
 POLL_SECONDS = 1.0
-"""How often each rank looks whether somebody raised the alarm: one small message to the store."""
+"""Seconds between two checks of a rank for an alarm: one small message to the store."""
 COMPARED = 3
-"""Of these looks, with how many ranks compare their notes: one more message."""
+"""The number of checks after which ranks compare their notes: one more message."""
 GRACE_SECONDS = 5.0
-"""How long a rank may take to answer an alarm, and the store once a round has failed."""
+"""Seconds that a rank may take to answer an alarm, and the store once a round has failed."""
 OWN = "own: "
-"""Before an alarm that names its rank and the reason: no peer and no network is to blame."""
+"""The prefix of an alarm that names its rank and the reason: no peer and no network is to blame."""
 
 
 class PostedCount(NamedTuple):
-    """What a rank has given to collectives.
+    """The number of a rank's posted collectives.
 
     Attributes:
-        number: how many messages, or rounds of them; the same on all ranks that have come as far.
-        since: when the last of them was given, by the clock of `time.monotonic`.
+        number: the number of messages or rounds; equal on all ranks that have got as far.
+        since: when the last of them was posted, by `time.monotonic`.
     """
 
     number: int
@@ -42,9 +42,10 @@ class Member(NamedTuple):
     """A rank among those that watch each other.
 
     Attributes:
-        rank: this rank; `ranks`: all that take part.
-        host: the rank whose process serves the store, if one's does: it ends as the last, and is named.
-        shard: which one of the model this rank has: notes of the same are compared.
+        rank: this rank.
+        ranks: all ranks that take part.
+        host: the rank whose process serves the store, if one does: it ends last, and errors name it.
+        shard: the number of this rank's shard of the model: ranks with the same shard compare notes.
     """
 
     rank: int
@@ -54,14 +55,14 @@ class Member(NamedTuple):
 
 
 class RankProgress(NamedTuple):
-    """Reads how far a rank is; called in the detector's thread too.
+    """Functions that read how far a rank is; also called in the detector's thread.
 
     Attributes:
-        round: how many rounds it has entered.
-        reached: how many steps it has taken, and begun.
-        posted: what it has given to collectives; None: what it has begun.
-        overdue: why it must take a round for failed that has not ended, which nobody else would notice; ""
-            as long as that is not so. Asked at each look.
+        round: the number of rounds that it has entered.
+        reached: the numbers of steps taken and of collectives begun.
+        posted: its posted collectives; None: those begun.
+        overdue: the reason why a round that has not ended counts as failed, if nothing else reports that; "":
+            none does. Read in each check.
     """
 
     round: Callable[[], int]
@@ -71,10 +72,10 @@ class RankProgress(NamedTuple):
 
 
 class FailureDetector:
-    """One rank's part in finding out which rank has failed.
+    """The search for a failed rank, on one rank.
 
-    A rank whose round fails raises the alarm. Every rank that is alive answers with the round that it has
-    reached. It does so in a thread of its own, so a rank that hangs in a collective answers too. A rank
+    A rank whose round fails raises the alarm. Every living rank answers with the round that it has reached. A
+    separate thread does so, so a rank that hangs in a collective answers too. A rank
 
     * that does not answer is gone or frozen;
     * that answers with an error has left;
@@ -82,19 +83,19 @@ class FailureDetector:
       many, but long after the others;
     * whose clock has jumped had been stopped.
 
-    Before they close, all ranks wait for each other: one that closes earlier has other data than the rest.
-    The first alarm stands: later ones are often only connections that the first rank's end has broken.
-    Where the store's node cannot be reached, the error says so, some seconds after the time-out.
+    Before they close, all ranks wait for each other: one that closes earlier has less data than the rest.
+    The first alarm counts: later ones are often only connections that the end of the first rank has broken.
+    If the store's node cannot be reached, the error says so, some seconds after the time-out.
 
     Args:
-        store: of the process group; its host is the launcher, which outlives the ranks.
-        key: names the session; equal on all of its ranks, and used once.
-        member: this rank, and its peers.
+        store: the process group's; its host is the launcher, which outlives the ranks.
+        key: the name of the session; equal on all of its ranks, and used once.
+        member: this rank and its peers.
         progress: reads how far this rank is.
-        on_alarm: called once, in the detector's thread, with what was found; must end what hangs.
+        on_alarm: called once, in the detector's thread, with the error; must end hanging collectives.
         timeout: seconds after which a peer that does not answer is an error.
-        notes: what all ranks must have noted the same after each step.
-        instead: a sentence after the error of a rank that does not answer: what could do without it.
+        notes: records after each step, which must be equal on all ranks.
+        instead: a sentence after the error of a rank that does not answer: what could train without it.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class FailureDetector:
     ) -> None:
         # A store client serves one call at a time: a copy never waits for the program's own calls.
         clone = getattr(store, "clone", lambda: store)  # an older torch has none
-        # Longer than the time-out: a link that is back within it must cost nothing.
+        # Longer than the time-out: a link that recovers within it must cause no error.
         self._store = BoundedStore(PrefixStore(f"tacit/{key}", clone()), timeout + GRACE_SECONDS)
         self._soon = self._store.within(GRACE_SECONDS)
         self._rank, self._ranks, self._host, shard = member
@@ -132,7 +133,7 @@ class FailureDetector:
         self._thread.start()
 
     def alarm(self, reason: str, own: bool = False) -> PeerLost:
-        """Raise the alarm, and say who is missing; nobody is, where the error is this rank's `own`."""
+        """Raise the alarm. The returned error names the missing rank, or this rank if it is its `own`."""
         failed = f"{OWN}round {self._round()} failed on rank {self._rank}: {reason}"
         try:
             self._raise(failed if own else f"rank {self._rank}: {reason}", self._soon)
@@ -143,41 +144,41 @@ class FailureDetector:
         return self._found or PeerLost(f"a round failed and the store does not answer: {reason}")
 
     def raised(self) -> PeerLost | None:
-        """What the alarm that somebody has raised has found; None where nobody has. Asks the store."""
+        """The error of an alarm that a rank has raised; None: there is none. Reads the store."""
         with contextlib.suppress(dist.DistError):
             if self._soon.check(["alarm"]):
                 self._told.wait(POLL_SECONDS + 3 * GRACE_SECONDS)
         return self._found
 
     def leave(self, reason: str) -> None:
-        """Tell the others that this rank stops, so that they need not wait for it."""
+        """Report that this rank stops, so that others do not wait for it."""
         self._try(lambda: self._soon.set(f"left/{self._rank}", reason))
         self._try(lambda: self._raise(f"rank {self._rank} has left: {reason}", self._soon))
         self._try(self._linger)
         self.close()
 
     def dismiss(self) -> None:
-        """End the threads; an alarm that others raise still counts this rank as alive."""
+        """End the threads; later alarms still count this rank as alive."""
         self._try(lambda: self._soon.set(f"here/{self._rank}", self._status().to_text()))
         self.close()
 
     def meet(self) -> None:
-        """Wait until all ranks have found what this one has, some seconds at most.
+        """Wait until all ranks have found the same error, some seconds at most.
 
-        Else those that have not yet could meet the end of this one in a collective that is not ours.
+        Otherwise the end of this rank could break a collective of another library on them first.
         """
         self._try(lambda: self._soon.set(f"found/{self._rank}", ""))
         self._try(lambda: self._wait_for({*self._ranks}, "found"))
 
-    def come_to(self, call: str, told: int = 0) -> int:
-        """Wait until all ranks have come to a call that all of them must make; the sum of what they tell.
+    def come_to(self, call: str, number: int = 0) -> int:
+        """Wait until all ranks have made a collective call; returns the sum of their numbers.
 
         Raises:
             PeerLost: a rank is gone or frozen, or has gone on.
         """
         total, since, announced = None, time.monotonic(), False
         try:
-            self._calls.arrive(told)
+            self._calls.arrive(number)
             while (total := self._calls.complete()) is None and not self._told.wait(0.001):
                 waited = time.monotonic() - since
                 if waited > POLL_SECONDS and not announced:
@@ -193,13 +194,13 @@ class FailureDetector:
         return total or 0
 
     def enter_barrier(self, refused: str = "") -> None:
-        """Wait until all ranks have come here, after the same number of steps.
+        """Wait until all ranks have arrived, after the same number of steps.
 
-        `refused`: why this rank could not take its next step.
+        `refused`: the reason why this rank could not take its next step.
 
         Raises:
             UnevenData: they have taken different numbers of steps.
-            RatesDiffer: with different learning rates.
+            RatesDiffer: they have taken a step with different learning rates.
             PeerLost: a rank is gone or frozen.
         """
         self._closes = True
@@ -229,7 +230,7 @@ class FailureDetector:
         self._store.close()
 
     def _end(self) -> None:
-        """End the watching thread; at most so long is waited for one that waits for the store."""
+        """End the watching thread; a thread that waits for the store is waited for a limited time."""
         self._closing.set()
         if self._thread is not threading.current_thread():
             self._thread.join(GRACE_SECONDS)
@@ -253,7 +254,7 @@ class FailureDetector:
             return
 
     def _wait(self) -> bool:
-        """Wait until the next look; whether to end. Notes how much longer it took, as when stopped."""
+        """Wait until the next check. Returns whether to end. Notes a longer wait, as after being stopped."""
         before = time.monotonic()
         over = self._closing.wait(POLL_SECONDS)
         stood = time.monotonic() - before - POLL_SECONDS
@@ -262,7 +263,7 @@ class FailureDetector:
         return over
 
     def _begun(self) -> PostedCount:
-        """What this rank has begun, and since which look."""
+        """The number of collectives begun, and since which check."""
         begun = self._reached().begun
         if begun != self._last.number:
             self._last = PostedCount(begun, time.monotonic())
@@ -288,7 +289,7 @@ class FailureDetector:
         return self._call()
 
     def _raise(self, text: str, store: BoundedStore) -> None:
-        """Raise the alarm; only the first one is kept."""
+        """Raise the alarm; only the first one is stored."""
         store.compare_set("alarm", "", text)
         store.set("news", "")
 
@@ -324,13 +325,13 @@ class FailureDetector:
         return _RankStatus(self._round(), posted.number, now - posted.since, self._stood if lately else 0.0)
 
     def _linger(self) -> None:
-        """Wait until the others know what was found, where the store would be gone with this process."""
-        self._soon.set(f"told/{self._rank}", "")
+        """Wait until the others know the error, if the store would end with this process."""
+        self._soon.set(f"known/{self._rank}", "")
         if self._host == self._rank:
-            self._wait_for({*self._ranks} - self._absent, "told")
+            self._wait_for({*self._ranks} - self._absent, "known")
 
     def _wait_for(self, ranks: set[int], what: str) -> None:
-        """Wait until these have said so, or have left; some seconds at most."""
+        """Wait until these ranks have reported that, or have left; some seconds at most."""
         deadline = time.monotonic() + GRACE_SECONDS
         while ranks and time.monotonic() < deadline:
             ranks -= {rank for rank in ranks for key in (what, "left") if self._soon.check([f"{key}/{rank}"])}
@@ -340,13 +341,12 @@ class FailureDetector:
         return store_gone(error, self._host, f" ({reason})" if reason else "")
 
     def _try(self, call: Callable[[], object]) -> None:
-        with contextlib.suppress(dist.DistError):  # the store is gone: the watch says so
+        with contextlib.suppress(dist.DistError):  # the store is gone: the watching thread reports it
             call()
 
 
 class _RankStatus(NamedTuple):
-    """How a rank answers: rounds that have ended, what it has posted and how many seconds ago, and for how
-    many seconds it stood still lately."""
+    """A rank's answer: ended rounds, posted collectives, seconds since the last and while it was stopped."""
 
     round: int
     posted: int
@@ -365,13 +365,13 @@ class _RankStatus(NamedTuple):
 def _blamed(
     ranks: list[int], answers: dict[int, str], alarm: str, timeout: float, instead: str = ""
 ) -> str | None:
-    """Who has failed, and how; None where that is not known. `instead`: behind ranks that are gone."""
+    """A sentence on the failed rank; None: unknown. `instead`: a sentence after ranks that are gone."""
     absent = [rank for rank in ranks if rank not in answers]
     left = {rank: text[1:] for rank, text in answers.items() if text[0] == "l"}
     here = _present(answers)
     now = max((each.round for each in here.values()), default=0)
     gone = [f"rank {rank} has left in round {now}: {why}" for rank, why in left.items()]
-    if absent:  # named last: it may only be slow to answer
+    if absent:  # last, as it may only be slow to answer
         gone += [f"{of_ranks(absent)} did not answer in round {now}: gone or frozen ({alarm}){instead}"]
     if gone:
         return "; ".join(gone)
@@ -413,6 +413,6 @@ def _nobody(answers: dict[int, str], alarm: str) -> str:
 
 
 def _first(alarm: str) -> str:
-    """Who failed first, and of what: "rank 0: a connection was closed"."""
+    """The first failed rank with its error: "rank 0: a connection was closed"."""
     who, colon, why = alarm.partition(": ")
     return f"The first to fail was {who}, of this: {why.rstrip('.')}" if colon else f"The error was: {alarm}"

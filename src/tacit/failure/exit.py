@@ -1,4 +1,4 @@
-"""Sessions that nobody closes are closed as torch.distributed is shut down, or else as the program ends."""
+"""Closes open sessions when torch.distributed is shut down, or at the end of the program."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ class Endable(Protocol):
     """A session at work."""
 
     def end(self, where: str, error: BaseException | None) -> None:
-        """Close it, as nobody has; where an `error` ends the program, without the others. Never raises."""
+        """Close the session; if an `error` ends the program, without the other ranks. Never raises."""
 
 
 _OPEN: list[Endable] = []
 _PROCESS: int | None = None
-"""In which sessions were begun: a process that this one forks inherits all of this, and ends nothing."""
+"""The process in which sessions were begun: a forked process inherits this, and ends nothing."""
 
 
 def watch(ranks: list[int]) -> None:
-    """Have these ranks be told when torch.distributed is shut down. A collective call, of all of them."""
+    """Watch for the shutdown of torch.distributed on these ranks. A collective call of all of them."""
     global _PROCESS
     if _PROCESS is None:
-        atexit.register(_at_exit)  # not at import: what is registered later runs earlier, before groups end
+        atexit.register(_at_exit)  # not at import: functions registered later run earlier, before groups end
     _PROCESS = os.getpid()
     notify_of_shutdown(ranks, _at_shutdown)
 
 
 def began(session: Endable) -> None:
-    """Remember a session, to end it if nobody else does."""
+    """Note a session, to end it if the script does not."""
     _OPEN.append(session)
 
 
@@ -54,5 +54,5 @@ def _at_shutdown() -> None:
 
 
 def _at_exit() -> None:
-    # `last_value` is what nobody has caught, which Python has just printed.
+    # `last_value` is the uncaught error, which Python has just printed.
     _end_all("the end of the program", getattr(sys, "last_value", None))

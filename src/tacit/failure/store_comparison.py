@@ -1,4 +1,4 @@
-"""Ranks compare, through the launcher's store, what each noted after the same step."""
+"""Ranks compare their records of the same step through the launcher's store."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import NamedTuple, Protocol
 from tacit.failure.bounded_store import BoundedStore
 
 DIFFERENT = "different: "
-"""How an alarm begins that needs no further search for who failed."""
+"""The prefix of an alarm that needs no further search for the failed rank."""
 
 
 class StepNote(NamedTuple):
-    """What a rank noted, which must say the same on every rank.
+    """A rank's record of a step, which must be equal on every rank.
 
     Attributes:
-        step: after how many steps.
-        text: what it was.
-        loads: how many checkpoints had been loaded before: after each, steps are counted from its own.
+        step: the number of steps before it.
+        text: the recorded values.
+        loads: the number of checkpoints loaded before: each changes the number of steps.
     """
 
     step: int
@@ -25,36 +25,36 @@ class StepNote(NamedTuple):
 
 
 class StepHistory(Protocol):
-    """What a rank has noted, step by step."""
+    """A rank's records, step by step."""
 
     @property
     def last(self) -> StepNote | None:
-        """What was noted after the last step."""
+        """The record of the last step."""
 
     def take(self) -> StepNote | None:
-        """What to compare now, of what was noted since the last time; called in another thread."""
+        """The record to compare now, of those since the last call; called in another thread."""
 
     def differ(self, one: int, ones: StepNote, other: int, others: StepNote) -> str | None:
-        """What to say of two ranks and their notes of the same step; None where these say the same."""
+        """A sentence on two ranks' different records of the same step; None: they are equal."""
 
 
 class StepComparison:
-    """One rank's part: the first rank to note a step stores its note, and the others compare theirs with it.
+    """The comparison on one rank: the first rank stores its record of a step, and the others compare theirs.
 
-    So the store serves one message a rank and question, and keeps one text for each.
+    So the store serves one message a rank and comparison, and holds one text for each.
 
     Args:
-        store: seen by these ranks alone.
+        store: used by these ranks alone.
         rank: this rank.
-        notes: what it has noted.
-        shard: which one of the model it has: ranks of the same compare.
+        notes: its records.
+        shard: the number of its shard of the model: ranks with the same shard compare.
     """
 
     def __init__(self, store: BoundedStore, rank: int, notes: StepHistory, shard: int = 0) -> None:
         self._store, self._rank, self._notes, self._shard = store, rank, notes, shard
 
     def look(self) -> str | None:
-        """To be called every few seconds; returns what differs, or None."""
+        """Compare, every few seconds. Returns what differs, or None."""
         mine = self._notes.take()
         return None if mine is None else self._with_the_first(mine)
 

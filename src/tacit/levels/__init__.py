@@ -1,1 +1,1 @@
-"""The levels of a strategy at work: each has a session, a transport, and its hook into torch."""
+"""The levels of a strategy at work: each has a session, a transport, and a hook in torch."""

@@ -1,4 +1,4 @@
-"""What levels have in common whose replicas take steps of their own, and exchange how far they have moved."""
+"""The base of levels whose replicas step alone, and exchange their deltas."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tacit.replicas.rounds_after_step import OptimizerHook
 
 
 class DeltaLevel(Level):
-    """Base of levels with a hook behind `optimizer.step`, which they make in `_begin`."""
+    """Base of levels with a hook after `optimizer.step`, which they make in `_begin`."""
 
     steps_alone: ClassVar[bool] = True
     progress: OptimizerHook
 
     def _buckets(self, tensors: Mapping[str, Tensor]) -> list[list[str]]:
-        """Each part of the model is cut by itself."""
+        """The buckets: each part of the model is cut separately."""
         parts = fragments(tensors, self.strategy.parts)
         return parts_cut(parts, self._cut(tensors), self._spec.named)
 
@@ -53,7 +53,7 @@ class DeltaLevel(Level):
 
     @property
     def begun(self) -> int:
-        return self.session.lanes.posted  # behind steps ranks also ask each other beside rounds
+        return self.session.lanes.posted  # after steps ranks also exchange outside of rounds
 
     def discard(self) -> None:
         self.progress.observations.take_back()

@@ -1,4 +1,4 @@
-"""Where exchanges of a model on a GPU run: on the GPU in stream order, or on the host, on copies."""
+"""Where exchanges of a model on a GPU run: on the GPU in stream order, or on the host, from copies."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Placement:
     """Where the exchanges of a level run.
 
     Attributes:
-        device: of the buckets that are exchanged; None: where the parameters are.
-        in_stream: whether on a GPU, and the host waits for none of them.
-        words: for `active_path`; "" for a model on the CPU.
+        device: the device of the exchanged buckets; None: that of the parameters.
+        in_stream: whether they run on a GPU without the host waiting for them.
+        words: the text for `active_path`; "" for a model on the CPU.
     """
 
     device: torch.device | None = None
@@ -41,7 +41,7 @@ class Placement:
 
 
 def device_of(named: Mapping[str, Tensor]) -> torch.device:
-    """The one device of the parameters.
+    """The device of the parameters.
 
     Raises:
         AttachError: they are on several, or on one that is neither a CPU nor a GPU.
@@ -64,10 +64,10 @@ def device_of(named: Mapping[str, Tensor]) -> torch.device:
 
 
 def check_backend(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Refuse a group that cannot carry what DDP itself sends from there.
+    """Refuse a process group that cannot carry DDP's messages from the model's device.
 
     Raises:
-        AttachError: it cannot.
+        AttachError: the group has no backend for the device.
     """
     if device.type == "cuda" and not backend_on(group, device):
         raise AttachError(
@@ -84,13 +84,14 @@ def placed(
     group: dist.ProcessGroup,
     wanted: str | None,
 ) -> Placement:
-    """Where the exchanges of a level run; `wanted`: "device" or "host", if the user has said so.
+    """Decide where the exchanges of a level run; `wanted`: "device" or "host" if the user has chosen.
 
-    On the GPU where its backend launches collectives in stream order (NCCL) and neither compressors nor
-    topology ever need a value on the host. Else on the host: copies leave and come back beside the computing.
+    They run on the GPU if its backend launches collectives in stream order (NCCL) and neither compressors nor
+    topology ever need a value on the host. Otherwise they run on the host, from copies made while the GPU
+    computes.
 
     Raises:
-        AttachError: it was to be on the GPU, and cannot.
+        AttachError: the user has chosen the GPU, and that is not possible.
     """
     if strategy.subject == "nothing":
         return Placement()
@@ -109,7 +110,7 @@ def placed(
     if wanted == DEVICE:
         raise AttachError(
             f"exchange_on='device' is not possible for {strategy.name!r}, as {why}: leave it out, and it "
-            "runs on the host beside the computing"
+            f"runs on the host while the GPU computes"
         )
     if not gloo_is_built():
         raise AttachError(f"{strategy.name!r} runs on the host ({why}), and this build of torch has no Gloo")
@@ -123,18 +124,18 @@ def _needs_host(
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> str:
-    """Why exchanges cannot run in stream order; "" where they can."""
+    """The reason why exchanges cannot run in stream order; "": they can."""
     backend = backend_on(group, device)
     if device.type == "cuda" and backend != "nccl":
         return f"{backend} is not NCCL"
     try:
         chosen = dict.fromkeys(choice(name, p, policy) for name, p in named.items())
     except ConfigError:
-        return "it fits no parameter"  # the session says so, and better
+        return "it fits no parameter"  # the session has a better error for that
     for each in chosen:
         if not each.on_device:
             return f"{type(_culprit(each)).__name__} needs values on the host"
-    topology = strategy.topology.without_servers()  # where there are servers, it is `Star` by now
+    topology = strategy.topology.without_servers()  # with servers, it is `Star` by now
     if not topology.on_device:
         return f"{type(topology).__name__} is on the host"
     return ""
@@ -149,7 +150,7 @@ def _culprit(compressor: Compressor) -> Compressor:
 def transport_for(
     placing: Placement, group: dist.ProcessGroup, timeout: timedelta, nodes: Sequence[Sequence[int]]
 ) -> TorchTransport | ByDevice:
-    """The transport of a level's exchanges, as they were placed."""
+    """The transport for the placement of a level's exchanges."""
     if placing.in_stream:
         emulated = backend_on(group, torch.device("cuda")) != "nccl"
         host = TorchTransport(group, timeout, nodes, "gloo")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class GradientLevel(Level):
-    """Gradients are averaged among the ranks, or by servers that do nothing else."""
+    """A level whose gradients are averaged among the ranks, or by servers that only average."""
 
     def _begin(self) -> None:
         spec, named = self._spec, self._spec.named
@@ -26,7 +26,7 @@ class GradientLevel(Level):
             from tacit.fsdp.gradients import reduced_together
 
             modules = reduced_together(spec.sharded, named)
-            # Of a module without rows here, peers have none either.
+            # If this rank has no row of a module, its peers have none either.
             buckets = [[*each] for each in modules if any(local(named[name]).numel() for name in each)]
         self._open(named, buckets, self._watch_used())
         self.session.connect(COMPARING)

@@ -1,4 +1,4 @@
-"""Which kind of level a strategy needs; of the others, nothing is imported."""
+"""The kind of level that a strategy needs; the modules of other kinds are not imported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tacit.strategy import Strategy
 
 
 def kind_of(strategy: Strategy) -> type[Level]:
-    """The kind of level that puts a strategy to work."""
+    """The class of level for a strategy."""
     if strategy.subject == "nothing":
         from tacit.levels.untouched import UntouchedLevel
 

@@ -1,4 +1,4 @@
-"""The level at which gradients leave layer by layer, in messages that are planned."""
+"""The level at which gradients are sent layer by layer, in planned messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tacit.timelines import PlannedMessage
 
 
 class LayerwiseLevel(GradientLevel):
-    """Gradients are averaged in messages of tacit's own; steps may be put off into the next forward pass."""
+    """A level whose gradients travel in planned messages; steps may be put off into the next forward pass."""
 
     _forward: ForwardSteps | None = None
 

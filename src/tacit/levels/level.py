@@ -1,4 +1,4 @@
-"""One level of a strategy at work on a model: what all kinds of levels have."""
+"""The base of all kinds of levels: one strategy at work on a model."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ if TYPE_CHECKING:
     from tacit.stores.pairs import PairTransport
 
 COMPARING = {WORLD: 1}
-"""How many collectives at once a comparison of all ranks' parameters takes, on each axis."""
+"""The number of collectives on each axis that a comparison of all ranks' parameters takes at once."""
 
 Cut = Callable[[list[str]], list[list[str]]]
-"""Cuts tensors, by their names, into buckets."""
+"""Cuts tensors into buckets of names."""
 
 
 class Level(ABC):
-    """One strategy at work. Base of the kinds, of which `kinds.kind_of` tells the one that a strategy needs.
+    """One strategy at work; the base of all kinds of levels (`kinds.kind_of` chooses one).
 
-    To make one is a collective call, as process groups are made.
+    Making one is a collective call, as process groups are made.
 
     Args:
-        spec: what was attached.
-        strategy: of this level.
+        spec: the arguments of attach.
+        strategy: the strategy of this level.
         rates: reads the parameters' learning rates.
-        nodes: the ranks of each, where the strategy goes by them.
-        share: how much this rank counts for in a mean; 1 on average over those who share it.
+        nodes: the ranks of each node, if the strategy depends on nodes.
+        share: the weight of this rank in a mean; 1 on average over the ranks of the mean.
         taken: the momentum that was taken from the optimizers.
 
     Attributes:
-        strategy: for this training.
+        strategy: adapted to this training.
         placing: where its exchanges run.
-        gradient: the hook in backward, where gradients are exchanged by one.
-        used: notes which parameters took part in backward, where not all may.
-        taken: the momentum, where gradients are exchanged.
-        progress: the hook after `optimizer.step`, where replicas move on their own.
-        before_step: to be called before `optimizer.step`, where a server takes the step.
-        put_off: to be called behind all other hooks before it, where steps are put off into the next forward.
-        planned: to be called behind a step that all levels have counted, where messages are planned.
+        gradient: the hook in backward; None: gradients are not exchanged.
+        used: notes which parameters had a gradient; None: all have one.
+        taken: the momentum, if gradients are exchanged.
+        progress: the hook after `optimizer.step`; None: replicas do not step alone.
+        before_step: is called before `optimizer.step`, if a server takes the step.
+        put_off: is called after all other hooks before it, if steps are put off into the next forward.
+        planned: is called after a step that all levels have counted, if messages are planned.
     """
 
     steps_alone: ClassVar[bool] = False
@@ -96,10 +96,10 @@ class Level(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Make the session, and what hooks it into torch."""
+        """Make the session, and its hooks in torch."""
 
     def _cut(self, tensors: Mapping[str, Tensor]) -> Cut:
-        """How tensors are cut into buckets; joins the servers, where some average."""
+        """The function that cuts tensors into buckets. Joins the servers, if some average."""
         strategy, spec = self.strategy, self._spec
         cap = most_bytes(strategy.topology, int(spec.model.bucket_bytes_cap))
         if strategy.server is None:
@@ -113,9 +113,9 @@ class Level(ABC):
         return joined.cut
 
     def _watch_used(self) -> Callable[[str], bool] | None:
-        """Note which parameters take part in backward, where not all may; tells whether one did not.
+        """A function that says whether a parameter had no gradient; None: every answer is applied.
 
-        Else what the hook answers is applied whatever they do: by DDP, and by FSDP2 always.
+        DDP applies all answers without `find_unused_parameters`, and FSDP2 always does.
         """
         if self._spec.sharded is not None or not self._spec.model.find_unused_parameters:
             return None
@@ -131,7 +131,7 @@ class Level(ABC):
         idle: Callable[[str], bool] | None = None,
         bucket_lr: Callable[[str], float] | None = None,
     ) -> None:
-        """Make the session; `tensors`: the parameters, and what travels with them."""
+        """Make the session; `tensors`: the parameters, and buffers that are exchanged with them."""
         spec, placing = self._spec, self.placing
         first = next(iter(spec.named.values()), None)
         with warm_up_for(first.device.type if placing.in_stream and first is not None else "cpu"):
@@ -157,27 +157,27 @@ class Level(ABC):
     # ---- while it is at work --------------------------------------------------------------------------
 
     def observe(self, loss: Tensor | float) -> None:
-        """The loss of this step, for rounds that go by it."""
+        """Note the loss of this step, for rounds that depend on it."""
 
     def after_step(self) -> None:
-        """To be called after every attempt of the optimizer."""
+        """Act after an attempt of the optimizer."""
         self.session.advance()
 
     def complete(self) -> None:
         """Take all steps that are put off until the next forward pass."""
 
     def acts_after(self, step: int) -> bool:
-        """Whether a round, or an answer, follows this step behind `optimizer.step`."""
+        """Whether a round, or applying an answer, follows `optimizer.step` in this step."""
         return False
 
     def act(self, step: int) -> None:
-        """Hold the round that follows this step."""
+        """Run the round after this step."""
 
     def note_writes(self) -> None:
-        """What is in the parameters now is known, whoever has written it."""
+        """Record the present parameters as known, whoever has written them."""
 
     def take_loaded(self) -> None:
-        """To be called before a step: what was loaded before the first one is where replicas begin."""
+        """Before a step: take parameters loaded before the first step as the replicas' start."""
 
     @property
     def has_moved(self) -> bool:
@@ -186,46 +186,46 @@ class Level(ABC):
 
     @property
     def steps_since_equal(self) -> int | None:
-        """How many steps the replicas have taken since they were equal; None where they are."""
+        """The number of steps since the replicas were equal; None: they are equal."""
         return None
 
     @property
     def begun(self) -> int:
-        """How many exchanges this rank has begun, in the order in which all do."""
+        """The number of exchanges that this rank has begun, in the order of all ranks."""
         return self.session.pending.begun
 
     def discard(self) -> None:
-        """Have all be as if the backward passes since the last step had not been."""
+        """Undo the backward passes since the last step."""
 
     def fetch(self) -> None:
-        """Go on from the parameters that others keep for this rank, if any do. A collective call."""
+        """Take the parameters that a server or store keeps for this rank, if one does. A collective call."""
 
     def reload(self) -> None:
-        """Go on behind a checkpoint that was loaded."""
+        """Go on after a checkpoint was loaded."""
         self.fetch()
 
     def count_by(self, step: Callable[[], int]) -> None:
-        """Have what changes an optimizer's state count steps by this."""
+        """Count steps by `step` in what changes the optimizers' state."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Make replicas equal by a round now, where they may differ, and see by their bits that they are."""
+        """Make replicas equal by a round now, if they may differ, and check that their bits are equal."""
 
     def consolidate(self) -> None:
-        """Average what has stayed local beside the parameters."""
+        """Average what has stayed local besides the parameters."""
 
     def measure_consensus(self) -> Consensus | None:
-        """How far the replicas are apart; None where that is not measured. A collective call."""
+        """The consensus distance of the replicas; None: it is not measured. A collective call."""
         return None
 
-    # ---- what it tells, and how it ends ---------------------------------------------------------------
+    # ---- metrics, and the end ---------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
         """See `Session.metrics`; with parameter servers, what was pushed and pulled too."""
         return self.session.metrics() | ({} if self._servers is None else self._servers.counts())
 
     def messages(self) -> list[PlannedMessage]:
-        """When planned messages were where, from the first call on; empty where there are none."""
+        """The times of planned messages, recorded from the first call on; empty if there are none."""
         return []
 
     def servers(self) -> list[dict[str, Any]]:
@@ -233,9 +233,9 @@ class Level(ABC):
         return [] if self._servers is None else self._servers.stats()
 
     def close(self, failed: bool = False) -> None:
-        """Wait for exchanges, or after a failure end them, and leave the process groups to other sessions."""
+        """Wait for exchanges, or end them after a failure, and free the process groups for other sessions."""
         if failed and self.session.config.in_stream:
-            self.transport.abort()  # else its stream may wait for a peer for ever
+            self.transport.abort()  # otherwise its stream may wait for a peer for ever
         self._let_go()
         self.session.close()
         if self.used is not None:
@@ -245,11 +245,11 @@ class Level(ABC):
         self.transport.close()
 
     def _let_go(self) -> None:
-        """Take away what hooks it into torch."""
+        """Remove its hooks in torch."""
 
 
 def parts_cut(parts: Sequence[list[str]], cut: Cut, parameters: Collection[str]) -> list[list[str]]:
-    """The buckets of each part, one part after the other; none holds both parameters and buffers."""
+    """The buckets of each part, one part after the other; no bucket has both parameters and buffers."""
     groups = (
         [name for name in part if (name in parameters) == ours] for part in parts for ours in (True, False)
     )

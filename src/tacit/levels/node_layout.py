@@ -1,4 +1,4 @@
-"""Which ranks share a node: told by the launcher, or by a DeviceMesh."""
+"""Which ranks share a node: known from the launcher, or from a DeviceMesh."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _log = logging.getLogger("tacit")
 _SHORTLY = 0.05
 """Seconds of a transfer."""
 VARIABLES = ("GROUP_RANK", "SLURM_NODEID", "NODE_RANK")
-"""Where torchrun, Slurm and Ray Train say which node a process is on."""
+"""The variables by which torchrun, Slurm and Ray Train say which node a process is on."""
 
 
 def read_nodes(group: dist.ProcessGroup, mesh: DeviceMesh | None) -> list[list[int]]:
     """The ranks of each node, counted within the group. A collective call.
 
     Raises:
-        AttachError: nobody says who shares a node, or nodes differ in size.
+        AttachError: nothing says which ranks share a node, or nodes differ in size.
     """
     laid_out = _by_mesh(group, mesh) if mesh is not None else []
     numbers = _everybodys(group, zlib.crc32(repr(laid_out).encode()) if laid_out else 0)
@@ -48,9 +48,9 @@ def read_nodes(group: dist.ProcessGroup, mesh: DeviceMesh | None) -> list[list[i
 
 
 def measured_links(group: dist.ProcessGroup, mesh: DeviceMesh | None) -> Links:
-    """Measure the links between nodes, shortly; each rank is a node where nobody says who shares one.
+    """Measure the links between nodes, shortly. A collective call.
 
-    A collective call.
+    If nothing says which ranks share a node, each rank counts as a node.
 
     Raises:
         ProbeError: a link carried nothing.
@@ -63,7 +63,7 @@ def measured_links(group: dist.ProcessGroup, mesh: DeviceMesh | None) -> Links:
 
 
 def warn_of_one(strategy: AnyStrategy, nodes: Sequence[Sequence[int]]) -> None:
-    """Say so where all ranks are on one node, and a strategy by nodes is what plain DDP is."""
+    """Log a warning if all ranks are on one node, where a strategy by nodes equals plain DDP."""
     near = strategy.levels[0]
     if len(nodes) != 1 or len(nodes[0]) == 1 or (near.subject, near.topology.scope) != ("gradient", NODE):
         return
@@ -90,7 +90,7 @@ def _by_mesh(group: dist.ProcessGroup, mesh: DeviceMesh) -> list[list[int]]:
 
 
 def _everybodys(group: dist.ProcessGroup, layout: int) -> list[int]:
-    """The node that each rank was told to be on, -1 where it was not; all must mean the same mesh."""
+    """The node of each rank, -1 if it does not know; all ranks must have the same mesh."""
     said = next((os.environ[name] for name in VARIABLES if name in os.environ), "-1")
     mine = torch.tensor([int(said), layout])
     all_ = gathered(mine, group)
@@ -107,7 +107,7 @@ def _by_launcher(numbers: list[int], ranks: list[int]) -> list[list[int]]:
     if -1 in numbers:
         silent = ranks[numbers.index(-1)]
         raise AttachError(
-            f"rank {silent} cannot tell its node, as neither {' nor '.join(VARIABLES)} is set: "
+            f"rank {silent} does not know its node, as neither {' nor '.join(VARIABLES)} is set: "
             "start with torchrun, srun or Ray Train, or give attach(..., mesh="
             'init_device_mesh("cpu", (nodes, ranks), mesh_dim_names=("net", "node")))'
         )

@@ -1,4 +1,4 @@
-"""The level whose replicas average in pairs, each from a store of its own."""
+"""The level whose replicas average in pairs, each by a store of its parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tacit.transports.torch import TorchTransport
 
 
 class PairLevel(WorkerLevel):
-    """Replicas average in pairs, at times of their own."""
+    """A level whose replicas average in pairs, without waiting for others."""
 
     transport: PairTransport
 
@@ -26,7 +26,7 @@ class PairLevel(WorkerLevel):
         assert isinstance(topology, PairTopology)
         assert isinstance(self.peers, TorchTransport)
         self.transport = joined_pairs(self.peers, topology, spec.seed, spec.time_limit)
-        # One bucket's answer comes back while the next one leaves.
+        # One bucket's answer arrives while the next one is sent.
         most = most_bytes(topology, int(spec.model.bucket_bytes_cap))
         cap = message_cap(self.strategy, tensors, 1, 1, most)
         return lambda names: group_names(names, tensors, cap)

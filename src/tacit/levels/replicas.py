@@ -1,4 +1,4 @@
-"""The level at which replicas are averaged that have taken steps of their own."""
+"""The level that averages replicas which have stepped alone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tacit.replicas.rounds_after_step import OptimizerHook
 
 
 class ReplicaLevel(DeltaLevel):
-    """Replicas average their deltas, and wait for each other; servers may do the averaging.
+    """A level whose replicas average their deltas, and wait for each other; servers may do the averaging.
 
     Attributes:
-        moments: what the optimizers keep.
+        moments: the optimizers' state.
     """
 
     def _begin(self) -> None:

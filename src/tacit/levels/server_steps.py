@@ -15,7 +15,7 @@ from tacit.stores.client.step_hook import OptimizerGroups, ServerStepHook
 
 
 class SteppedLevel(Level):
-    """Gradients are pushed in place of `optimizer.step`, and parameters come back."""
+    """A level that pushes gradients in place of `optimizer.step`, and pulls parameters."""
 
     steps_alone: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""What a session is attached with: what the user gave, and the strategy."""
+"""The arguments of `attach` and the strategy, as one value."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from tacit.transports.process_groups import ranks_of
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AttachSpec:
-    """What the user gave `attach` or `CommState`, and the strategy; see `attach` for what each is.
+    """The arguments of `attach` or `CommState`, and the strategy; see `attach` for each.
 
-    `fitted` checks it, and adapts it to the strategy; `dataclasses.replace` gives one with another strategy.
+    `fitted` checks it, and adapts the strategy to the model; `dataclasses.replace` makes one with another
+    strategy.
 
     Attributes:
-        scaler: fitted, None too where the given one does not scale.
-        chosen_by: where the strategy was chosen, by what; "" where the user named it.
+        scaler: once fitted, None also if the user's scaler is disabled.
+        chosen_by: what chose the strategy; "": the user.
     """
 
     model: TrainedModel
@@ -59,18 +60,18 @@ class AttachSpec:
 
     @property
     def schedule_state(self) -> ScheduleState:
-        """`steps_per_epoch` and `epochs`, where they were given."""
+        """The values of `steps_per_epoch` and `epochs`, if the user gave them."""
         given = {"steps_per_epoch": self.steps_per_epoch, "epochs": self.epochs}
         return {name: float(value) for name, value in given.items() if value is not None}
 
     @property
     def ddp(self) -> DistributedDataParallel | None:
-        """The model, where it is DDP's."""
+        """The model, if it is a DistributedDataParallel."""
         return self.model if isinstance(self.model, DistributedDataParallel) else None
 
     @property
     def sharded(self) -> ShardedModel | None:
-        """The model, where it is FSDP2's."""
+        """The model, if FSDP2 shards it."""
         return self.model if isinstance(self.model, ShardedModel) else None
 
     @property
@@ -80,12 +81,12 @@ class AttachSpec:
 
     @property
     def ranks(self) -> list[int]:
-        """All ranks that train the model: those that have other shards than this one, too."""
+        """All ranks that train the model, including those with other shards."""
         return ranks_of(self.group) if self.sharded is None else self.sharded.ranks
 
     @property
     def time_limit(self) -> timedelta:
-        """After which a peer that does not answer is an error: the given one, or the group's own."""
+        """The time after which a silent peer is an error: the user's, or the process group's."""
         return self.timeout or timeout_of(self.group)
 
     @property
@@ -95,17 +96,17 @@ class AttachSpec:
 
     @property
     def periodic(self) -> bool:
-        """Whether replicas take steps of their own between rounds."""
+        """Whether replicas step alone between rounds."""
         return is_periodic(self.strategy)
 
     @property
     def period(self) -> int:
-        """After how many steps the rounds repeat."""
+        """The number of steps after which the rounds repeat."""
         return max(level.rounds.sync_every or 1 for level in self.strategy.levels)
 
     @property
     def replicated_in_node(self) -> bool:
-        """Whether the nearest level gives a node's ranks the same gradients, in every step that counts."""
+        """Whether the nearest level gives a node's ranks equal gradients in every step."""
         near = self.strategy.levels[0]
         unweighted = self.weight is None and self.scaler is None
         return unweighted and near.topology.scope == NODE and near.rounds.every_step
@@ -122,5 +123,5 @@ class AttachSpec:
 
 
 def is_periodic(strategy: AnyStrategy) -> bool:
-    """Whether replicas take steps of their own between rounds."""
+    """Whether replicas step alone between rounds."""
     return any(level.subject == "delta" for level in strategy.levels)

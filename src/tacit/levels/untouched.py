@@ -1,4 +1,4 @@
-"""The level that leaves DDP as it is."""
+"""The level for `ddp`, which does not change DDP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tacit.replicas.equal_parameters import EqualParameters
 
 
 class UntouchedLevel(Level):
-    """Nothing is exchanged but by DDP itself; steps are counted, and ranks compare their parameters."""
+    """A level where only DDP exchanges; steps are counted, and ranks compare their parameters."""
 
     def _begin(self) -> None:
         self._open(self._spec.named, [])

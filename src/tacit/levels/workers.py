@@ -1,4 +1,4 @@
-"""The levels whose parameters are kept elsewhere: by servers, or by a store of each rank's own."""
+"""The base of levels whose parameters are kept by servers, or by a store in each rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tacit.stores.client.placement import wait_for_all
 
 
 class WorkerLevel(DeltaLevel):
-    """Each worker takes its own steps and exchanges with servers, buffers too; none waits for another."""
+    """A level whose workers step alone and exchange with servers, buffers too, without waiting for others."""
 
     def _begin(self) -> None:
         module, named = self._spec.model.module, self._spec.named
@@ -27,7 +27,7 @@ class WorkerLevel(DeltaLevel):
         self.fetch()
 
     def _kept(self) -> Callable[[str, Tensor], Tensor]:
-        """Offers what keeps the parameters this rank's values of a bucket; returns its own."""
+        """A function that sends this rank's values of a bucket to the server or store, and returns its."""
         servers, star = self._servers, self.strategy.server
         assert servers is not None
         assert star is not None
