@@ -54,8 +54,8 @@ def test_what_does_not_compile_runs_in_plain_torch(monkeypatch: pytest.MonkeyPat
     new_residual, expected = torch.empty(1000), x + residual
     codes, units = torch.empty(1000, dtype=torch.uint8), torch.empty(2)
     assert "plain torch" not in dispatch.find_backend("cuda").description
-    with pytest.warns(RuntimeWarning, match="int8.encode runs in plain torch.*encode_kernel.*no such thing"):
-        int8.encode_int8_with_residual(x, residual, new_residual, codes, units)
+    with pytest.warns(RuntimeWarning, match="encode_int8 runs in plain torch.*encode_kernel.*no such thing"):
+        int8.encode_int8(x, codes, units, residual, new_residual)
     written = [each.clone() for each in (codes, units)]
     int8_reference.encode_int8(expected, codes, units)
     assert torch.equal(written[0], codes)
@@ -65,7 +65,7 @@ def test_what_does_not_compile_runs_in_plain_torch(monkeypatch: pytest.MonkeyPat
         int8.encode_int8(x, codes, units)
     words = dispatch.find_backend("cuda").description
     assert words.startswith("triton ")
-    assert "int8.encode in plain torch (encode_kernel: RuntimeError: at 4:1: no such thing" in words
+    assert "int8.encode_int8 in plain torch (encode_kernel: RuntimeError: at 4:1: no such thing" in words
 
 
 def largest(x: torch.Tensor) -> None:

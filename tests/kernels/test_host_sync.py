@@ -203,7 +203,7 @@ def test_signs(two: bool, numel: int, dtype: torch.dtype) -> None:
         same(lambda b, h: signs.encode_signs(x, b, h, None), bits, highs)
         same(lambda b, h, m: signs.encode_sign(x, b, h, m), bits, highs, one)
         same(
-            lambda b, h, m, o: signs.encode_sign_with_residual(x, residual, o, b, h, m),
+            lambda b, h, m, o: signs.encode_sign(x, b, h, m, residual, o),
             bits,
             highs,
             one,
@@ -211,8 +211,8 @@ def test_signs(two: bool, numel: int, dtype: torch.dtype) -> None:
         )
     for subtract in (False, True):
         same(
-            lambda b, h, low, o, subtract=subtract: signs.encode_signs_with_residual(
-                x, residual, o, b, h, low if two else None, subtract, keep_zeros=subtract
+            lambda b, h, low, o, subtract=subtract: signs.encode_signs(
+                x, b, h, low if two else None, subtract, residual, o, subtract
             ),
             bits, highs, lows, new_residual,
         )  # fmt: skip
@@ -240,12 +240,12 @@ def test_int8_and_exponents(numel: int, dtype: torch.dtype) -> None:
     x, residual = numbers(numel, dtype), numbers(numel, dtype, seed=1)
     codes, units, new_residual = rubbish(numel), torch.zeros(block_count(numel)), torch.zeros_like(x)
     same(lambda c, u: int8.encode_int8(x, c, u), codes, units)
-    same(lambda c, u, o: int8.encode_int8_with_residual(x, residual, o, c, u), codes, units, new_residual)
+    same(lambda c, u, o: int8.encode_int8(x, c, u, residual, o), codes, units, new_residual)
     int8.encode_int8(x, codes, units)
     same(lambda o: int8.add_int8_([(codes, units)] * 2, 1 / 3, o, fresh=False), residual)
     packed, scales = rubbish(blocks_bytes(numel, 3)), torch.zeros(block_count(numel), dtype=torch.bfloat16)
     same(
-        lambda c, u, o: blockwise.encode_blocks_with_residual(x, residual, o, 3, c, u),
+        lambda c, u, o: blockwise.encode_blocks(x, 3, c, u, residual, o),
         *(packed, scales, new_residual),
     )
     blockwise.encode_blocks(x, 3, packed, scales)

@@ -67,12 +67,12 @@ def test_what_both_have_and_what_arrived(one: dict[int, float], other: dict[int,
             a.positions, b.positions, torch.empty_like(a.positions), torch.empty_like(a.positions)
         ),
         common_positions(again := a.positions.clone(), b.positions, again, torch.empty_like(a.positions)),
-        reference.common_positions(a.positions, b.positions),
+        reference.common_positions(a.positions, b.positions, a.positions, b.positions),
     ):
         assert (at.tolist(), where.tolist()) == (both, places)
     for way in (
         lambda residual: keep_arrived(a, b.positions, buffer(len(one)), residual),
-        lambda residual: reference.keep_arrived(a, b.positions, residual),
+        lambda residual: reference.keep_arrived(a, b.positions, buffer(0), residual),
     ):
         residual = torch.full((NUMEL,), 9.0)
         mine = way(residual)

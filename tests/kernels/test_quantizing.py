@@ -160,8 +160,8 @@ def test_signs(kind: str, numel: int, two: bool, subtract: bool, keep: bool) -> 
 
     if kind != "huge":  # a sum of two could overflow
         same(
-            lambda b, h, w, new_residual: signs.encode_signs_with_residual(
-                x, residual, new_residual, b, h, lows(w), subtract, keep
+            lambda b, h, w, new_residual: signs.encode_signs(
+                x, b, h, lows(w), keep, residual, new_residual, subtract
             ),
             slowly,
             lambda: [*buffers(), torch.full((numel,), math.nan)],
@@ -193,8 +193,8 @@ def test_one_magnitude_for_all(kind: str, numel: int) -> None:
 
     if kind != "huge":
         same(
-            lambda b, m, magnitude, new_residual: signs.encode_sign_with_residual(
-                x, residual, new_residual, b, m, magnitude
+            lambda b, m, magnitude, new_residual: signs.encode_sign(
+                x, b, m, magnitude, residual, new_residual
             ),
             slowly_with_residual,
             lambda: [*buffers(), torch.full((numel,), math.nan)],
@@ -235,7 +235,7 @@ def test_int8(kind: str, numel: int) -> None:
 
     if kind != "huge":
         same(
-            lambda c, u, new_residual: int8.encode_int8_with_residual(x, residual, new_residual, c, u),
+            lambda c, u, new_residual: int8.encode_int8(x, c, u, residual, new_residual),
             slowly,
             lambda: [*buffers(), torch.full((numel,), math.nan)],
         )
@@ -274,7 +274,7 @@ def test_blocks(kind: str, numel: int, bits: int) -> None:
 
     if kind != "huge":
         same(
-            lambda c, u, after: blockwise.encode_blocks_with_residual(x, residual, after, bits, c, u),
+            lambda c, u, after: blockwise.encode_blocks(x, bits, c, u, residual, after),
             slowly,
             lambda: [*buffers(), torch.full((numel,), math.nan)],
         )
@@ -371,7 +371,7 @@ def test_large_tensors_that_begin_anywhere(first: int) -> None:
         int8_reference.add_int8_([(codes, units)], -1.0, new_residual, fresh=False)
 
     same(
-        lambda new_residual: int8.encode_int8_with_residual(x, residual, new_residual, codes, units),
+        lambda new_residual: int8.encode_int8(x, codes, units, residual, new_residual),
         slowly,
         lambda: [torch.full((LARGE + first,), math.nan)[first:]],
     )

@@ -193,8 +193,7 @@ def plain_reaching(
     new_residual: Tensor | None = None,
 ) -> Selection | None:
     """The reference, as `select_reaching` returns it."""
-    count = reference.select_reaching(x, threshold, *buffer, residual, new_residual)
-    return None if count < 0 else Selection(buffer.positions[:count], buffer.values[:count])
+    return reference.select_reaching(x, threshold, buffer, residual, new_residual)
 
 
 def full_buffer(x: Tensor) -> EntryBuffer:
@@ -251,14 +250,14 @@ def test_the_nth_largest_is_that_of_a_sort(numel: int, seed: int, scale: float) 
 @pytest.mark.parametrize("equal", [0, 1, 3])
 def test_the_exact_choice_equals_its_reference(equal: int) -> None:
     pytest.importorskip("numba")
-    from tacit.kernels.numba.select import keep_largest
+    from tacit.kernels.numba.select import keep_above
 
     values = torch.tensor([1.0, -2.0, 2.0, 5.0, -2.0, 0.0, 1.5])
     index = torch.arange(0, 14, 2, dtype=torch.int32)
     new_residual, other = torch.zeros(14), torch.zeros(14)
     here, there = Selection(index.clone(), values.clone()), Selection(index.clone(), values.clone())
-    kept = keep_largest(here.positions.numpy(), here.values.numpy(), 2.0, equal, new_residual.numpy())
-    reference.keep_largest(there, 2.0, equal, other)
+    kept = keep_above(here.positions.numpy(), here.values.numpy(), 2.0, equal, new_residual.numpy())
+    reference.keep_above(there, 2.0, equal, other)
     assert kept == 1 + equal
     assert torch.equal(here.positions[:kept], there.positions[:kept])
     assert torch.equal(here.values[:kept], there.values[:kept])

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +14,9 @@ import pytest
 import torch
 
 from tacit.environment import KERNELS
+from tacit.kernels.layout import position_bytes
 from tacit.kernels.levels import BY_NORM
+from tacit.kernels.sparse import EntryBuffer
 
 pytest.importorskip("triton", reason="triton is not installed: pip install -e '.[cuda]'")
 
@@ -173,45 +176,48 @@ def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     many, few = torch.ones(2, 512), torch.ones(2, 1)
     units = torch.ones(8, dtype=torch.bfloat16)
     codes, index = torch.zeros(1024, dtype=torch.uint8), torch.zeros(1024, dtype=torch.int32)
+    room = EntryBuffer(index, x)
     return {
-        "signs": lambda: signs.encode(x, x, x, codes, means, means, subtract=True),
-        "signs and zeros": lambda: signs.encode(x, x, x, codes, means, None, subtract=True, keep_zeros=True),
-        "sign": lambda: signs.encode_one(x, x, x, codes, means, means),
-        "add signs": lambda: signs.add([(codes, means, means)], 0.5, x, fresh=False),
-        "sign of one": lambda: signs.encode_one(x[:1], x[:1], x[:1], codes, means[:1], means),
+        "signs": lambda: signs.encode_signs(x, codes, means, means, False, x, x),
+        "signs and zeros": lambda: signs.encode_signs(x, codes, means, None, True, x, x),
+        "sign": lambda: signs.encode_sign(x, codes, means, means, x, x),
+        "add signs": lambda: signs.add_signs_([(codes, means, means)], 0.5, x, fresh=False),
+        "sign of one": lambda: signs.encode_sign(x[:1], codes, means[:1], means, x[:1], x[:1]),
         "all of one": lambda: [
-            signs.encode(x[:513], x, x, codes, means, means, subtract=True),
-            signs.add([(codes, means, means)], 0.5, x[:513], fresh=False),
-            int8.encode(x[:513], x, x, codes, means),
-            int8.add([(codes, means)], 0.5, x[:513], fresh=False),
-            blockwise.encode(x[:513], x, x, 3, codes, units),
-            blockwise.add([(codes, units)], 3, 0.5, x[:513], fresh=False),
-            exponents.encode(x[:513], 7, codes, codes),
-            exponents.add([(codes, codes)], 0.5, x[:513], fresh=False),
+            signs.encode_signs(x[:513], codes, means, means, False, x, x),
+            signs.add_signs_([(codes, means, means)], 0.5, x[:513], fresh=False),
+            int8.encode_int8(x[:513], codes, means, x, x),
+            int8.add_int8_([(codes, means)], 0.5, x[:513], fresh=False),
+            blockwise.encode_blocks(x[:513], 3, codes, units, x, x),
+            blockwise.add_blocks_([(codes, units)], 3, 0.5, x[:513], fresh=False),
+            exponents.encode_exponents(x[:513], 7, codes, codes),
+            exponents.add_exponents_([(codes, codes)], 0.5, x[:513], fresh=False),
             levels.quantize(x[:513], 4, 512, 2.5, 7, codes, means),
-            levels.add([(codes, means)], 4, 512, 0.5, x[:513], fresh=False),
-            select.select_largest(x[:1], 1, index, x, x, x),
-            select.select_in_chunks(x[:1], 1, 1, index, x, x, x),
+            levels.add_levels_([(codes, means)], 4, 512, 0.5, x[:513], fresh=False),
+            select.select_largest(x[:1], 1, room, x, x),
+            select.select_in_chunks(x[:1], 1, 1, room, x, x),
         ],
         "QSGD": lambda: levels.quantize(x, 4, 512, BY_NORM, 7, codes, means),
         "5 bits": lambda: levels.quantize(x, 5, 512, 2.5, 7, codes, means),
-        "add levels": lambda: levels.add([(codes, means)], 3, 512, 0.5, x, fresh=False),
-        "int8": lambda: int8.encode(x, x, x, codes, means),
-        "add int8": lambda: int8.add([(codes, means)], 0.5, x, fresh=False),
-        "blocks of 3 bits": lambda: blockwise.encode(x, x, x, 3, codes, units),
-        "blocks of 2 bits": lambda: blockwise.encode(x, None, None, 2, codes, units),
-        "add blocks of 3 bits": lambda: blockwise.add([(codes, units)], 3, 0.5, x, fresh=False),
-        "add blocks of 2 bits": lambda: blockwise.add([(codes, units)], 2, 0.5, x, fresh=False),
-        "add fp8": lambda: fp8.add([(codes, means[:1])], torch.float8_e4m3fn, 0.5, x, fresh=False),
-        "add fp8 of 2 bits": lambda: fp8.add([(codes, means[:1])], torch.float8_e5m2, 0.5, x, fresh=False),
-        "scatter": lambda: positions.scatter(index, x, 0.5, x),
-        "MP2": lambda: mp2_network.predict(x, many, many, many, 8, 5.0, x[:512]),
-        "MP2 in a row": lambda: mp2_network.predict(x, few, few, many, 4, 5.0, x[:512]),
-        "exponents": lambda: exponents.encode(x, 7, codes, codes),
-        "add exponents": lambda: exponents.add([(codes, codes)], 0.5, x, fresh=False),
-        "select": lambda: select.select_largest(x, 10, index, x, x, x),
-        "select without memory": lambda: select.select_largest(x, 10, index, x, None, None),
-        "select in chunks": lambda: select.select_in_chunks(x, 3, 1000, index, x, x, x),
+        "add levels": lambda: levels.add_levels_([(codes, means)], 3, 512, 0.5, x, fresh=False),
+        "int8": lambda: int8.encode_int8(x, codes, means, x, x),
+        "add int8": lambda: int8.add_int8_([(codes, means)], 0.5, x, fresh=False),
+        "blocks of 3 bits": lambda: blockwise.encode_blocks(x, 3, codes, units, x, x),
+        "blocks of 2 bits": lambda: blockwise.encode_blocks(x, 2, codes, units),
+        "add blocks of 3 bits": lambda: blockwise.add_blocks_([(codes, units)], 3, 0.5, x, fresh=False),
+        "add blocks of 2 bits": lambda: blockwise.add_blocks_([(codes, units)], 2, 0.5, x, fresh=False),
+        "add fp8": lambda: fp8.add_fp8_([(codes, means[:1])], torch.float8_e4m3fn, 0.5, x, fresh=False),
+        "add fp8 of 2 bits": lambda: fp8.add_fp8_(
+            [(codes, means[:1])], torch.float8_e5m2, 0.5, x, fresh=False
+        ),
+        "scatter": lambda: positions.scatter(index, x, x, 0.5),
+        "MP2": lambda: mp2_network.predict_changes(x, many, many, many, 8, 5.0, x[:512]),
+        "MP2 in a row": lambda: mp2_network.predict_changes(x, few, few, many, 4, 5.0, x[:512]),
+        "exponents": lambda: exponents.encode_exponents(x, 7, codes, codes),
+        "add exponents": lambda: exponents.add_exponents_([(codes, codes)], 0.5, x, fresh=False),
+        "select": lambda: select.select_largest(x, 10, room, x, x),
+        "select without memory": lambda: select.select_largest(x, 10, room),
+        "select in chunks": lambda: select.select_in_chunks(x, 3, 1000, room, x, x),
     }
 
 
@@ -222,31 +228,33 @@ def calls_of_fp32() -> dict[str, Callable[[], object]]:
     matrices = ((0, 16, 32), (512, 32, 16))
     x, many = torch.ones(1024), torch.ones(512 * 1025)
     codes, index = torch.zeros(70_000, dtype=torch.uint8), torch.zeros(1024, dtype=torch.int32)
+    room, few = EntryBuffer(index, x), (3_000_000, 300)
+    size = position_bytes(*few)  # in low parts of two bytes
     return {
-        "times Q": lambda: products.times_q(x, x, x, matrices, 4),
-        "times Q of rank 1": lambda: products.times_q(x, x, x, matrices, 1),
-        "times P": lambda: products.times_p(x, x, x, matrices, 4),
-        "P Q'": lambda: products.expand(x, x, x, matrices, 4, subtract=False),
-        "less P Q'": lambda: products.expand(x, x, x, matrices, 4, subtract=True),
-        "sign of many": lambda: signs.encode_one(many, None, None, codes, torch.ones(1025), x),
-        "select reaching": lambda: select.select_reaching(x, 0.5, index, x, x, x),
-        "bitmap": lambda: positions.pack(index, 1024, 0, codes),
-        "pack": lambda: positions.pack(index, 1024, 2, codes),
-        "unpack": lambda: positions.unpack([codes], 1024, 2, index[None]),
-        "unpack a bitmap": lambda: positions.unpack([*codes.view(4, -1)], 1024, 0, index.repeat(4, 1)),
-        "clear": lambda: positions.clear(index, x),
-        "clear bf16": lambda: positions.clear(index, x.bfloat16()),
+        "times Q": lambda: products.times_q_(x, x, x, matrices, 4),
+        "times Q of rank 1": lambda: products.times_q_(x, x, x, matrices, 1),
+        "times P": lambda: products.times_p_(x, x, x, matrices, 4),
+        "P Q'": lambda: products.expand_(x, x, x, matrices, 4, subtract=False),
+        "less P Q'": lambda: products.expand_(x, x, x, matrices, 4, subtract=True),
+        "sign of many": lambda: signs.encode_sign(many, codes, torch.ones(1025), x),
+        "select reaching": lambda: select.select_reaching(x, 0.5, room, x, x),
+        "bitmap": lambda: positions.pack_positions(index, 1024, 1024, codes[:128]),
+        "pack": lambda: positions.pack_positions(index[:300], *few, codes[:size]),
+        "unpack": lambda: positions.unpack_all([codes[:size]], *few),
+        "unpack a bitmap": lambda: positions.unpack_all([*codes[:512].view(4, -1)], 1024, 1024),
+        "clear": lambda: positions.clear_(index, x),
+        "clear bf16": lambda: positions.clear_(index, x.bfloat16()),
         "places of one": lambda: [
-            positions.pack(index[:1], 1, 0, codes[:1]),
-            positions.unpack([codes[:1]], 1, 0, index[None, :1]),
-            positions.scatter(index[:1], x[:1], 0.5, x[:1]),
-            positions.clear(index[:1], x[:1]),
-            orthogonal.scale(x[:1], (1,), 1),
-            orthogonal.orthogonalize(x[:1], (1,), 1),
-            select.select_reaching(x[:1], 0.5, index, x, x, x),
+            positions.pack_positions(index[:1], 1, 1, codes[:1]),
+            positions.unpack_all([codes[:1]], 1, 1),
+            positions.scatter(index[:1], x[:1], x[:1], 0.5),
+            positions.clear_(index[:1], x[:1]),
+            orthogonal.scale_(x[:1], (1,), 1),
+            orthogonal.orthogonalize_(x[:1], (1,), 1),
+            select.select_reaching(x[:1], 0.5, room, x, x),
         ],
-        "scale": lambda: orthogonal.scale(x, (100, 156), 4),
-        "orthogonalize": lambda: orthogonal.orthogonalize(x, (100, 156), 4),
+        "scale": lambda: orthogonal.scale_(x, (100, 156), 4),
+        "orthogonalize": lambda: orthogonal.orthogonalize_(x, (100, 156), 4),
     }
 
 
@@ -284,7 +292,8 @@ def test_levels_of_blocks_are_not_told_apart_by_numbers_of_16_bits(
     units, codes = torch.ones(8, dtype=torch.bfloat16), torch.zeros(1024, dtype=torch.uint8)
     for numel in (1, 7, 519):
         payloads, out = [(codes, units)], torch.ones(numel)
-        for ptx in compiled(monkeypatch, lambda: blockwise.add(payloads, bits, 0.5, out, fresh=False)):  # noqa: B023
+        add = partial(blockwise.add_blocks_, payloads, bits, 0.5, out, fresh=False)
+        for ptx in compiled(monkeypatch, add):
             assert NARROW.findall(ptx) == []
 
 

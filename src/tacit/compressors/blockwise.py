@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.contracts import AddingCodec, Compressor, Context, Payload
-from tacit.kernels.blockwise import add_blocks_, check_blocks, encode_blocks, encode_blocks_with_residual
+from tacit.kernels.blockwise import add_blocks_, encode_blocks
 from tacit.kernels.layout import block_count, blocks_bytes
+from tacit.kernels.payloads import expect_parts
 
 VECTOR_BITS = 8
 """Of the levels of biases and norms: so few entries are cheap, and their blocks hold several parameters."""
@@ -63,7 +64,7 @@ class Blockwise(AddingCodec):
     ) -> Payload:
         """Encode and update the residual in one pass."""
         codes, units = self._buffers(x, ctx)
-        encode_blocks_with_residual(x, residual, new_residual, self.bits, codes, units)
+        encode_blocks(x, self.bits, codes, units, residual, new_residual)
         return codes, units
 
     def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
@@ -72,7 +73,9 @@ class Blockwise(AddingCodec):
 
     def check(self, payload: Payload, out: Tensor) -> None:
         """Expects levels, and units."""
-        check_blocks(payload, self.bits, out.numel())
+        numel = out.numel()
+        levels = ("levels", blocks_bytes(numel, self.bits), torch.uint8)
+        expect_parts(payload, numel, levels, ("units", block_count(numel), torch.bfloat16))
 
     def add_(self, payloads: Sequence[Payload], weight: float, out: Tensor, fresh: bool) -> None:
         add_blocks_(payloads, self.bits, weight, out, fresh)

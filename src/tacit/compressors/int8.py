@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import AddingCodec, Context, Payload
-from tacit.kernels.int8 import add_int8_, check_int8, encode_int8, encode_int8_with_residual
+from tacit.kernels.int8 import add_int8_, encode_int8
 from tacit.kernels.layout import block_count
+from tacit.kernels.payloads import expect_parts
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Int8(AddingCodec):
     ) -> Payload:
         """Encode and update the residual in one pass."""
         codes, units = self._buffers(x, ctx)
-        encode_int8_with_residual(x, residual, new_residual, codes, units)
+        encode_int8(x, codes, units, residual, new_residual)
         return codes, units
 
     def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
@@ -48,7 +49,9 @@ class Int8(AddingCodec):
         return codes, ctx.scratch("units", x, (block_count(x.numel()),), torch.float32)
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        check_int8(payload, out.numel())
+        numel = out.numel()
+        units = ("units", block_count(numel), torch.float32)
+        expect_parts(payload, numel, ("levels", numel, torch.uint8), units)
 
     def add_(self, payloads: Sequence[Payload], weight: float, out: Tensor, fresh: bool) -> None:
         add_int8_(payloads, weight, out, fresh)

@@ -12,7 +12,8 @@ from torch import Tensor
 from tacit.contracts import AddingCodec, Context, Payload
 from tacit.errors import ConfigError
 from tacit.kernels.layout import bucket_count, code_bytes
-from tacit.kernels.levels import add_levels_, check_levels, quantize
+from tacit.kernels.levels import add_levels_, quantize
+from tacit.kernels.payloads import expect_parts
 
 
 def check_bucket(bucket: int) -> None:
@@ -52,7 +53,9 @@ class StochasticLevels(AddingCodec):
         return codes, units
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        check_levels(payload, self.width, self.bucket, out.numel())
+        numel = out.numel()
+        levels = ("levels", code_bytes(numel, self.width), torch.uint8)
+        expect_parts(payload, numel, levels, ("units", bucket_count(numel, self.bucket), torch.float32))
 
     def add_(self, payloads: Sequence[Payload], weight: float, out: Tensor, fresh: bool) -> None:
         add_levels_(payloads, self.width, self.bucket, weight, out, fresh)

@@ -75,12 +75,12 @@ class MajoritySign(AddingCodec):
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
         """Add up the votes, and keep the sign of the sum."""
+        for payload in payloads:
+            self.check(payload, out)
         self.add_(payloads, 1.0, out, fresh=True)
         out.sign_()
 
     def add_(self, payloads: Sequence[Payload], weight: float, out: Tensor, fresh: bool) -> None:
-        for payload in payloads:
-            self.check(payload, out)
         add_signs_([_vote(payload) for payload in payloads], weight, out, fresh)
         for _, abstains in payloads:
             if not out.is_meta:

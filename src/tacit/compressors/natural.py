@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import AddingCodec, Context, Payload
-from tacit.kernels.exponents import add_exponents_, check_exponents, encode_exponents
+from tacit.kernels.exponents import add_exponents_, encode_exponents
+from tacit.kernels.payloads import expect_parts
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class Natural(AddingCodec):
         return exponents, bits
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        check_exponents(payload, out.numel())
+        numel = out.numel()
+        signs = ("signs", -(-numel // 8), torch.uint8)
+        expect_parts(payload, numel, ("exponents", numel, torch.uint8), signs)
 
     def may_overflow(self, payload: Payload) -> bool:
         """Whether the largest exponent shows that entries may be infinite."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from tacit.compressors.sign import Signed
 from tacit.contracts import Context, Payload
 from tacit.kernels.layout import block_count
-from tacit.kernels.signs import encode_signs, encode_signs_with_residual
+from tacit.kernels.signs import encode_signs
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,7 @@ class OneBit(Signed):
     ) -> Payload:
         """Encode and update the residual in one pass."""
         bits, highs, lows = self._buffers(x, ctx)
-        encode_signs_with_residual(
-            x, residual, new_residual, bits, highs, lows, subtract=True, keep_zeros=True
-        )
+        encode_signs(x, bits, highs, lows, True, residual, new_residual)
         return bits, highs, lows
 
     def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:

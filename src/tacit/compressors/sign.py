@@ -14,13 +14,7 @@ from tacit.contracts import AddingCodec, Context, Payload
 from tacit.errors import ConfigError
 from tacit.kernels.layout import BLOCK, block_count
 from tacit.kernels.payloads import SignPayload, expect_parts
-from tacit.kernels.signs import (
-    add_signs_,
-    encode_sign,
-    encode_sign_with_residual,
-    encode_signs,
-    encode_signs_with_residual,
-)
+from tacit.kernels.signs import add_signs_, encode_sign, encode_signs
 
 
 class Signed(AddingCodec):
@@ -39,8 +33,6 @@ class Signed(AddingCodec):
 
     def add_(self, payloads: Sequence[Payload], weight: float, out: Tensor, fresh: bool) -> None:
         """Each entry becomes one of the two values of its block."""
-        for payload in payloads:
-            self.check(payload, out)
         add_signs_([_values(payload) for payload in payloads], weight, out, fresh)
 
 
@@ -97,11 +89,9 @@ class Sign(Signed):
         """One pass by blocks. One magnitude for all is known only after it; then a second pass subtracts."""
         bits, means, magnitude = self._buffers(x, ctx)
         if self.block:
-            encode_signs_with_residual(
-                x, residual, new_residual, bits, means, None, subtract=True, keep_zeros=True
-            )
+            encode_signs(x, bits, means, None, True, residual, new_residual)
             return bits, means
-        encode_sign_with_residual(x, residual, new_residual, bits, means, magnitude)
+        encode_sign(x, bits, means, magnitude, residual, new_residual)
         return bits, magnitude
 
     def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:

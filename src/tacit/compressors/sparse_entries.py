@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
-from tacit.kernels.dispatch import on_host
 from tacit.kernels.layout import position_bytes
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.positions import (
@@ -20,7 +19,6 @@ from tacit.kernels.positions import (
     scatter_add_,
     scatter_all_,
     unpack_all,
-    unpack_positions,
 )
 from tacit.kernels.sparse import EntryBuffer, Selection, buffer_size
 from tacit.kernels.thread_scratch import thread_scratch
@@ -102,9 +100,10 @@ class Entries(OneShot):
         """Expects positions in as many bytes as they take; of exact entries, also their number."""
         numel, most = out.numel(), self.most(out.numel())
         positions = ("positions", position_bytes(numel, most), torch.uint8)
-        expect_parts(payload[-1:], numel, positions)
         if self.exact:
             expect_parts(payload, numel, ("entries", most, out.dtype), positions)
+        else:
+            expect_parts(payload[-1:], numel, positions)
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """The decoded entries, among zeros."""
@@ -114,7 +113,7 @@ class Entries(OneShot):
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         """Scatter-add of the sent entries only."""
         self.check(payload, out)
-        (index,) = self._places([payload], out)
+        (index,) = self._places([payload], out.numel())
         entries, weight = self._decoded(payload, index, out, weight)
         scatter_add_(*entries, out, weight)
 
@@ -128,17 +127,14 @@ class Entries(OneShot):
 
     def _decode_all(self, payloads: Sequence[Payload], out: Tensor, weight: float, fresh: bool) -> None:
         found, factor = [], weight
-        for i, (payload, index) in enumerate(zip(payloads, self._places(payloads, out), strict=True)):
+        for i, (payload, index) in enumerate(zip(payloads, self._places(payloads, out.numel()), strict=True)):
             entries, factor = self._decoded(payload, index, out, weight, i)
             found.append(entries)
         scatter_all_(found, out, factor, fresh)
 
-    def _places(self, payloads: Sequence[Payload], out: Tensor) -> Sequence[Tensor]:
-        """The positions of each payload's entries."""
-        packed, numel, most = [each[-1] for each in payloads], out.numel(), self.most(out.numel())
-        if out.is_meta or on_host(out):
-            return [_positions(each, numel, most, i) for i, each in enumerate(packed)]
-        return unpack_all(packed, numel, most)
+    def _places(self, payloads: Sequence[Payload], numel: int) -> Sequence[Tensor]:
+        """The positions of each payload's entries, in scratch memory."""
+        return unpack_all([payload[-1] for payload in payloads], numel, self.most(numel))
 
     def _decoded(
         self, payload: Payload, index: Tensor, out: Tensor, weight: float, place: int = 0
@@ -159,10 +155,5 @@ class Entries(OneShot):
 class _SomeSent(Decoded):
     def clear_(self, x: Tensor) -> None:
         assert isinstance(self.codec, Entries)
-        clear_(_positions(self.payload[-1], x.numel(), self.codec.most(x.numel())), x)
-
-
-def _positions(packed: Tensor, numel: int, most: int, place: int = 0) -> Tensor:
-    return unpack_positions(
-        packed, numel, most, thread_scratch(f"index{place}", most + 1, torch.int32, packed.device)
-    )
+        (index,) = self.codec._places([self.payload], x.numel())
+        clear_(index, x)

@@ -12,7 +12,8 @@ from torch import Tensor
 from tacit.compressors.levels import check_bucket
 from tacit.contracts import AddingCodec, Context, Payload
 from tacit.kernels.layout import bucket_count, code_bytes
-from tacit.kernels.two_magnitudes import BITS, add_magnitudes_, check_magnitudes, encode_magnitudes
+from tacit.kernels.payloads import expect_parts
+from tacit.kernels.two_magnitudes import BITS, add_magnitudes_, encode_magnitudes
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,10 @@ class TwoMagnitudes(AddingCodec):
         return codes, units
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        check_magnitudes(payload, self.bucket, out.numel())
+        numel = out.numel()
+        codes = ("signs", code_bytes(numel, BITS), torch.uint8)
+        magnitudes = ("magnitudes", 2 * bucket_count(numel, self.bucket), torch.bfloat16)
+        expect_parts(payload, numel, codes, magnitudes)
 
     def add_(self, payloads: Sequence[Payload], weight: float, out: Tensor, fresh: bool) -> None:
         add_magnitudes_(payloads, self.bucket, weight, out, fresh)

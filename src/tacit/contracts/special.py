@@ -38,12 +38,16 @@ class AddingCodec(OneShot):
         """Add `weight` times each payload, checked and decoded, to `out`, in order; `fresh`: to zeros."""
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
+        self.check(payload, out)
         self.add_([payload], 1.0, out, fresh=True)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
+        self.check(payload, out)
         self.add_([payload], weight, out, fresh=False)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
+        for payload in payloads:
+            self.check(payload, out)
         self.add_(payloads, 1 / len(payloads), out, fresh=True)
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:

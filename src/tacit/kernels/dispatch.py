@@ -1,7 +1,8 @@
-"""Which version of the kernels runs: numba on the CPU, Triton on CUDA, plain torch where those are missing.
+"""The table of kernels, and which version runs: numba on the CPU, Triton on CUDA, else plain torch.
 
 All give the same bits. Where the compiled version is missing, a warning says so once, and `active_path`
-always.
+always. A row of the table is a function marked by `kernel`; its versions bear its name and take its arguments
+in the modules of that name in `numba`, `triton` and `reference`.
 
 The environment variable `TACIT_KERNELS` chooses otherwise: "reference" takes plain torch everywhere; "triton"
 takes Triton on any device, which on the CPU means its interpreter (`TRITON_INTERPRET=1`), for tests.
@@ -12,19 +13,21 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial, wraps
 from importlib import import_module
-from typing import Any, NamedTuple
+from inspect import signature
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tacit.environment import KERNELS
 from tacit.errors import ConfigError, installing
 
+P = ParamSpec("P")
+R = TypeVar("R")
 COMPILED = {"cpu": "numba", "cuda": "triton"}
 EXTRAS = {"numba": "kernels", "triton": "cuda"}
 
@@ -116,31 +119,88 @@ def emulated_device() -> Iterator[None]:
         _emulated = before
 
 
+# ---- the table ------------------------------------------------------------------------------------------
+
+FP32 = (torch.float32,)
+REALS = (torch.float32, torch.float64)
+"""On the CPU; what is written for both is compiled for both."""
+HALVES = (torch.float32, torch.bfloat16, torch.float16)
+"""On a GPU."""
+
+
+def kernel(
+    *entries: str,
+    numba: Sequence[torch.dtype] = FP32,
+    triton: Sequence[torch.dtype] = HALVES,
+    loads_numba: bool = True,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a row of the table out of a function, whose body runs where tensors are on "meta".
+
+    A compiled version takes contiguous entries of one of its types, all of one type and on one device. What
+    it does not take goes to `reference`; where that has no such function, the body runs too.
+
+    Args:
+        entries: the arguments that decide; of several tensors the last one does. All but the first may be
+            None.
+        numba: the types of the numba version, none where there is none; `triton`: those of Triton's.
+        loads_numba: whether its version runs too where numba has not been loaded, which takes 130 MB and a
+            second, too much for what torch can do as well.
+    """
+
+    def row(body: Callable[P, R]) -> Callable[P, R]:
+        parameters = signature(body)
+        module = body.__module__.rpartition(".")[2]
+        first, *others = map([*parameters.parameters].index, entries)
+        types = {"numba": numba, "triton": triton}
+        versions: dict[str, Callable[..., Any]] = {}
+
+        @wraps(body)
+        def run(*given: P.args, **named: P.kwargs) -> R:
+            arguments: tuple[Any, ...] = given
+            if named:
+                bound = parameters.bind(*given, **named)
+                bound.apply_defaults()
+                arguments = bound.args
+            x = arguments[first]
+            x = x[-1] if isinstance(x, tuple | list) else x
+            if x.is_meta:
+                if loads_numba or numba_is_loaded():
+                    warm_up(module)
+                return body(*given, **named)
+            backend, dtype = "torch", x.dtype
+            if (dtype in numba or dtype in triton) and (loads_numba or numba_is_loaded()):
+                fits = x.is_contiguous()
+                for i in others:
+                    other = arguments[i] if i < len(arguments) else None
+                    if other is not None:
+                        y = other[-1] if isinstance(other, tuple) else other
+                        fits = fits and y.dtype == dtype and y.device == x.device and y.is_contiguous()
+                if fits:
+                    backend = active_backend(x.device.type)
+                    if dtype not in types.get(backend, ()) or (backend == "numba" and _emulated):
+                        backend = "torch"
+            if backend not in versions:
+                versions[backend] = _version(backend, module, body)
+            result: R = versions[backend](*arguments)
+            return result
+
+        return run
+
+    return row
+
+
+def _version(backend: str, module: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    """The version of a row, whose body this is."""
+    if backend == "numba":
+        return getattr(numba_kernels(module), body.__name__)  # type: ignore[no-any-return]
+    try:
+        plain = getattr(import_module(f"tacit.kernels.reference.{module}"), body.__name__, body)
+    except ModuleNotFoundError:
+        plain = body
+    return partial(run_triton, f"{module}.{body.__name__}", plain) if backend == "triton" else plain
+
+
 # ---- numba ----------------------------------------------------------------------------------------------
-
-
-def numba_takes(*tensors: Tensor) -> bool:
-    """Whether numba's kernels take these tensors: contiguous, on the CPU, of fp32, fp64 or uint8."""
-    for tensor in tensors:  # in the hot path, as below, where a generator takes three times as long
-        if tensor.dtype not in _NUMBA_TYPES or not tensor.is_cpu or not tensor.is_contiguous():
-            return False
-    return not _emulated and active_backend() == "numba"
-
-
-def numba_takes_fp32(*tensors: Tensor) -> bool:
-    """`numba_takes`, for the kernels that are compiled for fp32 alone."""
-    for tensor in tensors:
-        if tensor.dtype != torch.float32 or not tensor.is_cpu or not tensor.is_contiguous():
-            return False
-    return not _emulated and active_backend() == "numba"
-
-
-_NUMBA_TYPES = (torch.float32, torch.float64, torch.uint8)
-
-
-def addresses(tensors: Sequence[Tensor]) -> Any:
-    """Where these tensors begin, as int64; keep them alive as long."""
-    return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
 
 
 def numba_is_loaded() -> bool:
@@ -185,45 +245,23 @@ class LaunchError(Exception):
 
 
 _failed: dict[str, str] = {}
-TRITON_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def triton_takes(*tensors: Tensor) -> bool:
-    """Whether the Triton kernels take these tensors: contiguous, all of one type, on a device that has them.
-
-    The types are fp32, bf16 and fp16.
-    """
-    dtype = tensors[0].dtype
-    return dtype in TRITON_TYPES and all(x.dtype == dtype and on_triton(x) for x in tensors)
-
-
-def on_triton(x: Tensor) -> bool:
-    """Whether Triton's kernels run on its device; of a tensor that is contiguous, whatever its type."""
-    return x.is_contiguous() and active_backend(x.device.type) == "triton"
-
-
-def triton_takes_fp32(*tensors: Tensor) -> bool:
-    """`triton_takes`, for the kernels that are written for fp32 alone."""
-    return tensors[0].dtype == torch.float32 and triton_takes(*tensors)
-
-
-def run_triton(name: str, *arguments: object) -> bool:
-    """Call `MODULE.FUNCTION` of `kernels.triton`; False if it does not compile, then and ever after.
+def run_triton(name: str, otherwise: Callable[..., Any], *given: object) -> Any:
+    """Call `MODULE.FUNCTION` of `kernels.triton`; `otherwise` if it does not compile, then and ever after.
 
     That is said once by a warning, and always by `active_path`.
     """
-    if name in _failed:
-        return False
-    module, _, function = name.partition(".")
-    try:
-        getattr(import_module(f"tacit.kernels.triton.{module}"), function)(*arguments)
-    except LaunchError as error:
-        _failed[name] = str(error)
-        find_backend.cache_clear()
-        warnings.warn(
-            f"{name} runs in plain torch from now on, more slowly, as Triton did not start {error}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        return False
-    return True
+    if name not in _failed:
+        module, _, function = name.partition(".")
+        try:
+            return getattr(import_module(f"tacit.kernels.triton.{module}"), function)(*given)
+        except LaunchError as error:
+            _failed[name] = str(error)
+            find_backend.cache_clear()
+            warnings.warn(
+                f"{name} runs in plain torch from now on, more slowly, as Triton did not start {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+    return otherwise(*given)

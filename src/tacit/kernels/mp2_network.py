@@ -12,11 +12,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tacit.kernels.dispatch import numba_kernels, numba_takes_fp32, run_triton, triton_takes, warm_up
-from tacit.kernels.reference import mp2_network as reference
+from tacit.kernels.dispatch import HALVES, kernel, warm_up
 from tacit.kernels.reference.mp2_network import matrix_of
 
 
+@kernel("out", "changes", numba=(*HALVES, torch.float64))
 def predict_changes(
     changes: Tensor, ages: Tensor, log_swings: Tensor, packed: Tensor, width: int, limit: float, out: Tensor
 ) -> None:
@@ -30,29 +30,9 @@ def predict_changes(
         width: of the network, in channels.
         limit: of a predicted change, in units of the mean magnitude of both changes.
     """
-    arguments = (changes, ages, log_swings, packed, width, limit, out)
-    if numba_takes_fp32(packed):
-        _by_numba(*arguments)
-    elif not (triton_takes(out, changes) and run_triton("mp2_network.predict", *arguments)):
-        reference.predict_changes(*arguments)
 
 
-def _by_numba(
-    changes: Tensor, ages: Tensor, log_swings: Tensor, packed: Tensor, width: int, limit: float, out: Tensor
-) -> None:
-    """Of other types than fp32 by a copy."""
-    changes, ages, log_swings = (each.float().contiguous() for each in (changes, ages, log_swings))
-    found = out if out.dtype == torch.float32 and out.is_contiguous() else torch.empty_like(changes[0])
-    varies = [int(each.shape[1] > 1) for each in (ages, log_swings)]
-    kernel = numba_kernels("mp2_network").predict
-    kernel(
-        *(changes.data_ptr(), ages.data_ptr(), varies[0], log_swings.data_ptr(), varies[1], out.numel()),
-        *(packed.data_ptr(), len(packed), width, limit, found.data_ptr()),
-    )
-    if found is not out:
-        out.copy_(found)
-
-
+@kernel("before", "last", "out", triton=())
 def predict_received(
     before: Tensor,
     last: Tensor,
@@ -77,15 +57,7 @@ def predict_received(
     Returns:
         Whether it has: on the host, compiled, of fp32.
     """
-    if not numba_takes_fp32(before, last, out):
-        return False
-    kernel = numba_kernels("mp2_network").predict_received
-    kernel(
-        *(before.data_ptr(), last.data_ptr(), age.data_ptr(), gap.data_ptr(), out.numel()),
-        *(log_swings.data_ptr(), len(log_swings) - 1),
-        *(packed.data_ptr(), len(packed), width, limit, scale, out.data_ptr()),
-    )
-    return True
+    return False
 
 
 def compile_for_host() -> None:

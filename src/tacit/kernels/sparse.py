@@ -29,6 +29,11 @@ class Selection(NamedTuple):
     values: Tensor
 
 
+def first_of(buffer: EntryBuffer | Selection, count: int) -> Selection:
+    """The first entries of it."""
+    return Selection(buffer.positions[:count], buffer.values[:count])
+
+
 @cache
 def buffer_size(numel: int, k: int) -> int:
     """How large an `EntryBuffer` must be to select k of `numel` entries."""

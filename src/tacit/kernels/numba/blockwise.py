@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from tacit.kernels.layout import codes_per_group
 from tacit.kernels.numba.int8 import ROUNDER
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.levels import pack_codes
 from tacit.kernels.numba.passes import load_and_fetch, load_sum, streams, write
-from tacit.kernels.numba.pointers import bytes_at, floats_at, shorts_at
+from tacit.kernels.numba.pointers import address, bytes_at, columns, floats_at, shorts_at
 from tacit.kernels.numba.primitives import MAGNITUDE, capped, safe_inverse
 from tacit.kernels.numba.vectors import (
     LANES,
@@ -294,5 +297,22 @@ def _add(
     settle()
 
 
-encode = compile_now(_encode, [f"void({', '.join(['int64'] * 8)})"])
-add = compile_now(_add, ["void(int64[::1], int64[::1], int64, int64, float32, boolean, int64, int64)"])
+_ENCODE = compile_now(_encode, [f"void({', '.join(['int64'] * 8)})"])
+_ADD = compile_now(_add, ["void(int64[::1], int64[::1], int64, int64, float32, boolean, int64, int64)"])
+
+
+def encode_blocks(
+    x: Tensor, bits: int, codes: Tensor, units: Tensor, residual: Tensor | None = None,
+    new_residual: Tensor | None = None,
+) -> None:  # fmt: skip
+    """See `kernels.blockwise`."""
+    group, given = codes_per_group(bits), (x.data_ptr(), address(residual), address(new_residual), x.numel())
+    _ENCODE(*given, bits, group, codes.data_ptr(), units.data_ptr())
+
+
+def add_blocks_(
+    payloads: Sequence[Sequence[Tensor]], bits: int, weight: float, out: Tensor, fresh: bool
+) -> None:
+    """See `kernels.blockwise`."""
+    group = codes_per_group(bits)
+    _ADD(*columns(payloads), bits, group, weight, fresh, out.data_ptr(), out.numel())

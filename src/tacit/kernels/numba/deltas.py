@@ -9,11 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.passes import fetch_ahead, streams, write
-from tacit.kernels.numba.pointers import floats_at
+from tacit.kernels.numba.pointers import address, floats_at
 from tacit.kernels.numba.vectors import LANES, VECTOR_BYTES, load_floats, settle, store
+from tacit.kernels.reference import deltas as reference
 
 
 @inline
@@ -131,6 +135,47 @@ def _move(anchor: Any, mean: Any, local: Any, params: Any, numel: Any, channels:
     settle()
 
 
-subtract = compile_now(_subtract, [f"void({', '.join(['int64'] * 7)})"])
-add_steps = compile_now(_add_steps, [f"void({', '.join(['int64'] * 7)})"])
-move = compile_now(_move, [f"void({', '.join(['int64'] * 7)})"])
+_SUBTRACT = compile_now(_subtract, [f"void({', '.join(['int64'] * 7)})"])
+_ADD_STEPS = compile_now(_add_steps, [f"void({', '.join(['int64'] * 7)})"])
+_MOVE = compile_now(_move, [f"void({', '.join(['int64'] * 7)})"])
+
+
+def subtract(a: Tensor, b: Tensor, out: Tensor, also: Tensor | None = None) -> None:
+    """See `kernels.deltas`."""
+    order = _order(a)
+    if order is None:
+        reference.subtract(a, b, out, also)
+        return
+    _SUBTRACT(a.data_ptr(), b.data_ptr(), out.data_ptr(), address(also), a.numel(), *order)
+
+
+def add_steps_(local: Tensor, params: Tensor, anchor: Tensor, given: Tensor) -> None:
+    """See `kernels.deltas`."""
+    order = _order(params)
+    if order is None:
+        reference.add_steps_(local, params, anchor, given)
+        return
+    others = anchor.data_ptr(), given.data_ptr(), local.numel()
+    _ADD_STEPS(local.data_ptr(), params.data_ptr(), *others, *order)
+
+
+def move_(anchor: Tensor, mean: Tensor, params: Tensor, local: Tensor | None = None) -> None:
+    """See `kernels.deltas`."""
+    order = _order(params)
+    if order is None:
+        reference.move_(anchor, mean, params, local)
+        return
+    given = anchor.data_ptr(), mean.data_ptr(), address(local)
+    _MOVE(*given, params.data_ptr(), anchor.numel(), *order)
+    increment_version(params)
+
+
+def _order(params: Tensor) -> tuple[int, int] | None:
+    """Channels and area of filters in channels-last, zeros of what lies in one order; None of others."""
+    if params.dtype != torch.float32 or not params.is_cpu:
+        return None
+    if params.is_contiguous():
+        return 0, 0
+    if params.dim() == 4 and params.is_contiguous(memory_format=torch.channels_last):
+        return params.shape[1], params.shape[2] * params.shape[3]
+    return None

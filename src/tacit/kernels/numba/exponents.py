@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from tacit.kernels.numba.jit import compile_now
-from tacit.kernels.numba.pointers import bytes_at
+from tacit.kernels.numba.pointers import bytes_at, columns
 from tacit.kernels.numba.primitives import MAGNITUDE, pack_signs, philox_words
 
 BLOCK, LANES = 512, 64
@@ -50,5 +52,16 @@ def _add(exponents: Any, bits: Any, weight: Any, fresh: Any, out: Any) -> None:
                     part[i] += weight * (value[i] if sign[i] & mask else -value[i])
 
 
-encode = compile_now(_encode, ["void(float32[::1], int32[::1], uint64, uint8[::1], uint8[::1])"])
-add = compile_now(_add, ["void(int64[::1], int64[::1], float32, boolean, float32[::1])"])
+_ENCODE = compile_now(_encode, ["void(float32[::1], int32[::1], uint64, uint8[::1], uint8[::1])"])
+_ADD = compile_now(_add, ["void(int64[::1], int64[::1], float32, boolean, float32[::1])"])
+
+
+def encode_exponents(x: Tensor, seed: int, exponents: Tensor, bits: Tensor) -> None:
+    """See `kernels.exponents`."""
+    array = x.detach().numpy()
+    _ENCODE(array, array.view("i4"), seed, exponents.numpy(), bits.numpy())
+
+
+def add_exponents_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, fresh: bool) -> None:
+    """See `kernels.exponents`."""
+    _ADD(*columns(payloads), weight, fresh, out.detach().numpy())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.passes import streams, write
-from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at
+from tacit.kernels.numba.pointers import bytes_at, columns, float32_at, floats_at
 from tacit.kernels.numba.primitives import MAGNITUDE
 from tacit.kernels.numba.vectors import (
     LANES,
@@ -116,5 +119,21 @@ def _add(
         target[:] = sums[:rest]
 
 
-encode = compile_now(_encode, ["void(int64, int64, float32, int64, int64, int64, int64)"])
-add = compile_now(_add, ["void(int64[::1], int64[::1], float32, int64, int64, int64, boolean, int64, int64)"])
+_ENCODE = compile_now(_encode, ["void(int64, int64, float32, int64, int64, int64, int64)"])
+_ADD = compile_now(
+    _add, ["void(int64[::1], int64[::1], float32, int64, int64, int64, boolean, int64, int64)"]
+)
+PARTS = {torch.float8_e4m3fn: (3, 7, 126), torch.float8_e5m2: (2, 15, 124)}
+"""Bits of the fraction, bias of the exponent, and the largest code of a number, or that of infinity."""
+
+
+def encode_fp8(x: Tensor, inverse: Tensor, dtype: torch.dtype, codes: Tensor) -> None:
+    """See `kernels.fp8`."""
+    _ENCODE(x.data_ptr(), x.numel(), inverse.item(), *PARTS[dtype], codes.data_ptr())
+
+
+def add_fp8_(
+    payloads: Sequence[Sequence[Tensor]], dtype: torch.dtype, weight: float, out: Tensor, fresh: bool
+) -> None:
+    """See `kernels.fp8`."""
+    _ADD(*columns(payloads), weight, *PARTS[dtype], fresh, out.data_ptr(), out.numel())

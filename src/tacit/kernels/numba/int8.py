@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.passes import load_and_fetch, load_sum, streams, write
-from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at
+from tacit.kernels.numba.pointers import address, bytes_at, columns, float32_at, floats_at
 from tacit.kernels.numba.primitives import MAGNITUDE, capped, safe_inverse
 from tacit.kernels.numba.vectors import (
     LANES,
@@ -105,5 +107,23 @@ def _add(codes: Any, units: Any, weight: Any, fresh: Any, out: Any, numel: Any) 
     settle()
 
 
-encode = compile_now(_encode, [f"void({', '.join(['int64'] * 6)})"])
-add = compile_now(_add, ["void(int64[::1], int64[::1], float32, boolean, int64, int64)"])
+_ENCODE = compile_now(_encode, [f"void({', '.join(['int64'] * 6)})"])
+_ADD = compile_now(_add, ["void(int64[::1], int64[::1], float32, boolean, int64, int64)"])
+
+
+def encode_int8(
+    x: Tensor,
+    codes: Tensor,
+    units: Tensor,
+    residual: Tensor | None = None,
+    new_residual: Tensor | None = None,
+) -> None:
+    """See `kernels.int8`."""
+    _ENCODE(
+        x.data_ptr(), address(residual), address(new_residual), x.numel(), codes.data_ptr(), units.data_ptr()
+    )
+
+
+def add_int8_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, fresh: bool) -> None:
+    """See `kernels.int8`."""
+    _ADD(*columns(payloads), weight, fresh, out.data_ptr(), out.numel())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def compile_now(function: F, signatures: Sequence[str]) -> F:
+def compile_now(function: Callable[..., object], signatures: Sequence[str]) -> Any:
     """Compile for these signatures; kept in numba's cache. The compiled function releases the GIL.
 
     Nothing may be reordered or fused: the bits are those of the reference.
@@ -17,10 +17,9 @@ def compile_now(function: F, signatures: Sequence[str]) -> F:
 
     options = {"nogil": True, "error_model": "numpy", "fastmath": False}
     try:
-        result: F = numba.njit(list(signatures), cache=True, **options)(function)
+        return numba.njit(list(signatures), cache=True, **options)(function)
     except (RuntimeError, OSError):  # no folder can be written to: compile anew each time
-        result = numba.njit(list(signatures), **options)(function)
-    return result
+        return numba.njit(list(signatures), **options)(function)
 
 
 def inline(function: F) -> F:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from tacit.kernels.layout import codes_per_group
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.levels_wide import (
     OFFSET,
@@ -17,7 +20,7 @@ from tacit.kernels.numba.levels_wide import (
     wide_squares,
 )
 from tacit.kernels.numba.passes import streams
-from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at, ints_at
+from tacit.kernels.numba.pointers import bytes_at, columns, float32_at, floats_at, ints_at
 from tacit.kernels.numba.primitives import capped, largest_pattern, philox_words, safe_inverse, sum_by_halves
 from tacit.kernels.numba.vectors import float_from_bits, settle
 
@@ -172,5 +175,21 @@ def _add(
     settle()
 
 
-quantize = compile_now(_quantize, ["void(int64, int64, int64, int64, int64, float32, uint64, int64, int64)"])
-add = compile_now(_add, ["void(int64[::1], int64[::1], int64, int64, int64, float32, boolean, int64, int64)"])
+_QUANTIZE = compile_now(_quantize, ["void(int64, int64, int64, int64, int64, float32, uint64, int64, int64)"])
+_ADD = compile_now(
+    _add, ["void(int64[::1], int64[::1], int64, int64, int64, float32, boolean, int64, int64)"]
+)
+
+
+def quantize(x: Tensor, bits: int, bucket: int, clip: float, seed: int, codes: Tensor, units: Tensor) -> None:
+    """See `kernels.levels`."""
+    group, to = codes_per_group(bits), (codes.data_ptr(), units.data_ptr())
+    _QUANTIZE(x.data_ptr(), x.numel(), bits, group, bucket, clip, seed, *to)
+
+
+def add_levels_(
+    payloads: Sequence[Sequence[Tensor]], bits: int, bucket: int, weight: float, out: Tensor, fresh: bool
+) -> None:
+    """See `kernels.levels`."""
+    group = codes_per_group(bits)
+    _ADD(*columns(payloads), bits, group, bucket, weight, fresh, out.data_ptr(), out.numel())

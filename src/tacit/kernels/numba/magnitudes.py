@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.pointers import floats_at, ints_at, shorts_at
@@ -131,8 +133,35 @@ def _widen_bf16(x: Any, numel: Any, out: Any) -> None:
         target[i] = np.int32(rest[i]) << np.int32(16)
 
 
-largest = compile_now(_largest, ["float32(int64, int64)"])
-divide = compile_now(_divide, ["float32(int64, int64, float32)"])
-divide_bf16 = compile_now(_divide_bf16, ["float32(int64, int64, float32)"])
-round_bf16 = compile_now(_round_bf16, ["void(int64, int64, int64)"])
-widen_bf16 = compile_now(_widen_bf16, ["void(int64, int64, int64)"])
+_LARGEST = compile_now(_largest, ["float32(int64, int64)"])
+_DIVIDE = compile_now(_divide, ["float32(int64, int64, float32)"])
+_DIVIDE_BF16 = compile_now(_divide_bf16, ["float32(int64, int64, float32)"])
+_ROUND_BF16 = compile_now(_round_bf16, ["void(int64, int64, int64)"])
+_WIDEN_BF16 = compile_now(_widen_bf16, ["void(int64, int64, int64)"])
+
+
+def largest(x: Tensor) -> float:
+    """See `kernels.magnitudes`."""
+    return float(_LARGEST(x.data_ptr(), x.numel()))
+
+
+def divide_(x: Tensor, by: float) -> float:
+    """See `kernels.magnitudes`."""
+    divide = _DIVIDE if x.dtype == torch.float32 else _DIVIDE_BF16
+    return float(divide(x.data_ptr(), x.numel(), by))
+
+
+def round_to_(x: Tensor, out: Tensor) -> None:
+    """See `kernels.magnitudes`; to bf16 by a kernel."""
+    if out.dtype == torch.bfloat16 and out.is_contiguous():
+        _ROUND_BF16(x.data_ptr(), x.numel(), out.data_ptr())
+    else:
+        out.copy_(x)
+
+
+def widen_(x: Tensor, out: Tensor) -> None:
+    """See `kernels.magnitudes`; to fp32 by a kernel."""
+    if out.dtype == torch.float32 and out.is_contiguous():
+        _WIDEN_BF16(x.data_ptr(), x.numel(), out.data_ptr())
+    else:
+        out.copy_(x)

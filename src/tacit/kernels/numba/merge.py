@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from tacit.kernels.numba.jit import compile_now, inline
+from tacit.kernels.numba.pointers import arrays
+from tacit.kernels.sparse import EntryBuffer, Selection, first_of
 
 DIGIT = 11
 """Bits of a magnitude that are counted together."""
@@ -113,14 +117,40 @@ def _keep_arrived(a: Any, x: Any, arrived: Any, at: Any, values: Any, residual: 
 
 _LIST = "int32[::1]"
 _KINDS = (("float32", "int32"), ("float64", "int64"))
-merge = compile_now(
+_MERGE = compile_now(
     _merge,
     [
         f"int64({_LIST}, {x}[::1], {_LIST}, {x}[::1], int64, {_LIST}, {x}[::1], {bits}[::1], int64, int64)"
         for x, bits in _KINDS
     ],
 )
-common_positions = compile_now(_common_positions, [f"int64({_LIST}, {_LIST}, {_LIST}, {_LIST})"])
-keep_arrived = compile_now(
+_COMMON = compile_now(_common_positions, [f"int64({_LIST}, {_LIST}, {_LIST}, {_LIST})"])
+_KEEP = compile_now(
     _keep_arrived, [f"int64({_LIST}, {x}[::1], {_LIST}, {_LIST}, {x}[::1], {x}[::1])" for x, _ in _KINDS]
 )
+_PATTERNS = {
+    torch.float32: (torch.int32, (1 << 31) - 1, 0xFF << 23),
+    torch.float64: (torch.int64, (1 << 63) - 1, 0x7FF << 52),
+}
+"""The integers of the same size as a type; all their bits but the sign; the bits of infinity."""
+
+
+def merge_largest(one: Selection, other: Selection, k: int, buffer: EntryBuffer) -> Selection:
+    """See `kernels.merge`."""
+    integers, mask, infinity = _PATTERNS[buffer.values.dtype]
+    given, to = arrays(*one, *other), arrays(*buffer, buffer.values.view(integers))
+    return first_of(buffer, _MERGE(*given, k, *to, mask, infinity))
+
+
+def common_positions(one: Tensor, other: Tensor, positions: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
+    """See `kernels.merge`."""
+    count = _COMMON(*arrays(one, other, positions, where))
+    return positions[:count], where[:count]
+
+
+def keep_arrived(
+    own: Selection, arrived: Tensor, buffer: EntryBuffer, residual: Tensor | None = None
+) -> Selection:
+    """See `kernels.merge`."""
+    rest = own.values[:0] if residual is None else residual
+    return first_of(buffer, _KEEP(*arrays(*own, arrived, *buffer, rest)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.pointers import floats_at, ints_at, shorts_at
@@ -202,8 +204,21 @@ def _predict(
             target[start + i] = result[i]
 
 
-predict = compile_now(_predict, [f"void({', '.join(['int64'] * 9)}, float64, int64)"])
-"""`reference.predict_changes`, of fp32; `ages_step` and `swings_step` are 1, or 0 where all share one."""
+_PREDICT = compile_now(_predict, [f"void({', '.join(['int64'] * 9)}, float64, int64)"])
+"""Of fp32; `ages_step` and `swings_step` are 1, or 0 where all share one."""
+
+
+def predict_changes(
+    changes: Tensor, ages: Tensor, log_swings: Tensor, packed: Tensor, width: int, limit: float, out: Tensor
+) -> None:
+    """See `kernels.mp2_network`; of other types than fp32 by a copy."""
+    changes, ages, log_swings = (each.float().contiguous() for each in (changes, ages, log_swings))
+    found = out if out.dtype == torch.float32 else torch.empty_like(changes[0])
+    varies = [int(each.shape[1] > 1) for each in (ages, log_swings)]
+    given = changes.data_ptr(), ages.data_ptr(), varies[0], log_swings.data_ptr(), varies[1], out.numel()
+    _PREDICT(*given, packed.data_ptr(), len(packed), width, limit, found.data_ptr())
+    if found is not out:
+        out.copy_(found)
 
 
 # ---- of changes that were received now and then ---------------------------------------------------------
@@ -267,8 +282,18 @@ def _predict_received(
             target[whole + i] = result[i]
 
 
-predict_received = compile_now(
+_PREDICT_RECEIVED = compile_now(
     _predict_received,
     [f"void({', '.join(['int64'] * 10)}, float64, float64, int64)"],
 )
-"""`kernels.mp2_network.predict_received`."""
+
+
+def predict_received(
+    before: Tensor, last: Tensor, age: Tensor, gap: Tensor, log_swings: Tensor, packed: Tensor, width: int,
+    limit: float, scale: float, out: Tensor,
+) -> bool:  # fmt: skip
+    """See `kernels.mp2_network`."""
+    given = before.data_ptr(), last.data_ptr(), age.data_ptr(), gap.data_ptr(), out.numel()
+    table, weights = (log_swings.data_ptr(), len(log_swings) - 1), (packed.data_ptr(), len(packed))
+    _PREDICT_RECEIVED(*given, *table, *weights, width, limit, scale, out.data_ptr())
+    return True

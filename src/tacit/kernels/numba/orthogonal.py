@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.primitives import sum_by_halves
@@ -86,5 +88,14 @@ def _orthogonalize(p: Any, lengths: Any, rank: Any) -> None:
 
 _REALS = ("float32", "float64")
 _FLAT = [f"void({x}[::1], int64[::1], int64)" for x in _REALS]
-scale = compile_now(_scale, _FLAT)
-orthogonalize = compile_now(_orthogonalize, _FLAT)
+_SCALE, _ORTHOGONALIZE = compile_now(_scale, _FLAT), compile_now(_orthogonalize, _FLAT)
+
+
+def scale_(q: Tensor, lengths: Sequence[int], rank: int) -> None:
+    """See `kernels.orthogonal`."""
+    _SCALE(q.detach().numpy(), np.array(lengths, np.int64), rank)
+
+
+def orthogonalize_(p: Tensor, lengths: Sequence[int], rank: int) -> None:
+    """See `kernels.orthogonal`."""
+    _ORTHOGONALIZE(p.detach().numpy(), np.array(lengths, np.int64), rank)

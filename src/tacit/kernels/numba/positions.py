@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from tacit.kernels.layout import INT32, position_format
 from tacit.kernels.numba.jit import compile_now, inline
-from tacit.kernels.numba.pointers import bytes_at, floats_at, ints_at
+from tacit.kernels.numba.pointers import arrays, bytes_at, columns, floats_at, ints_at
 from tacit.kernels.numba.vectors import LANES, VECTOR_BYTES, load_floats, settle, stream
+from tacit.kernels.payloads import expect
+from tacit.kernels.reference import positions as reference
+from tacit.kernels.sparse import Selection
+from tacit.kernels.thread_scratch import thread_scratch
 
 CACHED = 1 << 12
 """Entries that are zeroed and added to in the first-level cache."""
@@ -131,11 +139,63 @@ def _scatter64(index: Any, values: Any, weight: Any, out: Any) -> int:
     return add_inside(index, values, weight, out)
 
 
-pack = compile_now(_pack, ["void(int64, int64, int64, int64, int64, int64)"])
-unpack = compile_now(_unpack, ["int64(int64, int64, int64, int64, int64)"])
-scatter = compile_now(_scatter, ["int64(int64, int64, int64, float32, int64, int64)"])
-scatter_all = compile_now(
+_PACK = compile_now(_pack, ["void(int64, int64, int64, int64, int64, int64)"])
+_UNPACK = compile_now(_unpack, ["int64(int64, int64, int64, int64, int64)"])
+_SCATTER = compile_now(_scatter, ["int64(int64, int64, int64, float32, int64, int64)"])
+_SCATTER_ALL = compile_now(
     _scatter_all, ["boolean(int64[::1], int64[::1], int64[::1], int64, float32, int64, int64, boolean)"]
 )
-clear = compile_now(_clear, ["void(int64, int64, int64, int64)"])
-scatter64 = compile_now(_scatter64, ["int64(int32[::1], float64[::1], float64, float64[::1])"])
+_CLEAR = compile_now(_clear, ["void(int64, int64, int64, int64)"])
+_SCATTER64 = compile_now(_scatter64, ["int64(int32[::1], float64[::1], float64, float64[::1])"])
+
+
+def pack_positions(positions: Tensor, numel: int, k: int, packed: Tensor) -> None:
+    """See `kernels.positions`."""
+    low = position_format(numel, k)
+    if low == INT32:
+        reference.pack_positions(positions, numel, k, packed)
+        return
+    _PACK(positions.data_ptr(), positions.numel(), k, low, packed.data_ptr(), packed.numel())
+
+
+def unpack_all(
+    packed: Sequence[Tensor], numel: int, k: int, buffers: Sequence[Tensor | None] | None = None
+) -> Sequence[Tensor]:
+    """See `kernels.positions`."""
+    low, found = position_format(numel, k), []
+    if low == INT32:
+        return reference.unpack_all(packed, numel, k)
+    for i, each in enumerate(packed):
+        if buffers is None:
+            buffer: Tensor | None = thread_scratch(f"index{i}", k + 1, torch.int32, each.device)
+        else:
+            buffer = buffers[i]
+        index = torch.empty(k + 1, dtype=torch.int32) if buffer is None else buffer
+        found.append(index[: _UNPACK(each.data_ptr(), each.numel(), k, low, index.data_ptr())])
+    return found
+
+
+def scatter(positions: Tensor, values: Tensor, out: Tensor, weight: float) -> int:
+    """See `kernels.positions`."""
+    if out.dtype == torch.float64:
+        return int(_SCATTER64(*arrays(positions, values), weight, out.detach().numpy()))
+    given = positions.data_ptr(), positions.numel(), values.data_ptr()
+    return int(_SCATTER(*given, weight, out.data_ptr(), out.numel()))
+
+
+def scatter_all_(peers: Sequence[Selection], out: Tensor, weight: float, fresh: bool) -> None:
+    """See `kernels.positions`."""
+    for there, what in peers:
+        if what.numel() != there.numel() or what.dtype != out.dtype or not what.is_contiguous():
+            expect(what, "entries", there.numel(), out.dtype, out.numel())
+    if peers:
+        places, values = columns(peers)
+        counts = np.fromiter([there.numel() for there, _ in peers], np.int64, len(peers))
+        if _SCATTER_ALL(places, counts, values, len(peers), weight, out.data_ptr(), out.numel(), fresh):
+            return
+    reference.scatter_all_(peers, out, weight, fresh)
+
+
+def clear_(positions: Tensor, out: Tensor) -> None:
+    """See `kernels.positions`."""
+    _CLEAR(positions.data_ptr(), positions.numel(), out.data_ptr(), out.numel())

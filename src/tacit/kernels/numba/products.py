@@ -6,13 +6,16 @@ of zeros. All sums are in one order, whatever the processor.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from tacit.kernels.numba.jit import compile_now, inline
-from tacit.kernels.numba.pointers import floats_at
+from tacit.kernels.numba.pointers import address, floats_at
 from tacit.kernels.numba.vectors import load_sixteen, prefetch, settle, sixteen, store, stream, sum_by_halves
+from tacit.kernels.products import Place
 
 LANES, BYTES = 16, 64
 """Entries of a vector, and their bytes."""
@@ -209,6 +212,44 @@ def _expand(out: Any, rest: Any, places: Any, rank: Any, p: Any, q: Any, own: An
 
 
 _PLACES = "int64[:, ::1]"
-times_q = compile_now(_times_q, [f"void(int64, int64, int64, {_PLACES}, int64, int64, int64, int64)"])
-times_p = compile_now(_times_p, [f"void(int64, {_PLACES}, int64, int64, int64, int64)"])
-expand = compile_now(_expand, [f"void(int64, int64, {_PLACES}, int64, int64, int64, int64, int64)"])
+_TIMES_Q = compile_now(_times_q, [f"void(int64, int64, int64, {_PLACES}, int64, int64, int64, int64)"])
+_TIMES_P = compile_now(_times_p, [f"void(int64, {_PLACES}, int64, int64, int64, int64)"])
+_EXPAND = compile_now(_expand, [f"void(int64, int64, {_PLACES}, int64, int64, int64, int64, int64)"])
+
+
+def times_q_(
+    x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: int,
+    residual: Tensor | None = None, total: Tensor | None = None,
+) -> bool:  # fmt: skip
+    """See `kernels.products`."""
+    given = x.data_ptr(), address(residual), address(total), _places(matrices), rank
+    _TIMES_Q(*given, p.data_ptr(), q.data_ptr(), ZEROS_AT)
+    return True
+
+
+def times_p_(x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: int) -> bool:
+    """See `kernels.products`."""
+    _TIMES_P(x.data_ptr(), _places(matrices), rank, p.data_ptr(), q.data_ptr(), ZEROS_AT)
+    return True
+
+
+def expand_(
+    x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: int, subtract: bool = False
+) -> bool:
+    """See `kernels.products`."""
+    out, rest = (0, x.data_ptr()) if subtract else (x.data_ptr(), 0)
+    _EXPAND(out, rest, _places(matrices), rank, p.data_ptr(), q.data_ptr(), q.data_ptr(), ZEROS_AT)
+    return True
+
+
+def expand_and_subtract_(
+    x: Tensor, rest: Tensor, p: Tensor, q: Tensor, own: Tensor, matrices: Sequence[Place], rank: int
+) -> bool:
+    """See `kernels.products`."""
+    given = x.data_ptr(), rest.data_ptr(), _places(matrices), rank
+    _EXPAND(*given, p.data_ptr(), q.data_ptr(), own.data_ptr(), ZEROS_AT)
+    return True
+
+
+def _places(matrices: Sequence[Place]) -> Any:
+    return np.array(matrices, np.int64).reshape(-1, 3)

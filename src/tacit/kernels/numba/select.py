@@ -5,13 +5,17 @@ Of fp32 64 entries are compared together, and only those that are found one by o
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.passes import load_and_fetch, load_sum, streams, write
-from tacit.kernels.numba.pointers import floats_at, ints_at
+from tacit.kernels.numba.pointers import address, arrays, floats_at, ints_at
 from tacit.kernels.numba.primitives import MAGNITUDE
 from tacit.kernels.numba.vectors import (
     LANES,
@@ -24,7 +28,20 @@ from tacit.kernels.numba.vectors import (
     settle,
     where,
 )
-from tacit.kernels.sparse import MARGIN, RUN
+from tacit.kernels.reference import select as reference
+from tacit.kernels.select import chunked
+from tacit.kernels.sparse import (
+    MARGIN,
+    RUN,
+    EntryBuffer,
+    Selection,
+    first_of,
+    new_buffer,
+    sample_rank,
+    sample_size,
+    sample_step,
+)
+from tacit.kernels.thread_scratch import thread_scratch
 
 PIECE = MARGIN
 """Entries between two checks whether the buffer is still large enough."""
@@ -183,7 +200,7 @@ def _guess_threshold(x: Any, residual: Any, numel: Any, step: Any, wanted: Any, 
 # ---- the exact choice ---------------------------------------------------------------------------------
 
 
-def _keep_largest(positions: Any, values: Any, least: Any, equal: int, new_residual: Any) -> Any:
+def _keep_above(positions: Any, values: Any, least: Any, equal: int, new_residual: Any) -> Any:
     """Move to the front what is larger than `least`, and the first `equal` that equal it; how many these are.
 
     The others are given back to `new_residual`, where that is not empty.
@@ -224,7 +241,7 @@ def _select_largest(
         bits, larger = _NTH_LARGEST(values, found, k)
         at, entries = ints_at(positions, 0, found), floats_at(values, 0, found)
         back = floats_at(new_residual, 0, numel if new_residual else 0)
-        found = _KEEP_LARGEST(at, entries, float_from_bits(np.int32(bits)), k - larger, back)
+        found = _KEEP_ABOVE(at, entries, float_from_bits(np.int32(bits)), k - larger, back)
     return found, at_zero, finite
 
 
@@ -292,19 +309,83 @@ def _select_in_chunks(
 LEAST = np.float32(2.0**-149)
 INFINITY = np.int32(0x7F800000)
 _REALS = ("float32", "float64")
-select_reaching = _SELECT_REACHING = compile_now(
+_SELECT_REACHING = compile_now(
     _select_reaching, ["Tuple((int64, boolean))(int64, int64, int64, int64, float32, int64, int64, int64)"]
 )
-select_reaching_fp64 = compile_now(
+_SELECT_REACHING_FP64 = compile_now(
     _select_reaching_fp64,
     ["int64(float64[::1], float64[::1], float64[::1], float64, int32[::1], float64[::1])"],
 )
-keep_largest = _KEEP_LARGEST = compile_now(
-    _keep_largest, [f"int64(int32[::1], {x}[::1], {x}, int64, {x}[::1])" for x in _REALS]
+keep_above = _KEEP_ABOVE = compile_now(
+    _keep_above, [f"int64(int32[::1], {x}[::1], {x}, int64, {x}[::1])" for x in _REALS]
 )
 nth_largest = _NTH_LARGEST = compile_now(_nth_largest, ["UniTuple(int64, 2)(int64, int64, int64)"])
 _GUESS_THRESHOLD = compile_now(_guess_threshold, ["float32(int64, int64, int64, int64, int64, int64)"])
-select_in_chunks = compile_now(_select_in_chunks, [f"void({', '.join(['int64'] * 9)})"])
-select_largest = compile_now(
+_SELECT_IN_CHUNKS = compile_now(_select_in_chunks, [f"void({', '.join(['int64'] * 9)})"])
+_SELECT_LARGEST = compile_now(
     _select_largest, [f"Tuple((int64, boolean, boolean))({', '.join(['int64'] * 11)})"]
 )
+
+
+# ---- called from Python -------------------------------------------------------------------------------
+
+
+def select_largest(
+    x: Tensor, k: int, buffer: EntryBuffer | None = None, residual: Tensor | None = None,
+    new_residual: Tensor | None = None, look: Callable[[], None] | None = None,
+) -> Selection:  # fmt: skip
+    """See `kernels.select`."""
+    return reference.by_attempts(_attempt, x, k, buffer or new_buffer(x, k), residual, new_residual, look)
+
+
+def _attempt(
+    x: Tensor, k: int, effort: int, buffer: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
+) -> tuple[Selection | None, bool, bool]:
+    numel = x.numel()
+    step, sample = sample_step(numel, effort), sample_size(numel, effort)
+    rank = sample_rank(numel, k, sample)
+    rank = 0 if rank == sample < numel else rank  # all of the sample: then all but zeros
+    room = thread_scratch("sample", sample if rank else 0, x.dtype, x.device)
+    given, to = (x.data_ptr(), address(residual), address(new_residual), numel), _addresses(buffer)
+    count, all_but_zeros, finite = _SELECT_LARGEST(*given, k, step, rank, *to, room.data_ptr())
+    return first_of(buffer, count) if count >= 0 else None, all_but_zeros, finite
+
+
+def select_in_chunks(
+    x: Tensor, per_chunk: int, chunk: int, buffer: EntryBuffer, residual: Tensor | None = None,
+    new_residual: Tensor | None = None,
+) -> Selection:  # fmt: skip
+    """See `kernels.select`."""
+    given = x.data_ptr(), address(residual), address(new_residual), x.numel()
+    _SELECT_IN_CHUNKS(*given, per_chunk, chunk, *_addresses(buffer))
+    return first_of(buffer, chunked(x.numel(), per_chunk, chunk))
+
+
+def select_reaching(
+    x: Tensor, threshold: float, buffer: EntryBuffer, residual: Tensor | None = None,
+    new_residual: Tensor | None = None,
+) -> Selection | None:  # fmt: skip
+    """See `kernels.select`."""
+    if math.isnan(threshold):
+        return reference.select_reaching(x, threshold, buffer, residual, new_residual)
+    if x.dtype == torch.float32:
+        given = x.data_ptr(), address(residual), address(new_residual), x.numel()
+        count, _ = _SELECT_REACHING(*given, threshold, *_addresses(buffer))
+    else:
+        both = (x[:0] if each is None else each for each in (residual, new_residual))
+        array, before, after, positions, values = arrays(x, *both, *buffer)
+        count = _SELECT_REACHING_FP64(array, before, after, threshold, positions, values)
+    return None if count < 0 else first_of(buffer, count)
+
+
+def keep_largest(found: Selection, k: int, new_residual: Tensor | None) -> Selection:
+    """See `kernels.select`."""
+    if found.positions.numel() > k:
+        least, larger = reference.nth_largest(found.values, k)
+        positions, values, rest = arrays(*found, found.values[:0] if new_residual is None else new_residual)
+        keep_above(positions, values, values.dtype.type(least), k - larger, rest)
+    return first_of(found, k)
+
+
+def _addresses(buffer: EntryBuffer) -> tuple[int, int, int]:
+    return buffer.positions.data_ptr(), buffer.values.data_ptr(), buffer.positions.numel()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.passes import load_and_fetch, load_sum, streams, write
-from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at, ints_at
+from tacit.kernels.numba.pointers import address, addresses, bytes_at, float32_at, floats_at, ints_at
 from tacit.kernels.numba.primitives import LARGEST
 from tacit.kernels.numba.vectors import (
     LANES,
@@ -24,6 +26,7 @@ from tacit.kernels.numba.vectors import (
     sum_by_halves,
     where,
 )
+from tacit.kernels.payloads import SignPayload
 
 BLOCK, PLANES = 512, 8
 SHARE = np.float32(2.0**-9)
@@ -388,7 +391,34 @@ def _add(
     settle()
 
 
-encode = _ENCODE = compile_now(_encode, [f"void({'int64, ' * 7} boolean, boolean)"])
+_ENCODE = compile_now(_encode, [f"void({'int64, ' * 7} boolean, boolean)"])
 _OVERALL = compile_now(_overall, ["void(int64, int64, int64)"])
-encode_one = compile_now(_encode_one, [f"void({', '.join(['int64'] * 7)})"])
-add = compile_now(_add, ["void(int64[::1], int64[::1], int64[::1], int64, float32, boolean, int64, int64)"])
+_ENCODE_ONE = compile_now(_encode_one, [f"void({', '.join(['int64'] * 7)})"])
+_ADD = compile_now(_add, ["void(int64[::1], int64[::1], int64[::1], int64, float32, boolean, int64, int64)"])
+
+
+def encode_signs(
+    x: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None, keep_zeros: bool = False,
+    residual: Tensor | None = None, new_residual: Tensor | None = None, subtract: bool = True,
+) -> None:  # fmt: skip
+    """See `kernels.signs`."""
+    subtract = subtract and residual is not None
+    given = x.data_ptr(), address(residual), address(new_residual), x.numel()
+    _ENCODE(*given, bits.data_ptr(), highs.data_ptr(), address(lows), subtract, keep_zeros)
+
+
+def encode_sign(
+    x: Tensor, bits: Tensor, means: Tensor, magnitude: Tensor, residual: Tensor | None = None,
+    new_residual: Tensor | None = None,
+) -> None:  # fmt: skip
+    """See `kernels.signs`."""
+    given = x.data_ptr(), address(residual), address(new_residual), x.numel()
+    _ENCODE_ONE(*given, bits.data_ptr(), means.data_ptr(), magnitude.data_ptr())
+
+
+def add_signs_(payloads: Sequence[SignPayload], weight: float, out: Tensor, fresh: bool) -> None:
+    """See `kernels.signs`."""
+    bits, highs = addresses([p[0] for p in payloads]), addresses([p[1] for p in payloads])
+    lows = addresses([p[2] for p in payloads if p[2] is not None])
+    stride = min(1, payloads[0][1].numel() - 1)
+    _ADD(bits, highs, lows, stride, weight, fresh, out.data_ptr(), out.numel())

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from tacit.kernels.numba.blockwise import LARGEST_BF16
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.levels import pack_codes
-from tacit.kernels.numba.pointers import bytes_at, floats_at, ints_at, shorts_at
+from tacit.kernels.numba.pointers import bytes_at, columns, floats_at, ints_at, shorts_at
 from tacit.kernels.numba.primitives import capped, largest_pattern, safe_inverse, sum_by_halves
 from tacit.kernels.numba.vectors import float_from_bits
 
@@ -85,5 +87,17 @@ def _add(codes: Any, units: Any, bucket: Any, weight: Any, fresh: Any, out: Any,
                     lane[i] += values[(packed[i] >> (2 * j)) & 3]
 
 
-encode = compile_now(_encode, ["void(int64, int64, int64, int64, int64)"])
-add = compile_now(_add, ["void(int64[::1], int64[::1], int64, float32, boolean, int64, int64)"])
+_ENCODE = compile_now(_encode, ["void(int64, int64, int64, int64, int64)"])
+_ADD = compile_now(_add, ["void(int64[::1], int64[::1], int64, float32, boolean, int64, int64)"])
+
+
+def encode_magnitudes(x: Tensor, bucket: int, codes: Tensor, units: Tensor) -> None:
+    """See `kernels.two_magnitudes`."""
+    _ENCODE(x.data_ptr(), x.numel(), bucket, codes.data_ptr(), units.data_ptr())
+
+
+def add_magnitudes_(
+    payloads: Sequence[Sequence[Tensor]], bucket: int, weight: float, out: Tensor, fresh: bool
+) -> None:
+    """See `kernels.two_magnitudes`."""
+    _ADD(*columns(payloads), bucket, weight, fresh, out.data_ptr(), out.numel())

@@ -21,8 +21,15 @@ from tacit.kernels.reference.rounding import divide, inverse_of, largest_of
 LARGEST_BF16 = 2.0**127 * (2 - 2.0**-7)
 
 
-def encode_blocks(x: Tensor, bits: int, codes: Tensor, units: Tensor) -> None:
-    """`kernels.blockwise.encode_blocks`."""
+def encode_blocks(
+    x: Tensor, bits: int, codes: Tensor, units: Tensor, residual: Tensor | None = None,
+    new_residual: Tensor | None = None,
+) -> None:  # fmt: skip
+    """See `kernels.blockwise`."""
+    if residual is not None and new_residual is not None:
+        encode_blocks(torch.add(x, residual, out=new_residual), bits, codes, units)
+        add_blocks_([(codes, units)], bits, -1.0, new_residual, fresh=False)
+        return
     top, width = (1 << (bits - 1)) - 1, block_bytes(BLOCK, bits)
     for blocks, row in bucket_rows(x, BLOCK):
         row = row.to(torch.promote_types(row.dtype, torch.float32))

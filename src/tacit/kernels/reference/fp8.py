@@ -7,18 +7,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tacit.kernels.dispatch import pieces
+
+PIECE = 1 << 14
+"""Entries that are widened at a time on the host: they stay in the second-level cache."""
+
 
 def encode_fp8(x: Tensor, inverse: Tensor, dtype: torch.dtype, codes: Tensor) -> None:
-    """`kernels.fp8.encode_fp8`."""
-    codes.copy_((x * inverse).to(dtype).view(torch.uint8))
+    """See `kernels.fp8`."""
+    for piece in pieces(x, PIECE):
+        codes[piece].copy_((x[piece] * inverse).to(dtype).view(torch.uint8))
 
 
 def add_fp8_(
     payloads: Sequence[Sequence[Tensor]], dtype: torch.dtype, weight: float, out: Tensor, fresh: bool
 ) -> None:
-    """`kernels.fp8.add_fp8_`."""
+    """See `kernels.fp8`."""
     if fresh:
         out.zero_()
     wide = torch.promote_types(out.dtype, torch.float32)
-    for codes, scale in payloads:
-        out += codes.view(dtype).to(wide).mul_(scale.to(wide) * weight)
+    for piece in pieces(out, PIECE):
+        for codes, scale in payloads:
+            out[piece] += codes[piece].view(dtype).to(wide).mul_(scale.to(wide) * weight)

@@ -11,8 +11,18 @@ from tacit.kernels.layout import BLOCK, bucket_rows
 from tacit.kernels.reference.rounding import divide, inverse_of, largest_of
 
 
-def encode_int8(x: Tensor, codes: Tensor, units: Tensor) -> None:
-    """`kernels.int8.encode_int8`."""
+def encode_int8(
+    x: Tensor,
+    codes: Tensor,
+    units: Tensor,
+    residual: Tensor | None = None,
+    new_residual: Tensor | None = None,
+) -> None:
+    """See `kernels.int8`."""
+    if residual is not None and new_residual is not None:
+        encode_int8(torch.add(x, residual, out=new_residual), codes, units)
+        add_int8_([(codes, units)], -1.0, new_residual, fresh=False)
+        return
     for blocks, row in bucket_rows(x, BLOCK):
         row = row.to(torch.promote_types(row.dtype, torch.float32))
         unit = divide(largest_of(row), 127)

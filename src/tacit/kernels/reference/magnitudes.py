@@ -25,3 +25,11 @@ def divide_(x: Tensor, by: float) -> float:
         low, high = block.aminmax()
         most = torch.maximum(most, torch.maximum(-low, high))
     return float(most)
+
+
+def round_to_(x: Tensor, out: Tensor) -> None:
+    """`kernels.magnitudes.round_to_`."""
+    out.copy_(x)
+
+
+widen_ = round_to_

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from tacit.kernels.sparse import EntryBuffer, Selection
+from tacit.kernels.sparse import EntryBuffer, Selection, first_of
 
 
 def merge_largest(one: Selection, other: Selection, k: int, buffer: EntryBuffer) -> Selection:
@@ -19,16 +19,18 @@ def merge_largest(one: Selection, other: Selection, k: int, buffer: EntryBuffer)
     kept = magnitudes.sort(descending=True, stable=True).indices[:k].sort().values
     buffer.positions[: kept.numel()] = positions[kept]
     buffer.values[: kept.numel()] = values[kept]
-    return Selection(buffer.positions[: kept.numel()], buffer.values[: kept.numel()])
+    return first_of(buffer, kept.numel())
 
 
-def common_positions(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+def common_positions(one: Tensor, other: Tensor, positions: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
     """`kernels.merge.common_positions`."""
-    positions = one[torch.isin(one, other)]
-    return positions, torch.searchsorted(other, positions, out_int32=True)
+    found = one[torch.isin(one, other)]
+    return found, torch.searchsorted(other, found, out_int32=True)
 
 
-def keep_arrived(own: Selection, arrived: Tensor, residual: Tensor | None) -> Selection:
+def keep_arrived(
+    own: Selection, arrived: Tensor, buffer: EntryBuffer, residual: Tensor | None = None
+) -> Selection:
     """`kernels.merge.keep_arrived`."""
     kept = torch.isin(own.positions, arrived)
     if residual is not None:

@@ -1,18 +1,24 @@
 """`kernels.positions` in plain torch. What runs on a device never makes the host wait.
 
-`low` is the format, as `layout.position_format` has it: the bytes of each position's low part; 4 is int32.
+`low` is the format: the bytes of each position's low part; 4 is int32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from tacit.kernels.layout import INT32
+from tacit.kernels import positions as front
+from tacit.kernels.dispatch import on_host
+from tacit.kernels.layout import INT32, position_format
+from tacit.kernels.sparse import Selection
 
 
-def pack_positions(positions: Tensor, k: int, low: int, packed: Tensor) -> None:
+def pack_positions(positions: Tensor, numel: int, k: int, packed: Tensor) -> None:
     """`kernels.positions.pack_positions`."""
+    low = position_format(numel, k)
     packed.zero_()
     if low == INT32:
         whole = torch.full((k,), -1, dtype=torch.int32, device=positions.device)
@@ -31,8 +37,16 @@ def pack_positions(positions: Tensor, k: int, low: int, packed: Tensor) -> None:
         row |= bits[bit::8] << bit
 
 
-def unpack_positions(packed: Tensor, low: int, k: int) -> Tensor:
-    """`kernels.positions.unpack_positions`, on the host."""
+def unpack_all(
+    packed: Sequence[Tensor], numel: int, k: int, buffers: Sequence[Tensor | None] | None = None
+) -> Sequence[Tensor]:
+    """`kernels.positions.unpack_all`."""
+    low = position_format(numel, k)
+    unpack = _unpacked if on_host(packed[0]) else _unpacked_on_device
+    return [unpack(each, low, k) for each in packed]
+
+
+def _unpacked(packed: Tensor, low: int, k: int) -> Tensor:
     if low == INT32:
         whole = packed.clone().view(torch.int32)
         return whole[whole >= 0]
@@ -44,8 +58,10 @@ def unpack_positions(packed: Tensor, low: int, k: int) -> Tensor:
     return places.to(torch.int32)
 
 
-def unpack_positions_on_device(packed: Tensor, low: int, k: int) -> Tensor:
-    """`kernels.positions.unpack_positions`: `k` positions; -1 stands for each that is not there."""
+def _unpacked_on_device(packed: Tensor, low: int, k: int) -> Tensor:
+    """`k` positions; -1 stands for each that is not there."""
+    if low == INT32:
+        return packed.clone().view(torch.int32)
     bits = _bits(packed[low * k :])
     number = torch.arange(k, device=packed.device)
     places = torch.searchsorted(bits.cumsum(0), number + 1)
@@ -62,12 +78,26 @@ def _bits(row: Tensor) -> Tensor:
     return ((row[:, None] >> shifts) & 1).view(-1)
 
 
-def scatter_add_(positions: Tensor, values: Tensor, out: Tensor, weight: float) -> int:
-    """`kernels.positions.scatter_add_`, on the host: how many positions are not in `out`."""
-    outside = _outside(positions, out.numel())
-    if not outside:
-        out.index_add_(0, positions, values, alpha=weight)
-    return outside
+def scatter(positions: Tensor, values: Tensor, out: Tensor, weight: float) -> int:
+    """`kernels.positions.scatter`; on a device what is outside adds 0 to the first entry."""
+    if on_host(out):
+        outside = _outside(positions, out.numel())
+        if not outside:
+            out.index_add_(0, positions, values, alpha=weight)
+        return outside
+    if positions.numel() and out.numel():
+        inside = (positions >= 0) & (positions < out.numel())
+        inner = torch.where(inside, positions, 0)
+        out.index_add_(0, inner, torch.where(inside, values, 0.0), alpha=weight)
+    return 0
+
+
+def scatter_all_(peers: Sequence[Selection], out: Tensor, weight: float, fresh: bool) -> None:
+    """`kernels.positions.scatter_all_`."""
+    if fresh:
+        out.zero_()
+    for peer in peers:
+        front.scatter_add_(peer.positions, peer.values, out, weight)
 
 
 def _outside(positions: Tensor, numel: int) -> int:
@@ -79,17 +109,11 @@ def _outside(positions: Tensor, numel: int) -> int:
     return 0
 
 
-def scatter_add_on_device_(positions: Tensor, values: Tensor, out: Tensor, weight: float) -> None:
-    """`kernels.positions.scatter_add_`: what is outside adds 0 to the first entry."""
-    if positions.numel() and out.numel():
-        inside = (positions >= 0) & (positions < out.numel())
-        inner = torch.where(inside, positions, 0)
-        out.index_add_(0, inner, torch.where(inside, values, 0.0), alpha=weight)
-
-
-def clear_on_device_(positions: Tensor, out: Tensor) -> None:
-    """`kernels.positions.clear_`: what is outside writes to the first entry what this is to be anyway."""
-    if positions.numel() and out.numel():
+def clear_(positions: Tensor, out: Tensor) -> None:
+    """`kernels.positions.clear_`; what is outside writes to the first entry what this is to be anyway."""
+    if on_host(out):
+        out.index_fill_(0, positions.long(), 0.0)
+    elif positions.numel() and out.numel():
         inside = (positions >= 0) & (positions < out.numel())
         first = torch.where((positions == 0).any(), 0.0, out[0])
         out.index_copy_(0, torch.where(inside, positions, 0).long(), torch.where(inside, 0.0, first))

@@ -1,7 +1,4 @@
-"""`kernels.select` in plain torch: on any device, where the host waits for nothing; and faster on the host.
-
-Selected entries are written to the first places of `positions` (int32) and `values`.
-"""
+"""`kernels.select` in plain torch: on a device, where the host waits for nothing, and faster on the host."""
 
 from __future__ import annotations
 
@@ -11,7 +8,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tacit.kernels.sparse import MARGIN, RUN, Selection, sample_rank, sample_step
+from tacit.kernels import select as front
+from tacit.kernels.dispatch import on_host
+from tacit.kernels.select import chunked
+from tacit.kernels.sparse import (
+    MARGIN,
+    RUN,
+    EntryBuffer,
+    Selection,
+    first_of,
+    new_buffer,
+    sample_rank,
+    sample_size,
+    sample_step,
+)
 
 PIECE = 1 << 18
 """Entries that one pass works on at a time: 1 MiB of fp32, within a second-level cache."""
@@ -21,19 +31,25 @@ PIECE = 1 << 18
 
 
 def select_largest(
-    x: Tensor, k: int, positions: Tensor, values: Tensor, residual: Tensor | None = None,
-    new_residual: Tensor | None = None,
-) -> None:  # fmt: skip
-    """`kernels.select.select_largest`."""
+    x: Tensor, k: int, buffer: EntryBuffer | None = None, residual: Tensor | None = None,
+    new_residual: Tensor | None = None, look: Callable[[], None] | None = None,
+) -> Selection:  # fmt: skip
+    """See `kernels.select`."""
+    buffer = buffer or new_buffer(x, k)
+    if on_host(x):
+        return by_attempts(_attempt, x, k, buffer, residual, new_residual, look)
     a = _sum(x, residual, new_residual)
-    _write(a, largest_places(a, k).sort().values, positions, values, new_residual)
+    _write(a, largest_places(a, k).sort().values, buffer, new_residual)
+    if look is not None:
+        look()
+    return first_of(buffer, k)
 
 
 def select_in_chunks(
-    x: Tensor, per_chunk: int, chunk: int, positions: Tensor, values: Tensor, residual: Tensor | None = None,
+    x: Tensor, per_chunk: int, chunk: int, buffer: EntryBuffer, residual: Tensor | None = None,
     new_residual: Tensor | None = None,
-) -> None:  # fmt: skip
-    """`kernels.select.select_in_chunks`."""
+) -> Selection:  # fmt: skip
+    """See `kernels.select`."""
     a = _sum(x, residual, new_residual)
     whole = a.numel() - a.numel() % chunk
     found = []
@@ -42,7 +58,9 @@ def select_in_chunks(
             places = largest_places(rows, min(per_chunk, rows.shape[1])).sort().values
             begin = torch.arange(len(rows), device=x.device).mul_(chunk).add_(first)
             found.append((places + begin.unsqueeze(1)).view(-1))
-    _write(a, torch.cat(found), positions, values, new_residual)
+    if found:
+        _write(a, torch.cat(found), buffer, new_residual)
+    return first_of(buffer, chunked(x.numel(), per_chunk, chunk))
 
 
 def largest_places(a: Tensor, k: int) -> Tensor:
@@ -61,9 +79,9 @@ def _sum(x: Tensor, residual: Tensor | None, new_residual: Tensor | None) -> Ten
     return x if residual is None or new_residual is None else torch.add(x, residual, out=new_residual)
 
 
-def _write(a: Tensor, index: Tensor, positions: Tensor, values: Tensor, new_residual: Tensor | None) -> None:
-    positions[: index.numel()] = index
-    torch.index_select(a, 0, index, out=values[: index.numel()])
+def _write(a: Tensor, index: Tensor, buffer: EntryBuffer, new_residual: Tensor | None) -> None:
+    buffer.positions[: index.numel()] = index
+    torch.index_select(a, 0, index, out=buffer.values[: index.numel()])
     if new_residual is not None:
         new_residual.index_fill_(0, index, 0.0)
 
@@ -71,11 +89,56 @@ def _write(a: Tensor, index: Tensor, positions: Tensor, values: Tensor, new_resi
 # ---- on the host ----------------------------------------------------------------------------------------
 
 
+def by_attempts(
+    attempt: Callable[
+        [Tensor, int, int, EntryBuffer, Tensor | None, Tensor | None], tuple[Selection | None, bool, bool]
+    ],
+    x: Tensor, k: int, buffer: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None,
+    look: Callable[[], None] | None,
+) -> Selection:  # fmt: skip
+    """`kernels.select.select_largest`, by thresholds that are guessed: with more effort, then without any.
+
+    Args:
+        attempt: of this effort; the k largest, or all that reach its threshold if fewer do; None where the
+            buffer is too small. And whether all but zeros reach it; and whether all entries were seen to be
+            finite.
+    """
+    found, finite = _first_that_fits(attempt, x, k, buffer, residual, new_residual) if k else (None, False)
+    if look is not None and not finite:
+        look()
+    return first_of(buffer, k) if found is None else found
+
+
+def _first_that_fits(
+    attempt: Callable[..., tuple[Selection | None, bool, bool]], x: Tensor, k: int, buffer: EntryBuffer,
+    residual: Tensor | None, new_residual: Tensor | None,
+) -> tuple[Selection | None, bool]:  # fmt: skip
+    for effort in (1, 16):
+        found, all_but_zeros, finite = attempt(x, k, effort, buffer, residual, new_residual)
+        if found is not None and all_but_zeros and found.positions.numel() < k:
+            found = fill_with_zeros(found, k, x, residual, new_residual)
+        if found is not None and found.positions.numel() == k:
+            return found, finite
+        if sample_size(x.numel(), effort) == x.numel():
+            break
+    select_by_kthvalue(x, k, buffer, residual, new_residual)
+    return None, False
+
+
+def _attempt(
+    x: Tensor, k: int, effort: int, buffer: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
+) -> tuple[Selection | None, bool, bool]:
+    threshold, all_but_zeros = guess_threshold(x, residual, k, effort)
+    found = front.select_reaching(x, threshold, buffer, residual, new_residual)
+    return found and front.keep_largest(found, k, new_residual), all_but_zeros, False
+
+
 def select_reaching(
-    x: Tensor, threshold: float, positions: Tensor, values: Tensor, residual: Tensor | None = None,
+    x: Tensor, threshold: float, buffer: EntryBuffer, residual: Tensor | None = None,
     new_residual: Tensor | None = None,
-) -> int:  # fmt: skip
-    """`kernels.select.select_reaching`, in pieces that stay in the cache: how many; -1 if too many."""
+) -> Selection | None:  # fmt: skip
+    """See `kernels.select`; in pieces that stay in the cache."""
+    positions, values = buffer
     count = 0
     for start in range(0, x.numel(), PIECE):
         piece = x[start : start + PIECE]
@@ -85,19 +148,16 @@ def select_reaching(
         index = piece.abs().ge(threshold).nonzero().view(-1)
         after = count + index.numel()
         if after + MARGIN > positions.numel():
-            return -1
+            return None
         positions[count:after] = index + start
         torch.index_select(piece, 0, index, out=values[count:after])
         if new_residual is not None:
             piece[index] = 0
         count = after
-    return count
+    return first_of(buffer, count)
 
 
-def guess_threshold(
-    x: Tensor, residual: Tensor | None, k: int, effort: int, nth_largest: Callable[[Tensor, int], tuple[float,
-    int]],
-) -> tuple[float, bool]:  # fmt: skip
+def guess_threshold(x: Tensor, residual: Tensor | None, k: int, effort: int) -> tuple[float, bool]:
     """A threshold above 0 that k entries or a few more reach; and whether all but zeros reach it."""
     least = torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
     entries = sample(x, effort)
@@ -125,7 +185,15 @@ def nth_largest(x: Tensor, n: int) -> tuple[float, int]:
     return float(nth), int((magnitudes > nth).sum())
 
 
-def keep_largest(found: Selection, least: float, equal: int, new_residual: Tensor | None) -> None:
+def keep_largest(found: Selection, k: int, new_residual: Tensor | None) -> Selection:
+    """See `kernels.select`."""
+    if found.positions.numel() > k:
+        least, larger = nth_largest(found.values, k)
+        keep_above(found, least, k - larger, new_residual)
+    return first_of(found, k)
+
+
+def keep_above(found: Selection, least: float, equal: int, new_residual: Tensor | None) -> None:
     """Move what is above `least`, and the first `equal` that equal it, to the front.
 
     The others are given back to `new_residual`.
@@ -156,13 +224,12 @@ def fill_with_zeros(
 
 
 def select_by_kthvalue(
-    x: Tensor, k: int, positions: Tensor, values: Tensor, residual: Tensor | None,
-    new_residual: Tensor | None,
-) -> None:  # fmt: skip
+    x: Tensor, k: int, buffer: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
+) -> None:
     """`kernels.select.select_largest`, whatever the entries are: the slow way of the host."""
     a = _sum(x, residual, new_residual)
     magnitudes = a.abs().nan_to_num_(nan=-1.0, posinf=math.inf)
     least = float(torch.kthvalue(magnitudes, magnitudes.numel() - k + 1).values)
     above = (magnitudes > least).nonzero().view(-1)
     equal = (magnitudes == least).nonzero().view(-1)[: k - above.numel()]
-    _write(a, torch.cat([above, equal]).sort().values, positions, values, new_residual)
+    _write(a, torch.cat([above, equal]).sort().values, buffer, new_residual)

@@ -13,9 +13,14 @@ from tacit.kernels.reference.rounding import LARGEST, divide, lane_sums
 
 
 def encode_signs(
-    x: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None, keep_zeros: bool = False
-) -> None:
-    """`kernels.signs.encode_signs`."""
+    x: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None, keep_zeros: bool = False,
+    residual: Tensor | None = None, new_residual: Tensor | None = None, subtract: bool = True,
+) -> None:  # fmt: skip
+    """See `kernels.signs`."""
+    if residual is not None and new_residual is not None:
+        encode_signs(torch.add(x, residual, out=new_residual), bits, highs, lows, keep_zeros)
+        add_signs_([(bits, highs, lows)] * subtract, -1.0, new_residual, fresh=False)
+        return
     for blocks, row in bucket_rows(x, BLOCK):
         positive = row >= 0
         share = row.to(torch.promote_types(row.dtype, torch.float32)) * 2.0**-9
@@ -60,6 +65,17 @@ def _other_half(codes: Tensor) -> Tensor:
 def _mean(share: Tensor, count: Tensor) -> Tensor:
     sums = lane_sums(share, BLOCK)
     return (sums * (float(BLOCK) / count.clamp(min=1).to(share.dtype))).clamp_(max=LARGEST)
+
+
+def encode_sign(
+    x: Tensor, bits: Tensor, means: Tensor, magnitude: Tensor, residual: Tensor | None = None,
+    new_residual: Tensor | None = None,
+) -> None:  # fmt: skip
+    """See `kernels.signs`."""
+    encode_signs(x, bits, means, None, False, residual, new_residual, subtract=False)
+    overall_mean(means, x.numel(), magnitude)
+    if new_residual is not None:
+        add_signs_([(bits, magnitude, None)], -1.0, new_residual, fresh=False)
 
 
 def overall_mean(means: Tensor, numel: int, magnitude: Tensor) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 from tacit.kernels.layout import bucket_rows, code_bytes, pack_codes, unpack_codes
 from tacit.kernels.reference.blockwise import LARGEST_BF16
 from tacit.kernels.reference.rounding import capped, divide, inverse_of, lane_sums, largest_of
+from tacit.kernels.two_magnitudes import BITS
 
-BITS = 2
 LARGE, NEGATIVE = 1, 2
 """The bits of a code."""
 

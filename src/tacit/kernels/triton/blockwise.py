@@ -118,15 +118,11 @@ def _packing(bits: int) -> dict[str, int]:
     return {"BLOCK": BLOCK, "BITS": bits, "GROUP": group, "WIDE": wide, "BYTES": block_bytes(BLOCK, bits)}
 
 
-def encode(
-    x: Tensor,
-    residual: Tensor | None,
-    new_residual: Tensor | None,
-    bits: int,
-    codes: Tensor,
-    units: Tensor,
-) -> None:
-    """`blockwise.encode_blocks`; `encode_blocks_with_residual` where there is a residual."""
+def encode_blocks(
+    x: Tensor, bits: int, codes: Tensor, units: Tensor, residual: Tensor | None = None,
+    new_residual: Tensor | None = None,
+) -> None:  # fmt: skip
+    """See `kernels.blockwise`."""
     packing, has_residual = _packing(bits), residual is not None and new_residual is not None
     before, after = (residual, new_residual) if has_residual else (x, x)
     launch_by_rows(
@@ -136,8 +132,10 @@ def encode(
     )  # fmt: skip
 
 
-def add(payloads: Sequence[Sequence[Tensor]], bits: int, weight: float, out: Tensor, fresh: bool) -> None:
-    """`blockwise.add_blocks_`."""
+def add_blocks_(
+    payloads: Sequence[Sequence[Tensor]], bits: int, weight: float, out: Tensor, fresh: bool
+) -> None:
+    """See `kernels.blockwise`."""
     packing = _packing(bits)
     for stack in payload_stacks(payloads):
         launch_by_rows(

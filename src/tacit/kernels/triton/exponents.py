@@ -65,13 +65,13 @@ def add_kernel(
         store(out, at, total, mask)
 
 
-def encode(x: Tensor, seed: int, exponents: Tensor, bits: Tensor) -> None:
-    """`exponents.encode_exponents`."""
+def encode_exponents(x: Tensor, seed: int, exponents: Tensor, bits: Tensor) -> None:
+    """See `kernels.exponents`."""
     launch_by_rows(encode_kernel, x, BLOCK, 8, x, exponents, bits, *philox_keys(seed))
 
 
-def add(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, fresh: bool) -> None:
-    """`exponents.add_exponents_`."""
+def add_exponents_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, fresh: bool) -> None:
+    """See `kernels.exponents`."""
     for stack in payload_stacks(payloads):
         launch_by_rows(
             add_kernel, out, BLOCK, 8, *stack.first, out, *stack.strides, stack.peers, weight, FRESH=fresh

@@ -50,10 +50,10 @@ def add_kernel(
     store(out, at, total, mask)
 
 
-def add(
+def add_fp8_(
     payloads: Sequence[Sequence[Tensor]], dtype: torch.dtype, weight: float, out: Tensor, fresh: bool
 ) -> None:
-    """`fp8.add_fp8_`."""
+    """See `kernels.fp8`."""
     for stack in payload_stacks(payloads):
         launch_by_rows(
             add_kernel, out, BLOCK, 1, *stack.first, out, *stack.strides, stack.peers, weight,

@@ -68,10 +68,14 @@ def add_kernel(
     store(out, at, total, mask)
 
 
-def encode(
-    x: Tensor, residual: Tensor | None, new_residual: Tensor | None, codes: Tensor, units: Tensor
+def encode_int8(
+    x: Tensor,
+    codes: Tensor,
+    units: Tensor,
+    residual: Tensor | None = None,
+    new_residual: Tensor | None = None,
 ) -> None:
-    """`int8.encode_int8`; `encode_int8_with_residual` where there are `residual` and `new_residual`."""
+    """See `kernels.int8`."""
     has_residual = residual is not None and new_residual is not None
     before, after = (residual, new_residual) if has_residual else (x, x)
     launch_by_rows(
@@ -80,8 +84,8 @@ def encode(
     )  # fmt: skip
 
 
-def add(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, fresh: bool) -> None:
-    """`int8.add_int8_`."""
+def add_int8_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, fresh: bool) -> None:
+    """See `kernels.int8`."""
     for stack in payload_stacks(payloads):
         launch_by_rows(
             add_kernel, out, BLOCK, 1, *stack.first, out, *stack.strides, stack.peers, weight,

@@ -108,7 +108,7 @@ def add_kernel(
 
 
 def quantize(x: Tensor, bits: int, bucket: int, clip: float, seed: int, codes: Tensor, units: Tensor) -> None:
-    """`levels.quantize`."""
+    """See `kernels.levels`."""
     group = codes_per_group(bits)
     launch_by_rows(
         quantize_kernel, x, bucket, group, x, codes, units, clip, *philox_keys(seed),
@@ -118,10 +118,10 @@ def quantize(x: Tensor, bits: int, bucket: int, clip: float, seed: int, codes: T
     )  # fmt: skip
 
 
-def add(
+def add_levels_(
     payloads: Sequence[Sequence[Tensor]], bits: int, bucket: int, weight: float, out: Tensor, fresh: bool
 ) -> None:
-    """`levels.add_levels_`."""
+    """See `kernels.levels`."""
     group = codes_per_group(bits)
     for stack in payload_stacks(payloads):
         launch_by_rows(

@@ -100,10 +100,10 @@ def predict_kernel(
     store(out, i, tl.minimum(tl.maximum(delta, -limit), limit) * size, there)
 
 
-def predict(
+def predict_changes(
     changes: Tensor, ages: Tensor, log_swings: Tensor, packed: Tensor, width: int, limit: float, out: Tensor
 ) -> None:
-    """`mp2_network.predict_changes`."""
+    """See `kernels.mp2_network`."""
     halvings = (width - 1).bit_length()
     ages, log_swings = ages.contiguous(), log_swings.contiguous()
     launch(

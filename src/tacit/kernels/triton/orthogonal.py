@@ -96,13 +96,13 @@ def orthogonalize_kernel(p: tensor, table: tensor, rank: tensor, PIECE: tl.const
         multiply(row, length, tl.where(left, tl.div_rn(1.0, tl.where(left, rest, 1.0)), 0.0), PIECE)
 
 
-def scale(q: Tensor, lengths: Sequence[int], rank: int) -> None:
-    """`orthogonal.scale_`."""
+def scale_(q: Tensor, lengths: Sequence[int], rank: int) -> None:
+    """See `kernels.orthogonal`."""
     launch(scale_kernel, len(lengths), q, q, _table_for(q, lengths, rank), rank, PIECE=PIECE, num_warps=WARPS)
 
 
-def orthogonalize(p: Tensor, lengths: Sequence[int], rank: int) -> None:
-    """`orthogonal.orthogonalize_`."""
+def orthogonalize_(p: Tensor, lengths: Sequence[int], rank: int) -> None:
+    """See `kernels.orthogonal`."""
     table = _table_for(p, lengths, rank)
     launch(orthogonalize_kernel, len(lengths), p, p, table, rank, PIECE=PIECE, num_warps=WARPS)
 

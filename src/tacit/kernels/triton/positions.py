@@ -10,6 +10,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
+from tacit.kernels.layout import INT32, position_format
+from tacit.kernels.reference import positions as reference
 from tacit.kernels.triton.launch import jit, launch, payload_stacks
 from tacit.kernels.triton.primitives import load, round_to, store
 
@@ -94,8 +96,12 @@ def clear_kernel(index: tensor, out: tensor, count: tensor, numel: tensor, SIZE:
     store(out, place, tl.zeros((SIZE,), tl.float32), there & (place >= 0) & (place < numel))
 
 
-def pack(index: Tensor, k: int, low: int, packed: Tensor) -> None:
-    """`positions.pack_positions`, with low parts of `low` bytes."""
+def pack_positions(index: Tensor, numel: int, k: int, packed: Tensor) -> None:
+    """See `kernels.positions`."""
+    low = position_format(numel, k)
+    if low == INT32:
+        reference.pack_positions(index, numel, k, packed)
+        return
     row, count = packed[low * k :], index.numel()
     words = torch.zeros(triton.cdiv(row.numel(), 4), dtype=torch.int32, device=packed.device)
     if count < k:
@@ -106,12 +112,17 @@ def pack(index: Tensor, k: int, low: int, packed: Tensor) -> None:
     row.copy_(words.view(torch.uint8)[: row.numel()])
 
 
-def unpack(packed: Sequence[Tensor], k: int, low: int, index: Tensor) -> None:
-    """`positions.unpack_positions` of each peer, to its row of `index` (peers, k).
+def unpack_all(
+    packed: Sequence[Tensor], numel: int, k: int, buffers: Sequence[Tensor | None] | None = None
+) -> Sequence[Tensor]:
+    """See `kernels.positions`.
 
-    Nothing is written for positions that are not there. Of peers that lie at equal distances, as in a
-    message, the launches are as many as of one.
+    Of peers that lie at equal distances, as in a message, the launches are as many as of one.
     """
+    low = position_format(numel, k)
+    if low == INT32:
+        return reference.unpack_all(packed, numel, k)
+    index = torch.full((len(packed), k), -1, dtype=torch.int32, device=packed[0].device)
     done = 0
     for stack in payload_stacks([(each,) for each in packed]):
         first, some = stack.first[0], index[done : done + stack.peers]
@@ -127,18 +138,20 @@ def unpack(packed: Sequence[Tensor], k: int, low: int, index: Tensor) -> None:
             BITS=BITS, LOW=low,
         )  # fmt: skip
         done += stack.peers
+    return index.unbind()
 
 
-def scatter(index: Tensor, values: Tensor, weight: float, out: Tensor) -> None:
-    """`positions.scatter_add_`."""
+def scatter(index: Tensor, values: Tensor, out: Tensor, weight: float) -> int:
+    """See `kernels.positions`."""
     programs = triton.cdiv(index.numel(), SIZE)
     launch(
         scatter_kernel, programs, out, index, values, out, index.numel(), out.numel(), weight, SIZE=SIZE,
     )  # fmt: skip
+    return 0
 
 
-def clear(index: Tensor, out: Tensor) -> None:
-    """`positions.clear_`."""
+def clear_(index: Tensor, out: Tensor) -> None:
+    """See `kernels.positions`."""
     launch(
         clear_kernel, triton.cdiv(index.numel(), SIZE), out, index, out, index.numel(), out.numel(),
         SIZE=SIZE,

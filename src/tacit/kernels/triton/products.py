@@ -24,6 +24,8 @@ ROWS, COLUMNS, SPLIT = 16, 64, 128
 """Of the tile that a program works on; and the rows after which a column's product is begun anew."""
 WIDE = 256
 """Columns of the tile of a product that is written."""
+LARGEST_RANK = 16
+"""What a program holds in registers."""
 PIECE = 1024
 """Entries of a factor that a program adds up."""
 FIELDS = tl.constexpr(6)
@@ -124,17 +126,25 @@ def expand_kernel(
         tl.store(at, total, here)
 
 
-def times_q(x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: int) -> None:
-    """`products.times_q_`."""
+def times_q_(
+    x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: int,
+    residual: Tensor | None = None, total: Tensor | None = None,
+) -> bool:  # fmt: skip
+    """See `kernels.products`."""
+    if rank > LARGEST_RANK or residual is not None:
+        return False
     tiles = max(triton.cdiv(rows, ROWS) for _, rows, _ in matrices)
     launch(
         times_q_kernel, tiles * len(matrices), x, x, p, q, _table_for(x, matrices, rank), tiles, rank,
         ROWS=ROWS, COLUMNS=COLUMNS, RANK=triton.next_power_of_2(rank),
     )  # fmt: skip
+    return True
 
 
-def times_p(x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: int) -> None:
-    """`products.times_p_`."""
+def times_p_(x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: int) -> bool:
+    """See `kernels.products`."""
+    if rank > LARGEST_RANK:
+        return False
     table = _table_for(x, matrices, rank)
     sums = thread_scratch("products", sum(_parts(matrices, rank)), x.dtype, x.device)
     tiles = max(triton.cdiv(rows, SPLIT) * triton.cdiv(columns, COLUMNS) for _, rows, columns in matrices)
@@ -144,15 +154,21 @@ def times_p(x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: in
     )  # fmt: skip
     tiles = max(triton.cdiv(rank * columns, PIECE) for *_, columns in matrices)
     launch(add_parts_kernel, tiles * len(matrices), x, sums, q, table, tiles, rank, PIECE=PIECE, SPLIT=SPLIT)
+    return True
 
 
-def expand(x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: int, subtract: bool) -> None:
-    """`products.expand_`."""
+def expand_(
+    x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: int, subtract: bool = False
+) -> bool:
+    """See `kernels.products`."""
+    if rank > LARGEST_RANK:
+        return False
     tiles = max(triton.cdiv(rows, ROWS) * triton.cdiv(columns, WIDE) for _, rows, columns in matrices)
     launch(
         expand_kernel, tiles * len(matrices), x, x, p, q, _table_for(x, matrices, rank), tiles, rank,
         ROWS=ROWS, COLUMNS=WIDE, SUBTRACT=subtract,
     )  # fmt: skip
+    return True
 
 
 def _parts(matrices: Sequence[Place], rank: int) -> list[int]:

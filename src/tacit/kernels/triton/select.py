@@ -8,12 +8,17 @@ selected. The host waits for none of it, and does the same whatever the entries 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
+from tacit.kernels.reference import select as reference
+from tacit.kernels.select import chunked
+from tacit.kernels.sparse import EntryBuffer, Selection, first_of, new_buffer
 from tacit.kernels.triton.launch import jit, launch
 from tacit.kernels.triton.primitives import load_sum, magnitude_rank, store
 
@@ -21,6 +26,8 @@ PIECE, WARPS = 4096, 8
 """Entries that a program works on at a time, and its warps."""
 COUNTING = 1024
 """Programs that count, at most: each adds to the same few bins, one after the other."""
+LARGEST_CHUNK = 1 << 14
+"""The largest chunk that one program holds."""
 LEVELS = 4
 BINS, FEW = tl.constexpr(256), tl.constexpr(8)
 """Bins that are counted at a time; and up to how many entries of a piece are counted one by one.
@@ -131,9 +138,21 @@ def write_selected_kernel(
 
 
 def select_largest(
+    x: Tensor, k: int, buffer: EntryBuffer | None = None, residual: Tensor | None = None,
+    new_residual: Tensor | None = None, look: Callable[[], None] | None = None,
+) -> Selection:  # fmt: skip
+    """See `kernels.select`."""
+    buffer = buffer or new_buffer(x, k)
+    if k:
+        _select_largest(x, k, *buffer, residual, new_residual)
+    if look is not None:
+        look()
+    return first_of(buffer, k)
+
+
+def _select_largest(
     x: Tensor, k: int, positions: Tensor, values: Tensor, residual: Tensor | None, new_residual: Tensor | None
 ) -> None:
-    """`select.select_largest`, to the first k places of `positions` and `values`."""
     numel, pieces = x.numel(), triton.cdiv(x.numel(), PIECE)
     work = torch.zeros(LEVELS * BINS.value + 2 * LEVELS + 2, dtype=torch.int32, device=x.device)
     counts, state = work[: LEVELS * BINS.value], work[LEVELS * BINS.value :]
@@ -190,17 +209,20 @@ def chunks_kernel(
 
 
 def select_in_chunks(
-    x: Tensor, per_chunk: int, chunk: int, positions: Tensor, values: Tensor, residual: Tensor | None,
-    new_residual: Tensor | None,
-) -> None:  # fmt: skip
-    """`select.select_in_chunks`, to the first places of `positions` and `values`."""
+    x: Tensor, per_chunk: int, chunk: int, buffer: EntryBuffer, residual: Tensor | None = None,
+    new_residual: Tensor | None = None,
+) -> Selection:  # fmt: skip
+    """See `kernels.select`."""
+    if chunk > LARGEST_CHUNK:
+        return reference.select_in_chunks(x, per_chunk, chunk, buffer, residual, new_residual)
     has_residual, block = residual is not None and new_residual is not None, triton.next_power_of_2(chunk)
     before, after = (residual, new_residual) if has_residual else (x, x)
     launch(
-        chunks_kernel, triton.cdiv(x.numel(), chunk), x, x, before, after, positions, values,
+        chunks_kernel, triton.cdiv(x.numel(), chunk), x, x, before, after, *buffer,
         x.numel(), chunk, per_chunk,
         BLOCK=block, HAS_RESIDUAL=has_residual, num_warps=max(1, block * WARPS // PIECE),
     )  # fmt: skip
+    return first_of(buffer, chunked(x.numel(), per_chunk, chunk))
 
 
 # ---- all that reach a threshold -----------------------------------------------------------------------
@@ -248,10 +270,10 @@ def write_reaching_kernel(
 
 
 def select_reaching(
-    x: Tensor, threshold: float, positions: Tensor, values: Tensor, residual: Tensor | None,
-    new_residual: Tensor | None,
-) -> int:  # fmt: skip
-    """`select.select_reaching`: how many, or -1 where the buffer is too small; nothing is written then.
+    x: Tensor, threshold: float, buffer: EntryBuffer, residual: Tensor | None = None,
+    new_residual: Tensor | None = None,
+) -> Selection | None:  # fmt: skip
+    """See `kernels.select`; where the buffer is too small nothing is written.
 
     Two passes read x + residual, one to count and one to write; in between the host waits for the count.
     """
@@ -265,10 +287,10 @@ def select_reaching(
     )  # fmt: skip
     ends = counts.cumsum(0)
     found = int(ends[-1]) if pieces else 0
-    if found > positions.numel():
-        return -1
+    if found > buffer.positions.numel():
+        return None
     launch(
-        write_reaching_kernel, pieces, x, x, before, after, ends, positions, values, x.numel(), threshold,
+        write_reaching_kernel, pieces, x, x, before, after, ends, *buffer, x.numel(), threshold,
         PIECE=PIECE, HAS_RESIDUAL=has_residual,
     )  # fmt: skip
-    return found
+    return first_of(buffer, found)

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
+from tacit.kernels.payloads import SignPayload
 from tacit.kernels.triton.launch import jit, launch, launch_by_rows, payload_stacks
 from tacit.kernels.triton.primitives import (
     MAGNITUDE,
@@ -151,16 +152,17 @@ def add_kernel(
         store(out, at, total, mask)
 
 
-def encode(
-    x: Tensor, residual: Tensor | None, new_residual: Tensor | None, bits: Tensor, highs: Tensor,
-    lows: Tensor | None, subtract: bool, keep_zeros: bool = False,
+def encode_signs(
+    x: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None, keep_zeros: bool = False,
+    residual: Tensor | None = None, new_residual: Tensor | None = None, subtract: bool = True,
 ) -> None:  # fmt: skip
-    """`signs.encode_signs`; `encode_signs_with_residual` where there are `residual` and `new_residual`."""
+    """See `kernels.signs`."""
     has_residual = residual is not None and new_residual is not None
     before, after = (residual, new_residual) if has_residual else (x, x)
     launch_by_rows(
         encode_kernel, x, BLOCK, 8, x, before, after, bits, highs, highs if lows is None else lows,
-        HAS_RESIDUAL=has_residual, SPLIT=lows is not None, SUBTRACT=subtract, KEEP_ZEROS=keep_zeros,
+        HAS_RESIDUAL=has_residual, SPLIT=lows is not None, SUBTRACT=subtract and has_residual,
+        KEEP_ZEROS=keep_zeros,
     )  # fmt: skip
 
 
@@ -193,18 +195,18 @@ def overall_mean_kernel(
     tl.store(magnitude, mean.to(tl.float32))
 
 
-def encode_one(
-    x: Tensor, residual: Tensor | None, new_residual: Tensor | None, bits: Tensor, means: Tensor,
-    magnitude: Tensor,
+def encode_sign(
+    x: Tensor, bits: Tensor, means: Tensor, magnitude: Tensor, residual: Tensor | None = None,
+    new_residual: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """`signs.encode_sign`; `encode_sign_with_residual` where there are `residual` and `new_residual`."""
-    encode(x, residual, new_residual, bits, means, None, subtract=False)
+    """See `kernels.signs`."""
+    encode_signs(x, bits, means, None, False, residual, new_residual, subtract=False)
     if not x.numel():
         magnitude.zero_()
         return
     overall_mean(means, x.numel(), magnitude)
     if new_residual is not None:
-        add([(bits, magnitude, None)], -1.0, new_residual, fresh=False)
+        add_signs_([(bits, magnitude, None)], -1.0, new_residual, fresh=False)
 
 
 def overall_mean(means: Tensor, numel: int, magnitude: Tensor) -> None:
@@ -224,8 +226,8 @@ def overall_mean(means: Tensor, numel: int, magnitude: Tensor) -> None:
     )  # fmt: skip
 
 
-def add(payloads: Sequence[Sequence[Tensor | None]], weight: float, out: Tensor, fresh: bool) -> None:
-    """`signs.add_signs_`."""
+def add_signs_(payloads: Sequence[SignPayload], weight: float, out: Tensor, fresh: bool) -> None:
+    """See `kernels.signs`."""
     for stack in payload_stacks(payloads):
         bits, highs, lows = stack.first
         assert highs is not None
