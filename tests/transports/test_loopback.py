@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tacit.contracts import AllGather, AllReduce, Permute, Request
-from tacit.exchange.joined_requests import fuse, on
+from tacit.exchange.joined_requests import conducted, fuse
 from tacit.transports.loopback import Loopback
 from tacit.transports.message_layout import nbytes, pack_, unpack
 
@@ -66,8 +66,8 @@ def test_like_wishes_travel_together() -> None:
 
     def ranks(r: float):
         return [
-            on("world", talk(AllReduce((torch.full((2,), r),)), AllReduce((torch.full((3,), r),)))),
-            on("world", talk(AllReduce((torch.full((1,), 10 * r),)))),
+            conducted(talk(AllReduce((torch.full((2,), r),)), AllReduce((torch.full((3,), r),))), "world"),
+            conducted(talk(AllReduce((torch.full((1,), 10 * r),))), "world"),
         ]
 
     first, second = Loopback(2).run([spy(fuse(ranks(1.0))), fuse(ranks(3.0))])
@@ -95,8 +95,8 @@ def test_a_small_mean_rides_in_a_gather_and_a_large_one_does_not() -> None:
         def both(r: float, n: int = numel):
             return fuse(
                 [
-                    on("world", talk(AllGather((torch.tensor([r]),)))),
-                    on("world", talk(AllReduce((torch.full((n,), r),)))),
+                    conducted(talk(AllGather((torch.tensor([r]),))), "world"),
+                    conducted(talk(AllReduce((torch.full((n,), r),))), "world"),
                 ]
             )
 

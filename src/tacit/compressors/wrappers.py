@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -317,19 +318,23 @@ class Partition(Compressor):
             ctx.look()
         self.clear_parts_(x)
         inside = ctx.inside("main", of=1 - self._numel / x.numel())
-        talks = [self.main.exchange(x, inner_state(state, "main"), inside)]
+        talks: list[Any] = [self.main.exchange(x, inner_state(state, "main"), inside)]
         for i, (part, piece) in enumerate(zip(self.parts, taken, strict=True)):
             mean = ctx.scratch(f"mean{i}", x, piece.shape, x.dtype)
             inside = ctx.inside(f"part{i}", out=mean, of=part.numel / x.numel())
             if ctx.rescale:
                 inside = replace(inside, rescale=_taken(ctx.rescale, part.spans))
-            talks.append(part.compressor.exchange(piece, inner_state(state, f"part{i}"), inside))
+            if isinstance(part.compressor, OneShot):  # its exchange is this request
+                talks.append(ReduceEncoded(part.compressor, piece, inside))
+            else:
+                talks.append(part.compressor.exchange(piece, inner_state(state, f"part{i}"), inside))
         try:
             outcomes = yield from fuse(talks)
         finally:
             if x is not ctx.out:
                 for part, piece in zip(self.parts, taken, strict=True):
                     _put(piece, part.spans, x)
+        outcomes = [each if isinstance(each, Outcome) else Outcome(*each, {}) for each in outcomes]
         for i in self._shown:
             refuse_overflow(outcomes[i].mean, ctx)  # later only the whole mean is checked
         main, others = outcomes[0], outcomes[1:]

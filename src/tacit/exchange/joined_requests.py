@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar
@@ -33,35 +33,64 @@ _OF_ONE_PEER = AllReduce, Permute
 _Joins: TypeAlias = AllReduce | AllGather | AllToAll | Permute
 
 
-# ---- many as one --------------------------------------------------------------------------------------
+Reduce: TypeAlias = Callable[[ReduceEncoded], Generator[Request, Any, Any]]
+"""Answers a `ReduceEncoded` by other requests."""
 
 
-def on(axis: str, exchange: Generator[Request, Any, T]) -> Generator[Request, Any, T]:
-    """Run `exchange` with every request that names no axis stamped with `axis`."""
+def conducted(
+    exchange: Generator[Request, Any, T],
+    axis: str = "",
+    reduce: Reduce | None = None,
+    flags: Tensor | None = None,
+    finite_probe: Tensor | None = None,
+) -> Generator[Request, Any, T]:
+    """Run `exchange`, and have its requests answered.
+
+    Args:
+        axis: of every request that names none.
+        reduce: answers each `ReduceEncoded` by other requests; None: they are passed on.
+        flags: are averaged with the first message.
+        finite_probe: of shape (n,); the first `AllReduce` adds to its first number, and so on; those after
+            the n-th add to the last. So the rank that had a NaN first can be found: a later input of a rank
+            may depend on an earlier mean.
+    """
+    beside = None if flags is None else AllReduce((flags,))
+    means = 0
     reply: Any = None
     while True:
         try:
             request = exchange.send(reply)
         except StopIteration as end:
+            if beside is not None:
+                yield replace(beside, axis=axis)
             result: T = end.value
             return result
-        if isinstance(request, Collective) and not request.axis:
-            request = replace(request, axis=axis)
-        reply = yield request
-
-
-def watched(
-    exchange: Generator[Request, Any, T], nonfinite_flags: Tensor | None, finite_probe: Tensor | None
-) -> Generator[Request, Any, T]:
-    """Run `exchange`; average `nonfinite_flags` with its first request, and add its inputs to `finite_probe`.
-
-    Either may be None. `finite_probe` has the shape (n,): the first `AllReduce` adds to its first number, and
-    so on; those after the n-th add to the last. So the rank that had a NaN first can be found: a later input
-    of a rank may depend on an earlier mean.
-    """
-    if nonfinite_flags is not None:
-        exchange = _beside(exchange, AllReduce((nonfinite_flags,)))
-    return exchange if finite_probe is None else _probed(exchange, finite_probe)
+        asked = [request]
+        if reduce is not None:
+            asked = leaves(request)
+            steps = fuse(
+                [reduce(each) if isinstance(each, ReduceEncoded) else each for each in asked], beside
+            )
+        else:
+            steps = _joined(asked, beside)
+        beside, answer = None, None
+        while True:
+            try:
+                message = steps.send(answer)
+            except StopIteration as end:
+                answers = end.value
+                break
+            if finite_probe is not None and isinstance(message, AllReduce):
+                probe = finite_probe[min(means, len(finite_probe) - 1)]
+                message = AllReduce(message.payload, message.axis or axis, probe)
+                means += 1
+            elif axis and isinstance(message, Collective) and not message.axis:
+                message = replace(message, axis=axis)
+            answer = yield message
+        if reduce is None or not isinstance(request, Grouped):
+            reply = answers[0]
+        else:
+            reply = answers if len(asked) == len(request.requests) else as_asked(request, iter(answers))
 
 
 def average_(x: Tensor, axis: str = "") -> Generator[Request, Any, None]:
@@ -72,66 +101,6 @@ def average_(x: Tensor, axis: str = "") -> Generator[Request, Any, None]:
 def gather(x: Tensor, axis: str = "") -> Generator[Request, Any, list[Tensor]]:
     """Every peer's `x`, in rank order."""
     return [payload[0] for payload in (yield AllGather((x,), axis))]
-
-
-def _beside(exchange: Generator[Request, Any, T], other: Request) -> Generator[Request, Any, T]:
-    """Run `exchange`, with one more request at the same time as its first one."""
-    try:
-        request = exchange.send(None)
-    except StopIteration as end:
-        yield other
-        spoke_not: T = end.value
-        return spoke_not
-    reply, _ = yield from _joined([request, other])
-    while True:
-        try:
-            request = exchange.send(reply)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        reply = yield request
-
-
-def _probed(exchange: Generator[Request, Any, T], finite_probe: Tensor) -> Generator[Request, Any, T]:
-    means, last = 0, len(finite_probe) - 1
-    reply: Any = None
-    while True:
-        try:
-            request = exchange.send(reply)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        if isinstance(request, AllReduce):
-            request = replace(request, finite_probe=finite_probe[min(means, last)])
-            means += 1
-        reply = yield request
-
-
-Reduce: TypeAlias = Callable[[ReduceEncoded], Generator[Request, Any, Any]]
-"""Answers a `ReduceEncoded` by other requests."""
-
-
-def reduced(exchange: Generator[Request, Any, T], reduce: Reduce) -> Generator[Request, Any, T]:
-    """Run `exchange`; `reduce` answers each `ReduceEncoded` by other requests."""
-    reply: Any = None
-    while True:
-        try:
-            request = exchange.send(reply)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        if isinstance(request, ReduceEncoded):
-            reply = yield from reduce(request)
-        elif isinstance(request, Grouped):
-            each = leaves(request)
-            parts = [reduce(leaf) if isinstance(leaf, ReduceEncoded) else _asked(leaf) for leaf in each]
-            reply = as_asked(request, iter((yield from fuse(parts))))
-        else:
-            reply = yield request
-
-
-def _asked(request: Request) -> Generator[Request, Any, Any]:
-    return (yield request)
 
 
 def leaves(request: Request) -> list[Request]:
@@ -167,51 +136,73 @@ def answered(
         reply = yield from answer(request)
 
 
-def fuse(exchanges: Sequence[Generator[Request, Any, Any]]) -> Generator[Request, Any, list[Any]]:
+def fuse(
+    exchanges: Sequence[Request | Generator[Request, Any, Any]], beside: Request | None = None
+) -> Generator[Request, Any, list[Any]]:
     """Run several exchanges at the same time, request by request; like requests travel as one message.
 
     A small `AllReduce` travels inside an `AllGather` or `AllToAll` of its axis, and is averaged on arrival:
     one message costs less than two. Requests that cannot be joined follow one another, in an order that is
-    equal on all ranks.
+    equal on all ranks. A single request may stand for an exchange. `beside` joins the first message.
     """
     outcomes: list[Any] = [None] * len(exchanges)
     under_way, answers = [*range(len(exchanges))], [None] * len(exchanges)
     while under_way:
         going, requests = [], []
         for i, answer in zip(under_way, answers, strict=True):
+            exchange = exchanges[i]
+            if not isinstance(exchange, Generator):
+                if answer is None:
+                    requests.append(exchange)
+                    going.append(i)
+                else:
+                    outcomes[i] = answer
+                continue
             try:
-                requests.append(exchanges[i].send(answer))
+                requests.append(exchange.send(answer))
                 going.append(i)
             except StopIteration as end:
                 outcomes[i] = end.value
         under_way = going
         if requests:
-            answers = yield from _joined(requests)
+            answers = yield from _joined(requests, beside)
+            beside = None
+    if beside is not None:
+        yield beside
     return outcomes
 
 
-def _joined(requests: Sequence[Request]) -> Generator[Request, Any, list[Any]]:
-    """Post all requests, in as few messages as possible, and return their answers."""
-    if len(requests) == 1:
+def _joined(requests: Sequence[Request], beside: Request | None = None) -> Generator[Request, Any, list[Any]]:
+    """Ask all of them, in as few messages as can be; their answers. `beside` joins the first message."""
+    if beside is None and len(requests) == 1:
         return [(yield requests[0])]
     for request in requests:
-        if isinstance(request, _FOR_TOPOLOGIES):  # server requests join themselves
-            return list((yield Grouped(tuple(requests))))
+        if isinstance(request, _FOR_TOPOLOGIES):  # which know what they become, and join them with the others
+            every = requests if beside is None else (*requests, beside)
+            return list((yield Grouped(tuple(every))))[: len(requests)]
     answers: list[Any] = [None] * len(requests)
-    for group in _alike(requests):
-        if len(group) == 1:
-            (i,) = group
-            answers[i] = yield requests[i]
-            continue
+    for group in _alike(requests) if len(requests) > 1 else [[0]]:
         some: Any = [requests[i] for i in group]
-        message = _message(some)
-        for i, answer in zip(group, _cut(some, message, (yield message)), strict=True):
-            answers[i] = answer
+        alone = None
+        if beside is not None:
+            if len(_alike([*some, beside])) == 1:
+                some.append(beside)
+            else:
+                alone = beside
+            beside = None
+        if len(some) == 1:
+            answers[group[0]] = yield some[0]
+        else:
+            message = _message(some)
+            for i, answer in zip(group, _cut(some, message, (yield message)), strict=False):
+                answers[i] = answer
+        if alone is not None:
+            yield alone
     return answers
 
 
-def _alike(requests: Sequence[Request]) -> Iterable[Sequence[int]]:
-    """The indices of requests that can travel together, group by group; in a fixed order."""
+def _alike(requests: Sequence[Request]) -> Collection[Sequence[int]]:
+    """Which requests can travel together, by their places; in a fixed order."""
     carried: dict[str, str] = {}
     for request in requests:
         # In an all-to-all whose messages differ in size a receiver could not find another request's part.

@@ -20,6 +20,7 @@ from importlib import import_module
 from inspect import signature
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -201,6 +202,26 @@ def _version(backend: str, module: str, body: Callable[..., Any]) -> Callable[..
 
 
 # ---- numba ----------------------------------------------------------------------------------------------
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where it begins; 0 where there is none."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def addresses(tensors: Sequence[Tensor]) -> Any:
+    """Where these tensors begin, as int64; keep them alive as long."""
+    return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
+
+
+def columns(payloads: Sequence[Sequence[Tensor]]) -> Iterator[Any]:
+    """Where the first tensors of all payloads begin, where the second ones do, and so on."""
+    return map(addresses, zip(*payloads, strict=True))
+
+
+def arrays(*tensors: Tensor) -> list[Any]:
+    """The tensors as arrays, in the same memory."""
+    return [tensor.detach().numpy() for tensor in tensors]
 
 
 def numba_is_loaded() -> bool:

@@ -22,7 +22,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.error_feedback import encoded, transmitted
-from tacit.exchange.joined_requests import on, reduced, watched
+from tacit.exchange.joined_requests import conducted
 from tacit.topologies.on_axis import OnAxis
 
 
@@ -66,8 +66,7 @@ class Decoupled(OnAxis):
             codec.decode_(payload, out)
             return out, transmitted(request, payload)
 
-        exchange = reduced(compressor.exchange(x, state, ctx), reduce)
-        return on(self.axis, watched(exchange, ctx.nonfinite_flags, None))
+        return conducted(compressor.exchange(x, state, ctx), self.axis, reduce, ctx.nonfinite_flags)
 
 
 def _spans(numel: int, peers: int) -> tuple[tuple[int, int], ...]:

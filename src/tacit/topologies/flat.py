@@ -23,7 +23,7 @@ from tacit.contracts import (
     Transmitted,
 )
 from tacit.exchange.error_feedback import encoded, transmitted
-from tacit.exchange.joined_requests import on, reduced, watched
+from tacit.exchange.joined_requests import conducted
 from tacit.topologies.on_axis import OnAxis
 from tacit.topologies.variable_length import all_gathered
 
@@ -52,8 +52,8 @@ class Flat(OnAxis):
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """Every request goes to the axis."""
-        exchange = reduced(compressor.exchange(x, state, ctx), reduce_flat)
-        return on(self.axis, watched(exchange, ctx.nonfinite_flags, ctx.finite_probe))
+        exchange = compressor.exchange(x, state, ctx)
+        return conducted(exchange, self.axis, reduce_flat, ctx.nonfinite_flags, ctx.finite_probe)
 
 
 def two_sided(compressor: Compressor) -> list[OneShotUse | None]:

@@ -26,7 +26,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.error_feedback import encoded, transmitted
-from tacit.exchange.joined_requests import on, reduced, watched
+from tacit.exchange.joined_requests import conducted
 from tacit.topologies.flat import reduce_flat
 from tacit.topologies.mixing import (
     bits_of,
@@ -122,10 +122,8 @@ class Groups(MixingTopology):
         def mix(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
             return _doubled(request, swaps, ctx.rank)
 
-        exchange = reduced(
-            compressor.exchange(x, state, ctx), reduce_flat if is_global(self.global_every, ctx) else mix
-        )
-        return on(WORLD, watched(exchange, ctx.nonfinite_flags, None))
+        reduce = reduce_flat if is_global(self.global_every, ctx) else mix
+        return conducted(compressor.exchange(x, state, ctx), WORLD, reduce, ctx.nonfinite_flags)
 
     def swaps(self, peers: int, round_index: int, seed: int = 0) -> tuple[Partners, ...]:
         """Who swaps with whom, message by message; after the last one each rank has its group's mean.

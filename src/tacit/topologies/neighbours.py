@@ -22,7 +22,7 @@ from tacit.contracts import (
     Transmitted,
 )
 from tacit.exchange.error_feedback import encoded, transmitted
-from tacit.exchange.joined_requests import on, reduced, watched
+from tacit.exchange.joined_requests import conducted
 from tacit.topologies.mixing import Mixing
 
 
@@ -48,8 +48,8 @@ class NeighbourTopology(MixingTopology):
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """Every tensor that the compressor asks to average is mixed with those of this round's neighbours."""
-        exchange = reduced(compressor.exchange(x, state, ctx), self.mixing(ctx))
-        return on(WORLD, watched(exchange, ctx.nonfinite_flags, None))
+        exchange = compressor.exchange(x, state, ctx)
+        return conducted(exchange, WORLD, self.mixing(ctx), ctx.nonfinite_flags)
 
     @abstractmethod
     def steps(self, peers: int, round_index: int, seed: int = 0) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.health import divide_
-from tacit.exchange.joined_requests import answered, on, reduced, watched
+from tacit.exchange.joined_requests import answered, conducted
 from tacit.topologies import schedules
 from tacit.topologies.flat import codecs_in, reduce_flat
 from tacit.topologies.link_graphs import balanced_tree
@@ -83,9 +83,9 @@ class Shape(OnAxis):
                 raise _refusal(self, compressor, f"it asks for {type(request).__name__}")
             return (yield from self._sum(request, ctx))
 
-        exchange = reduced(compressor.exchange(x, state, ctx), reduce_flat)
-        exchange = watched(exchange, ctx.nonfinite_flags, ctx.finite_probe)
-        return on(self.axis, answered(exchange, answer))
+        exchange = compressor.exchange(x, state, ctx)
+        exchange = conducted(exchange, "", reduce_flat, ctx.nonfinite_flags, ctx.finite_probe)
+        return conducted(answered(exchange, answer), self.axis)
 
     def _sum(self, request: AllReduce, ctx: Context) -> Generator[Request, Any, Payload]:
         """Overwrite the payload with the peers' mean."""

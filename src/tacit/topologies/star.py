@@ -36,7 +36,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.error_feedback import encoded, transmitted
-from tacit.exchange.joined_requests import as_asked, leaves, watched
+from tacit.exchange.joined_requests import as_asked, conducted, leaves
 
 # ---- consistency: when the server answers -------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class Star(ServerTopology):
         """The compressor's exchange; requests of one moment go in one push, which the server answers."""
         exchange = compressor.exchange(x, state, ctx)
         if self.averages:
-            return self._averaged(watched(exchange, ctx.nonfinite_flags, None), ctx)
+            return self._averaged(conducted(exchange, flags=ctx.nonfinite_flags), ctx)
         return self._kept(exchange, x, compressor, state, ctx)
 
     def agree(self, x: Tensor) -> Generator[Request, Any, None]:

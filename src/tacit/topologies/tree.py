@@ -26,7 +26,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.error_feedback import encoded
-from tacit.exchange.joined_requests import on, reduced, watched
+from tacit.exchange.joined_requests import conducted
 from tacit.kernels.layout import position_bytes
 from tacit.kernels.merge import common_positions, keep_arrived, merge_largest
 from tacit.kernels.positions import pack_positions, scatter_add_, unpack_positions
@@ -79,8 +79,8 @@ class GlobalTopK(Topology):
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """The compressor's exchange; each `ReduceEncoded` of entries becomes a sequence of swaps."""
         # The flags go beside the compressor's own requests: so they join those that become an `AllReduce`.
-        exchange = watched(compressor.exchange(x, state, ctx), ctx.nonfinite_flags, None)
-        return on(WORLD, watched(reduced(exchange, _reduce), None, ctx.finite_probe))
+        exchange = conducted(compressor.exchange(x, state, ctx), flags=ctx.nonfinite_flags)
+        return conducted(exchange, WORLD, _reduce, finite_probe=ctx.finite_probe)
 
 
 def _entries(codec: OneShot, numel: int) -> int | None:

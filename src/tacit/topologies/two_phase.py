@@ -27,7 +27,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.error_feedback import encoded
-from tacit.exchange.joined_requests import on, reduced, watched
+from tacit.exchange.joined_requests import conducted
 from tacit.topologies.flat import gathered_use, reduce_flat, two_sided
 from tacit.topologies.on_axis import OnAxis
 from tacit.topologies.variable_length import all_gathered, all_to_all
@@ -114,8 +114,8 @@ class TwoPhase(OnAxis):
             return (yield from _in_two_phases(request, side.others, new_residual, ctx))
 
         theirs = {field: tensor for field, tensor in state.items() if field != SECOND}
-        exchange = reduced(compressor.exchange(x, theirs, ctx), reduce)
-        done = yield from on(self.axis, watched(exchange, ctx.nonfinite_flags, ctx.finite_probe))
+        exchange = compressor.exchange(x, theirs, ctx)
+        done = yield from conducted(exchange, self.axis, reduce, ctx.nonfinite_flags, ctx.finite_probe)
         return done._replace(state={**done.state, **new_residual})
 
 

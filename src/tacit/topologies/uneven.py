@@ -27,7 +27,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.error_feedback import encoded, transmitted
-from tacit.exchange.joined_requests import on, reduced, watched
+from tacit.exchange.joined_requests import conducted
 from tacit.topologies.flat import reduce_flat
 from tacit.topologies.on_axis import OnAxis
 
@@ -128,8 +128,7 @@ class Uneven(OnAxis, ByLinks):
             request.codec.decode_(payload, request.ctx.out)
             return request.ctx.out, transmitted(request, payload)
 
-        exchange = reduced(compressor.exchange(x, state, ctx), reduce)
-        return on(self.axis, watched(exchange, ctx.nonfinite_flags, None))
+        return conducted(compressor.exchange(x, state, ctx), self.axis, reduce, ctx.nonfinite_flags)
 
     def _rates(self, peers: int) -> tuple[float, ...]:
         if self.rates and len(self.rates) != peers:

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from tacit.kernels.dispatch import address, columns
 from tacit.kernels.layout import codes_per_group
 from tacit.kernels.numba.int8 import ROUNDER
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.levels import pack_codes
 from tacit.kernels.numba.passes import load_and_fetch, load_sum, streams, write
-from tacit.kernels.numba.pointers import address, bytes_at, columns, floats_at, shorts_at
+from tacit.kernels.numba.pointers import bytes_at, floats_at, shorts_at
 from tacit.kernels.numba.primitives import MAGNITUDE, capped, safe_inverse
 from tacit.kernels.numba.vectors import (
     LANES,

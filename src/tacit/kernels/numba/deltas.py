@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from tacit.kernels.dispatch import address
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.passes import fetch_ahead, streams, write
-from tacit.kernels.numba.pointers import address, floats_at
+from tacit.kernels.numba.pointers import floats_at
 from tacit.kernels.numba.vectors import LANES, VECTOR_BYTES, load_floats, settle, store
 from tacit.kernels.reference import deltas as reference
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from tacit.kernels.dispatch import columns
 from tacit.kernels.numba.jit import compile_now
-from tacit.kernels.numba.pointers import bytes_at, columns
+from tacit.kernels.numba.pointers import bytes_at
 from tacit.kernels.numba.primitives import MAGNITUDE, pack_signs, philox_words
 
 BLOCK, LANES = 512, 64

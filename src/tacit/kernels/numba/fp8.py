@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacit.kernels.dispatch import columns
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.passes import streams, write
-from tacit.kernels.numba.pointers import bytes_at, columns, float32_at, floats_at
+from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at
 from tacit.kernels.numba.primitives import MAGNITUDE
 from tacit.kernels.numba.vectors import (
     LANES,

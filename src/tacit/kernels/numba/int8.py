@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from tacit.kernels.dispatch import address, columns
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.passes import load_and_fetch, load_sum, streams, write
-from tacit.kernels.numba.pointers import address, bytes_at, columns, float32_at, floats_at
+from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at
 from tacit.kernels.numba.primitives import MAGNITUDE, capped, safe_inverse
 from tacit.kernels.numba.vectors import (
     LANES,

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacit.kernels.dispatch import arrays
 from tacit.kernels.numba.jit import compile_now, inline
-from tacit.kernels.numba.pointers import arrays
 from tacit.kernels.sparse import EntryBuffer, Selection, first_of
 
 DIGIT = 11

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 from numba import carray, njit, types
 from numba.extending import intrinsic
-from torch import Tensor
 
 
 def _pointer(kind: Any) -> Any:
@@ -54,23 +51,3 @@ def ints_at(address: Any, start: Any, size: Any) -> Any:
 def float32_at(address: Any, i: Any) -> Any:
     """Number `i` of the fp32 numbers at the address."""
     return floats_at(address, i, 1)[0]
-
-
-def address(tensor: Tensor | None) -> int:
-    """Where it begins; 0 where there is none."""
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def addresses(tensors: Sequence[Tensor]) -> Any:
-    """Where these tensors begin, as int64; keep them alive as long."""
-    return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
-
-
-def columns(payloads: Sequence[Sequence[Tensor]]) -> Iterator[Any]:
-    """Where the first tensors of all payloads begin, where the second ones do, and so on."""
-    return map(addresses, zip(*payloads, strict=True))
-
-
-def arrays(*tensors: Tensor) -> list[Any]:
-    """The tensors as arrays, in the same memory."""
-    return [tensor.detach().numpy() for tensor in tensors]

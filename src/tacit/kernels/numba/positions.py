@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacit.kernels.dispatch import arrays, columns
 from tacit.kernels.layout import INT32, position_format
 from tacit.kernels.numba.jit import compile_now, inline
-from tacit.kernels.numba.pointers import arrays, bytes_at, columns, floats_at, ints_at
+from tacit.kernels.numba.pointers import bytes_at, floats_at, ints_at
 from tacit.kernels.numba.vectors import LANES, VECTOR_BYTES, load_floats, settle, stream
 from tacit.kernels.payloads import expect
 from tacit.kernels.reference import positions as reference
@@ -165,12 +166,10 @@ def unpack_all(
     low, found = position_format(numel, k), []
     if low == INT32:
         return reference.unpack_all(packed, numel, k)
-    for i, each in enumerate(packed):
-        if buffers is None:
-            buffer: Tensor | None = thread_scratch(f"index{i}", k + 1, torch.int32, each.device)
-        else:
-            buffer = buffers[i]
-        index = torch.empty(k + 1, dtype=torch.int32) if buffer is None else buffer
+    if buffers is None:
+        buffers = thread_scratch("index", len(packed) * (k + 1), torch.int32, packed[0].device).split(k + 1)
+    for each, given in zip(packed, buffers, strict=True):
+        index = torch.empty(k + 1, dtype=torch.int32) if given is None else given
         found.append(index[: _UNPACK(each.data_ptr(), each.numel(), k, low, index.data_ptr())])
     return found
 

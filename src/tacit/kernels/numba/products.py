@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from tacit.kernels.dispatch import address
 from tacit.kernels.numba.jit import compile_now, inline
-from tacit.kernels.numba.pointers import address, floats_at
+from tacit.kernels.numba.pointers import floats_at
 from tacit.kernels.numba.vectors import load_sixteen, prefetch, settle, sixteen, store, stream, sum_by_halves
 from tacit.kernels.products import Place
 

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacit.kernels.dispatch import address, arrays
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.passes import load_and_fetch, load_sum, streams, write
-from tacit.kernels.numba.pointers import address, arrays, floats_at, ints_at
+from tacit.kernels.numba.pointers import floats_at, ints_at
 from tacit.kernels.numba.primitives import MAGNITUDE
 from tacit.kernels.numba.vectors import (
     LANES,
@@ -334,21 +335,34 @@ def select_largest(
     x: Tensor, k: int, buffer: EntryBuffer | None = None, residual: Tensor | None = None,
     new_residual: Tensor | None = None, look: Callable[[], None] | None = None,
 ) -> Selection:  # fmt: skip
-    """See `kernels.select`."""
-    return reference.by_attempts(_attempt, x, k, buffer or new_buffer(x, k), residual, new_residual, look)
-
-
-def _attempt(
-    x: Tensor, k: int, effort: int, buffer: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
-) -> tuple[Selection | None, bool, bool]:
-    numel = x.numel()
-    step, sample = sample_step(numel, effort), sample_size(numel, effort)
-    rank = sample_rank(numel, k, sample)
-    rank = 0 if rank == sample < numel else rank  # all of the sample: then all but zeros
-    room = thread_scratch("sample", sample if rank else 0, x.dtype, x.device)
-    given, to = (x.data_ptr(), address(residual), address(new_residual), numel), _addresses(buffer)
-    count, all_but_zeros, finite = _SELECT_LARGEST(*given, k, step, rank, *to, room.data_ptr())
-    return first_of(buffer, count) if count >= 0 else None, all_but_zeros, finite
+    """See `kernels.select`; by thresholds that are guessed, with more effort, and then without any."""
+    positions, values = buffer = buffer or new_buffer(x, k)
+    before, after = (
+        (0, 0) if residual is None or new_residual is None else map(address, (residual, new_residual))
+    )
+    numel, finite = x.numel(), False
+    found: Selection | None = None
+    for effort in (1, 16) if k else ():
+        sample = sample_size(numel, effort)
+        rank = sample_rank(numel, k, sample)
+        rank = 0 if rank == sample < numel else rank  # all of the sample: then all but zeros
+        count, all_but_zeros, finite = _SELECT_LARGEST(
+            x.data_ptr(), before, after, numel, k, sample_step(numel, effort), rank, positions.data_ptr(),
+            values.data_ptr(), positions.numel(),
+            thread_scratch("sample", sample if rank else 0, x.dtype, x.device).data_ptr(),
+        )  # fmt: skip
+        found = Selection(positions[:count], values[:count]) if count >= 0 else None
+        if found is not None and all_but_zeros and count < k:
+            found = reference.fill_with_zeros(found, k, x, residual, new_residual)
+        if (found is not None and found.positions.numel() == k) or sample == numel:
+            break
+    if found is None or found.positions.numel() < k:
+        if k:
+            reference.select_by_kthvalue(x, k, buffer, residual, new_residual)
+        found, finite = first_of(buffer, k), False
+    if look is not None and not finite:
+        look()
+    return found
 
 
 def select_in_chunks(

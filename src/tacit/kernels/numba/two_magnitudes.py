@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from tacit.kernels.dispatch import columns
 from tacit.kernels.numba.blockwise import LARGEST_BF16
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.levels import pack_codes
-from tacit.kernels.numba.pointers import bytes_at, columns, floats_at, ints_at, shorts_at
+from tacit.kernels.numba.pointers import bytes_at, floats_at, ints_at, shorts_at
 from tacit.kernels.numba.primitives import capped, largest_pattern, safe_inverse, sum_by_halves
 from tacit.kernels.numba.vectors import float_from_bits
 

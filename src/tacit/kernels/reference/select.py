@@ -36,13 +36,15 @@ def select_largest(
 ) -> Selection:  # fmt: skip
     """See `kernels.select`."""
     buffer = buffer or new_buffer(x, k)
+    found = first_of(buffer, k)
     if on_host(x):
-        return by_attempts(_attempt, x, k, buffer, residual, new_residual, look)
-    a = _sum(x, residual, new_residual)
-    _write(a, largest_places(a, k).sort().values, buffer, new_residual)
+        found = _by_attempts(x, k, buffer, residual, new_residual) if k else found
+    else:
+        a = _sum(x, residual, new_residual)
+        _write(a, largest_places(a, k).sort().values, buffer, new_residual)
     if look is not None:
         look()
-    return first_of(buffer, k)
+    return found
 
 
 def select_in_chunks(
@@ -89,48 +91,22 @@ def _write(a: Tensor, index: Tensor, buffer: EntryBuffer, new_residual: Tensor |
 # ---- on the host ----------------------------------------------------------------------------------------
 
 
-def by_attempts(
-    attempt: Callable[
-        [Tensor, int, int, EntryBuffer, Tensor | None, Tensor | None], tuple[Selection | None, bool, bool]
-    ],
-    x: Tensor, k: int, buffer: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None,
-    look: Callable[[], None] | None,
-) -> Selection:  # fmt: skip
-    """`kernels.select.select_largest`, by thresholds that are guessed: with more effort, then without any.
-
-    Args:
-        attempt: of this effort; the k largest, or all that reach its threshold if fewer do; None where the
-            buffer is too small. And whether all but zeros reach it; and whether all entries were seen to be
-            finite.
-    """
-    found, finite = _first_that_fits(attempt, x, k, buffer, residual, new_residual) if k else (None, False)
-    if look is not None and not finite:
-        look()
-    return first_of(buffer, k) if found is None else found
-
-
-def _first_that_fits(
-    attempt: Callable[..., tuple[Selection | None, bool, bool]], x: Tensor, k: int, buffer: EntryBuffer,
-    residual: Tensor | None, new_residual: Tensor | None,
-) -> tuple[Selection | None, bool]:  # fmt: skip
+def _by_attempts(
+    x: Tensor, k: int, buffer: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
+) -> Selection:
+    """`select_largest` by thresholds that are guessed, with more effort, and then without any."""
     for effort in (1, 16):
-        found, all_but_zeros, finite = attempt(x, k, effort, buffer, residual, new_residual)
+        threshold, all_but_zeros = guess_threshold(x, residual, k, effort)
+        found = front.select_reaching(x, threshold, buffer, residual, new_residual)
+        found = found and front.keep_largest(found, k, new_residual)
         if found is not None and all_but_zeros and found.positions.numel() < k:
             found = fill_with_zeros(found, k, x, residual, new_residual)
         if found is not None and found.positions.numel() == k:
-            return found, finite
+            return found
         if sample_size(x.numel(), effort) == x.numel():
             break
     select_by_kthvalue(x, k, buffer, residual, new_residual)
-    return None, False
-
-
-def _attempt(
-    x: Tensor, k: int, effort: int, buffer: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
-) -> tuple[Selection | None, bool, bool]:
-    threshold, all_but_zeros = guess_threshold(x, residual, k, effort)
-    found = front.select_reaching(x, threshold, buffer, residual, new_residual)
-    return found and front.keep_largest(found, k, new_residual), all_but_zeros, False
+    return first_of(buffer, k)
 
 
 def select_reaching(
