@@ -29,10 +29,10 @@ from tacit.contracts import (
     Transmitted,
     add_rescaled,
     cut_factors,
-    lasting,
     state_dtype,
 )
 from tacit.errors import ConfigError
+from tacit.exchange.error_feedback import lasting
 from tacit.exchange.health import finite, refuse_overflow
 from tacit.exchange.joined_requests import fuse
 
@@ -334,7 +334,7 @@ class Partition(Compressor):
             if x is not ctx.out:
                 for part, piece in zip(self.parts, taken, strict=True):
                     _put(piece, part.spans, x)
-        outcomes = [each if isinstance(each, Outcome) else Outcome(*each, {}) for each in outcomes]
+        outcomes = [each if isinstance(each, Outcome) else Outcome(each[0], each[1], {}) for each in outcomes]
         for i in self._shown:
             refuse_overflow(outcomes[i].mean, ctx)  # later only the whole mean is checked
         main, others = outcomes[0], outcomes[1:]

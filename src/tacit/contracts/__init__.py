@@ -60,7 +60,7 @@ from tacit.contracts.topology import (
     Topology,
     made_for,
 )
-from tacit.contracts.transmitted import Difference, Exact, Rounded, Sparse, Transmitted, add_rescaled, lasting
+from tacit.contracts.transmitted import Difference, Exact, Rounded, Sparse, Transmitted, add_rescaled
 from tacit.contracts.transport import Posted, Transport
 
 __all__ = [
@@ -124,7 +124,6 @@ __all__ = [
     "add_rescaled",
     "cut_factors",
     "formed",
-    "lasting",
     "made_for",
     "on_meta",
     "payload_like",

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import attrgetter
 
 from torch import Tensor
 
 from tacit.contracts.common import Payload, Spans
-
-_DTYPE = attrgetter("dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +23,6 @@ class AllReduce:
     payload: Payload
     axis: str = ""
     finite_probe: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        types = {*map(_DTYPE, self.payload)}
-        assert len(types) < 2, f"an AllReduce of {types}: write one AllReduce for each type, in a Grouped"
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,13 +112,6 @@ class Difference(Transmitted):
         return add_rescaled(None, self.before, self.factors, torch.empty_like(self.before))
 
 
-def lasting(
-    sent: Transmitted, x: Tensor, before: Tensor, after: Tensor, factors: Factors = ()
-) -> Transmitted:
-    """`sent`; as a `Difference` if it refers to a tensor that the residual `after` has overwritten."""
-    return Difference(x, before, after, factors) if isinstance(sent, Exact | Rounded) else sent
-
-
 def add_rescaled(x: Tensor | None, residual: Tensor, factors: Factors, out: Tensor) -> Tensor:
     """Write `x` plus `residual` times `factors` to `out`, and return it; `x` None: without `x`."""
     if not factors and x is not None and x.dtype == out.dtype:

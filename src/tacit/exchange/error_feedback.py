@@ -10,14 +10,17 @@ from torch import Tensor
 
 from tacit.contracts import (
     Context,
+    Difference,
+    Exact,
+    Factors,
     OneShot,
     Payload,
     ReduceEncoded,
+    Rounded,
     Transmitted,
     add_rescaled,
     cut_factors,
     formed,
-    lasting,
 )
 from tacit.exchange.health import check_payload
 
@@ -38,16 +41,17 @@ def encoded(request: ReduceEncoded, start: int = 0, stop: int | None = None, par
     ctx = request.ctx.inside(part) if part else request.ctx
     x, codec = request.x[start:stop], request.codec
     if request.residual is None or request.new_residual is None:
-        return check_payload(codec, formed(codec, codec.encode(x, ctx), x), x, ctx)
+        payload = formed(codec, codec.encode(x, ctx), x)
+        return check_payload(codec, payload, x, ctx) if codec.hides_nonfinite else payload
     residual, new_residual = request.residual[start:stop], request.new_residual[start:stop]
     factors = request.ctx.rescale and cut_factors(request.ctx.rescale, start, start + x.numel())
-    payload = None
+    found = None
     if not factors and new_residual.dtype == x.dtype:
-        payload = codec.encode_with_feedback(x, residual, new_residual, ctx)
-    if payload is None:
+        found = codec.encode_with_feedback(x, residual, new_residual, ctx)
+    if found is None:
         add_rescaled(x, residual, factors, new_residual)
-        payload = _encode_sum(codec, new_residual, x, ctx)
-    return check_payload(codec, payload, new_residual, ctx)
+        found = _encode_sum(codec, new_residual, x, ctx)
+    return check_payload(codec, found, new_residual, ctx) if codec.hides_nonfinite else found
 
 
 def _encode_sum(codec: OneShot, total: Tensor, x: Tensor, ctx: Context) -> Payload:
@@ -69,3 +73,10 @@ def transmitted(request: ReduceEncoded, payload: Payload) -> Transmitted:
     if request.residual is None or request.new_residual is None:
         return sent
     return lasting(sent, request.x, request.residual, request.new_residual, request.ctx.rescale)
+
+
+def lasting(
+    sent: Transmitted, x: Tensor, before: Tensor, after: Tensor, factors: Factors = ()
+) -> Transmitted:
+    """`sent`; as a `Difference` if it refers to a tensor that the residual `after` has overwritten."""
+    return Difference(x, before, after, factors) if isinstance(sent, Exact | Rounded) else sent

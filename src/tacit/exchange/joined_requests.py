@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import replace
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -68,9 +68,8 @@ def conducted(
         asked = [request]
         if reduce is not None:
             asked = leaves(request)
-            steps = fuse(
-                [reduce(each) if isinstance(each, ReduceEncoded) else each for each in asked], beside
-            )
+            parts = [reduce(each) if isinstance(each, ReduceEncoded) else each for each in asked]
+            steps = fuse(parts, beside)
         else:
             steps = _joined(asked, beside)
         beside, answer = None, None
@@ -89,8 +88,10 @@ def conducted(
             answer = yield message
         if reduce is None or not isinstance(request, Grouped):
             reply = answers[0]
+        elif len(asked) == len(request.requests) and all(map(is_, asked, request.requests)):
+            reply = answers
         else:
-            reply = answers if len(asked) == len(request.requests) else as_asked(request, iter(answers))
+            reply = as_asked(request, iter(answers))
 
 
 def average_(x: Tensor, axis: str = "") -> Generator[Request, Any, None]:

@@ -28,6 +28,7 @@ FIELDS = {
     "_rounded": "scratch",
     "_before": "scratch",
     "_messages": "messages",
+    "_gathered": "messages",
     "_outgoing": "messages",
     "_theirs": "messages",
     "_moved": "messages",

@@ -37,7 +37,7 @@ def nbytes(payload: Payload) -> int:
 
 
 _BYTES = attrgetter("nbytes")
-_ELEMENT = attrgetter("itemsize")
+_DTYPE, _ELEMENT = attrgetter("dtype"), attrgetter("itemsize")
 
 
 def order(payload: Payload) -> Sequence[int]:
@@ -70,6 +70,54 @@ def unpack(message: Tensor, like: Payload) -> Payload:
     return tuple(views)
 
 
+class Slots:
+    """Memory for `copies` payloads of one form, one after the other, and the tensors of each in it.
+
+    Attributes:
+        message: all of it, flat (uint8).
+        size: bytes of a payload.
+    """
+
+    def __init__(self, like: Payload, copies: int) -> None:
+        self._form = [(each.shape, each.dtype) for each in like]
+        self.size, self.message = nbytes(like), empty_message(like, copies)
+        self._slots = self.message.view(copies, self.size).unbind()
+        self._moved: list[tuple[Tensor, Tensor]] = []
+        self._payloads = [self._laid(slot, like) for slot in self._slots]
+
+    def _laid(self, slot: Tensor, like: Payload) -> Payload:
+        """Views of the slot; what does not lie aligned there is copied elsewhere when it is read."""
+        places, start = {}, 0
+        for i in order(like):
+            stop = start + like[i].nbytes
+            places[i] = slot[start:stop]
+            if places[i].storage_offset() % like[i].itemsize:
+                self._moved.append((torch.empty_like(places[i]), places[i]))
+                places[i] = self._moved[-1][0]
+            start = stop
+        return tuple(places[i].view(each.dtype).view(each.shape) for i, each in enumerate(like))
+
+    def fit(self, payload: Payload, copies: int) -> bool:
+        """Whether they are for so many payloads of this form."""
+        if len(self._slots) != copies or len(payload) != len(self._form):
+            return False
+        for each, (shape, dtype) in zip(payload, self._form, strict=True):
+            if each.dtype != dtype or each.shape != shape:
+                return False
+        return True
+
+    def pack(self, payload: Payload, at: int) -> Tensor:
+        """Write a payload to slot `at`; its bytes."""
+        pack_(payload, self._slots[at])
+        return self._slots[at]
+
+    def payloads(self, first: int = 0) -> list[Payload]:
+        """Those of all slots from the first on; overwritten when the memory is used again."""
+        for copy, there in self._moved:
+            copy.copy_(there)
+        return self._payloads[first:]
+
+
 def ring_bytes(request: Collective, place: AxisRank) -> int:
     """Bytes that this rank sends, by the formulas of ring collectives, rounded up.
 
@@ -80,6 +128,8 @@ def ring_bytes(request: Collective, place: AxisRank) -> int:
     peers = place.peers
     match request:
         case AllReduce(payload):
+            types = {*map(_DTYPE, payload)}
+            assert len(types) < 2, f"an AllReduce of {types}: write one AllReduce for each type, in a Grouped"
             return -(-2 * (peers - 1) * nbytes(payload) // peers)
         case AllGather(payload):
             return (peers - 1) * nbytes(payload)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from tacit.transports import pairwise, permuting, process_groups
 from tacit.transports.message_layout import (
     AT_ONCE,
     IN_ROUNDS,
+    Slots,
     empty_message,
     nbytes,
     pack_,
@@ -79,6 +81,7 @@ class TorchTransport:
     _failure: BaseException | None = field(default=None, repr=False)
     _groups: dict[tuple[str, int], dist.ProcessGroup] = field(default_factory=dict, repr=False)
     _messages: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
+    _gathered: dict[tuple[object, ...], Slots] = field(default_factory=dict, repr=False)
     _places: dict[str, AxisRank] = field(default_factory=dict, repr=False)
     _waiters: Waiters = field(default_factory=Waiters, repr=False)
     _exchanges: Counter[dist.ProcessGroup] = field(default_factory=Counter, repr=False)
@@ -90,6 +93,7 @@ class TorchTransport:
         It may be called again when nothing is under way; buffers of messages are freed then.
         """
         self._messages.clear()
+        self._gathered.clear()
         if self._spread is None:
             self._spread = self._is_spread()
         channel = process_groups.channel_of(self)
@@ -148,7 +152,7 @@ class TorchTransport:
             case AllReduce():
                 return self._all_reduce(request, group, (key, request.axis, stage))
             case AllGather():
-                return self._all_gather(request, group, (key, request.axis, stage))
+                return self._all_gather(request, place, group, (key, request.axis, stage))
             case ReduceScatter():
                 return self._reduce_scatter(request, place, group, (key, request.axis, stage))
             case AllGatherInto(x, spans):
@@ -189,24 +193,26 @@ class TorchTransport:
 
         return self._later([work], read, group)
 
-    def _all_gather(self, request: AllGather, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
-        payload = request.payload
-        size = nbytes(payload)
-        at_once = size <= AT_ONCE and not self.in_order and (request.axis != WORLD or bool(self._spread))
-        both = self._message(key, payload, group.size() * (1 + at_once))
-        all_ = both[-size * group.size() :]
+    def _all_gather(
+        self, request: AllGather, place: AxisRank, group: dist.ProcessGroup, key: tuple[object, ...]
+    ) -> Posted:
+        payload, peers = request.payload, place.peers
+        at_once = not self.in_order and (request.axis != WORLD or bool(self._spread))
+        at_once = at_once and nbytes(payload) <= AT_ONCE
+        first = peers if at_once else 0
+        slots = self._gathered.get(key)
+        if slots is None or not slots.fit(payload, first + peers):
+            slots = self._gathered[key] = Slots(payload, first + peers)
+        all_ = slots.message[first * slots.size :]
         if at_once:
-            copies = both[: -size * group.size()].view(group.size(), size)
-            pack_(payload, copies[0])
+            slots.pack(payload, 0)
+            copies = slots.message[: first * slots.size].view(peers, slots.size)
             copies[1:] = copies[0]
             work = dist.all_to_all_single(all_, copies.view(-1), group=group, async_op=True)
         else:
-            mine = all_.view(group.size(), size)[self.place(request.axis).rank]  # written in place
-            pack_(payload, mine)
+            mine = slots.pack(payload, place.rank)  # written in place
             work = _all_gather_flat(all_, mine, group=group, async_op=not self.in_order)
-        return self._later(
-            [work], lambda: [unpack(all_[i : i + size], payload) for i in range(0, all_.numel(), size)], group
-        )
+        return self._later([work], partial(slots.payloads, first), group)
 
     def _is_spread(self) -> bool:
         """Whether no node has several ranks, or there is one node. A collective call if that is not known.
@@ -290,10 +296,12 @@ class TorchTransport:
             if self._failure is not None:
                 raise self._failure
             return Now(read())
-        return self._under_way([self._future_of(work) for work in works if work is not None], read, group)
-
-    def _future_of(self, work: dist.Work | Pairwise) -> torch.futures.Future[Any]:
-        return self._waiters.wait([work]) if isinstance(work, Pairwise) else work.get_future()
+        futures = [
+            self._waiters.wait([work]) if isinstance(work, Pairwise) else work.get_future()
+            for work in works
+            if work is not None
+        ]
+        return self._under_way(futures, read, group)
 
     def _under_way(
         self,

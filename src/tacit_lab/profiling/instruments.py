@@ -41,6 +41,7 @@ METHODS = {
     "exchange.lane.Lane._done": "hand over",
     "exchange.lane.Lane.flush": "hand over",
     "exchange.stream_lane.StreamLane.submit": "lane",
+    "transports.message_layout.Slots.payloads": "unpack a message",
     "transports.torch.TorchTransport.post": "start a collective",
     "transports.started_collectives.Later.answer": "take an answer",
     "session.health.nonfinite.NonfiniteChecks.divide": "look for NaN",
@@ -112,8 +113,10 @@ def _kernels(clock: StageClock) -> None:
         if name not in compiled:
             module = load(name)
             timed: dict[str, Any] = {}
+            rows = vars(import_module(f"tacit.kernels.{name}"))
             for each, function in vars(module).items():
-                if not each.startswith("_") and getattr(function, "signatures", None):
+                compiled_now = not each.startswith("_") and getattr(function, "signatures", None)
+                if compiled_now or hasattr(rows.get(each), "__wrapped__"):
                     timed[each] = clock.timed(function, f"{KERNELS}{name}.{each}")
             compiled[name] = _Named({**vars(module), **timed})
         return compiled[name]

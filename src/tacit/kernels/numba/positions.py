@@ -167,7 +167,8 @@ def unpack_all(
     if low == INT32:
         return reference.unpack_all(packed, numel, k)
     if buffers is None:
-        buffers = thread_scratch("index", len(packed) * (k + 1), torch.int32, packed[0].device).split(k + 1)
+        room = thread_scratch("index", len(packed) * (k + 1), torch.int32, packed[0].device)
+        buffers = torch.split(room, k + 1)
     for each, given in zip(packed, buffers, strict=True):
         index = torch.empty(k + 1, dtype=torch.int32) if given is None else given
         found.append(index[: _UNPACK(each.data_ptr(), each.numel(), k, low, index.data_ptr())])
