@@ -114,7 +114,7 @@ NAMES = [
 def test_what_is_not_public_is_neither_built_nor_imported(name: str) -> None:
     before = set(sys.modules)
     with pytest.raises(
-        ConfigError, match="a parameter server can read only tacit's own compressors and those of modules"
+        ConfigError, match="a parameter server can read only tacit's compressors and those of modules"
     ):
         encoding.read(said(name), Compressor, ALLOWED_TYPES)
     assert set(sys.modules) == before

@@ -1,4 +1,4 @@
-"""Synchronous SGD where one rank's link is slower than the others': averages in unequal stretches.
+"""Synchronous SGD where one rank's link is slower than the others': averages in unequal spans.
 
     x <- x - lr * mean_r(g_r)
 
@@ -30,10 +30,10 @@ from tacit.topologies.uneven import Uneven
     family="scheduled",
     paper="BytePS: Jiang et al. 2020, OSDI",
     compresses=False,
-    changes="gradients are averaged in unequal stretches: a rank with a slow link averages little for others",
+    changes="gradients are averaged in unequal spans: a rank with a slow link averages little for others",
 )
 def uneven(rates: str | None = None, compressor: Literal["none", "bf16"] = "none") -> Strategy:
-    """Average in unequal stretches; `rates` in Mbit/s, a rank each, as 1000/1000/100, or else measured."""
+    """Average in unequal spans; `rates` in Mbit/s, a rank each, as 1000/1000/100, or else measured."""
     checks.one_of("compressor", compressor, list(ADDED_UP))
     return Strategy(compressor=ADDED_UP[compressor](), topology=Uneven(rates=_read(rates)), name="uneven")
 

@@ -30,15 +30,15 @@ class AdamMomentum(ByStep, Wrapper):
     """Compress Adam's momentum in place of the gradient: m = the mean of beta m + (1 - beta) g.
 
     Adam divides by the root of a mean of squared gradients, its variance, and the error of a compressed
-    gradient enters those squares. A momentum changes little from step to step, so its error is small. It
-    is sent while the variance is kept; gradients are sent before, and while the variance is renewed.
-    Attaching has Adam or AdamW keep its variance, and take what travels as its momentum.
+    gradient enters those squares. A momentum changes little from step to step, so its error is small. It is
+    sent while the variance is kept; gradients are sent before, and while the variance is renewed. Attaching
+    makes Adam or AdamW freeze its variance, and use the exchanged momentum.
 
     State: `momentum`, m, equal on all ranks, of the tensor's shape, in fp32 where that is of two bytes. While
     gradients travel it is the one that Adam has too. The state of `inner` and of `gradients` is one: a
     residual is in units of what travels, and one of gradients acts on a momentum by 1 - beta. The last
-    momentum before gradients travel again goes by `gradients`: what signs have left out comes into the
-    momentum so, and not into the variance.
+    momentum before gradients travel again is sent by `gradients`: so what signs have left out enters the
+    momentum, and not the variance.
 
     Attributes:
         inner: compresses momenta.
@@ -99,11 +99,11 @@ class AdamMomentum(ByStep, Wrapper):
         return replace(self, inner=inner, gradients=gradients)
 
     def is_shared(self, field: str) -> bool:
-        """The momentum is; of other fields the inner compressor says."""
+        """True for the momentum; for other fields as the inner compressor declares."""
         return field == "momentum" or super().is_shared(field)
 
     def ended(self, steps: int) -> str:
-        """That the variance was never kept, so that gradients have travelled all the time."""
+        """A warning if the variance was never frozen, so that only gradients were sent."""
         if steps > self.freeze_step:
             return super().ended(steps)
         return (

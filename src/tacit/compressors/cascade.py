@@ -20,7 +20,7 @@ class Cascade(Compressor):
 
     Bytes are the sum of both. `Cascade(PowerSGD(), TopK())` sends the few entries that a low rank misses most
     (as the low-rank and sparse parts of a matrix: Candes et al., JACM 2011). Put `ErrorFeedback` around it,
-    not inside: the error of both is then kept once.
+    not inside: there is then one residual for both.
     """
 
     first: Compressor

@@ -64,8 +64,8 @@ class Cast(OneShot):
 class BF16(Cast):
     """Send bfloat16: the range of fp32, 8 bits of precision. Bytes: 2 (P - 1) / P x 2n a rank.
 
-    The sum is taken in bfloat16 too, by the collective itself; Gloo and NCCL both can, although torch's own
-    `bf16_compress_hook` refuses Gloo. Survey (arXiv 2003.03009), quantization.
+    The collective adds in bfloat16, too; Gloo and NCCL both can, although torch's own `bf16_compress_hook`
+    refuses Gloo. Survey (arXiv 2003.03009), quantization.
     """
 
     dtype: ClassVar[torch.dtype] = torch.bfloat16
@@ -88,7 +88,7 @@ class FP8(AddingCodec):
     """Send 8-bit floating point, scaled so that the bucket's largest magnitude is the type's: n + 4 bytes.
 
     To P - 1 peers: no collective of Gloo adds up fp8, so bytes are gathered and added up in the type of `x`.
-    That moves fewer bytes than fp32 among up to 7 peers, than bf16 up to 3. The scale is this rank's own.
+    That moves fewer bytes than fp32 among up to 7 peers, than bf16 up to 3. Each rank has another scale.
     Difference from the OCP formats' use in training: one scale a bucket and step, not one with a delay.
 
     Attributes:

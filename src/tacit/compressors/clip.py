@@ -18,7 +18,7 @@ from tacit.kernels.dispatch import on_host
 class Clip(Wrapper):
     """Scale this rank's tensor down to a largest norm, then compress it; bytes and state are the inner's.
 
-    Each of P ranks clips its own tensor, to the norm `max_norm` * sqrt(share * P), where share is the part
+    Each of P ranks clips its tensor to the norm `max_norm` * sqrt(share * P), where share is the part
     of the model's elements that travels in it: the squares of the limits of all buckets add up to
     `max_norm`^2 P, and P independent gradients of that length have a mean of length `max_norm`. Put it
     around `ErrorFeedback`, not inside, where all that is cut off would stay in the residual. Parameters that
@@ -58,7 +58,7 @@ class Clip(Wrapper):
 
 @dataclass(frozen=True)
 class _Shortened(Transmitted):
-    """What was sent of a tensor that was scaled down; the rest of it stays in the residual."""
+    """The contribution of a tensor that was scaled down; the rest stays in the residual."""
 
     inner: Transmitted
 
@@ -70,7 +70,7 @@ class _Shortened(Transmitted):
 
 
 def _shortened(x: Tensor, limit: float, short: Tensor) -> tuple[Tensor, bool]:
-    """`x`, or in `short` what is left of it with a norm of at most `limit`; and whether it may be less."""
+    """`x`, or in `short` a copy scaled to a norm of at most `limit`; and whether it may be scaled."""
     if not x.is_meta and not on_host(x):
         return _shortened_unseen(x, limit, short), True
     scale = _scale(x, limit)

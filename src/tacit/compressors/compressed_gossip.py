@@ -53,7 +53,7 @@ class CompressedMixing(Wrapper, MixingCompressor):
         if inner.answers or isinstance(inner, MajoritySign):
             raise ConfigError(
                 f"{name}({inner}) is not possible, as what it decodes is a vote or a server's answer, and "
-                f"not near what was given: write {name}(Sign()), or {name}(TopK(ratio=0.01))"
+                f"not near the input: write {name}(Sign()), or {name}(TopK(ratio=0.01))"
             )
 
     @property
@@ -79,7 +79,7 @@ class CompressedMixing(Wrapper, MixingCompressor):
         return {name: torch.zeros_like(like, dtype=state_dtype(like.dtype)) for name in self.kept}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Send something to the neighbours; a replica alone is its own answer."""
+        """Send to the neighbours, and mix; a replica alone is its own answer."""
         new = {name: ctx.spare(name, state[name]) for name in self.kept}
         if ctx.peers > 1:
             return (yield from self.mixed(x, state, new, ctx))
@@ -93,9 +93,11 @@ class CompressedMixing(Wrapper, MixingCompressor):
     def send(
         self, given: Tensor, ctx: Context, scale: float = 1.0
     ) -> Generator[Request, Any, tuple[Tensor, Tensor, Transmitted]]:
-        """Send `given`; returns the sum over the neighbours by W's row, what they decode, and the same.
+        """Send `given`; returns the sum over the neighbours by W's row, and what they decode.
 
-        Both sums and what is decoded are multiplied by `scale`.
+        The latter as a tensor and as a `Transmitted`.
+
+        All results are multiplied by `scale`.
         """
         assert isinstance(self.inner, OneShot)
         mixed = ctx.scratch("mixed", given, given.shape, given.dtype)

@@ -14,7 +14,7 @@ from tacit.kernels.payloads import expect_parts
 
 @dataclass(frozen=True)
 class Dense(OneShot):
-    """Send every entry in its own type. Bytes: 2 (P - 1) / P x n x b a rank (ring all-reduce).
+    """Send every entry in its type. Bytes: 2 (P - 1) / P x n x b a rank (ring all-reduce).
 
     No copy: where the mean may overwrite the tensor, the tensor itself goes to the collective.
     """

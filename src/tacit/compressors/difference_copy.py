@@ -1,4 +1,4 @@
-"""Replicas that are their own public copies, moved by compressed differences (DCD-PSGD)."""
+"""Replicas that are equal to their public copies, moved by compressed differences (DCD-PSGD)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few bits an entry, entropy coded on the way."""
+"""A few bits an entry, entropy coded."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _vote(payload: Payload) -> SignPayload:
 def _vote_of_zeros(
     piece: Tensor, start: int, bits: Tensor, means: Tensor, abstains: Tensor, ctx: Context
 ) -> None:
-    """Encode a piece again if it may hold zeros, which otherwise all vote +1."""
+    """Encode a part again if it may hold zeros, which otherwise all vote +1."""
     zeros = piece == 0
     if on_host(piece) and not bool(zeros.any()):
         return
@@ -113,7 +113,7 @@ def _vote_of_zeros(
 
 
 def _turned(piece: Tensor, zeros: Tensor, start: int, ctx: Context) -> Tensor:
-    """A copy of the piece from `start` on, in which zeros vote in alternation."""
+    """A copy of the part that begins at `start`, in which zeros vote in alternation."""
     if not on_host(piece):
         at = torch.arange(start, start + piece.numel(), device=piece.device)
         return torch.where(zeros, _by_turns(at, ctx).to(piece.dtype), piece)

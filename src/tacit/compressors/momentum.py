@@ -31,9 +31,9 @@ class MomentumCorrection(Wrapper):
     sent. So what is not sent yet keeps its momentum. Attaching takes the momentum from the optimizer, which
     must be SGD. Parameters that the inner compressor exempts send u densely.
 
-    State: `velocity`, u, rank-local, of the tensor's shape, in fp32 where that is of two bytes. u is kept as
-    torch's SGD keeps it; the authors' code keeps m u where `nesterov` is set, and gives the same. Weight
-    decay stays with the optimizer; attaching gives it its momentum, as the authors' optimizer does.
+    State: `velocity`, u, rank-local, of the tensor's shape, in fp32 where that is of two bytes. u is stored
+    as in torch's SGD; the authors' code stores m u if `nesterov` is set, with the same result. Weight decay
+    stays with the optimizer; attaching gives it its momentum, as the authors' optimizer does.
 
     Attributes:
         momentum: m, in (0, 1).

@@ -1,4 +1,4 @@
-"""Replicas that take outer steps of their own, with momentum, towards the mix of a few (NoLoCo)."""
+"""Replicas that each take outer steps, with momentum, towards the mix of a few (NoLoCo)."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class _Batch:
     count: int = 1
 
     def and_at(self, place: tuple[int, int, int]) -> _Batch | None:
-        """This batch with one more matrix; None where that one is not at the next position."""
+        """This batch with one more matrix; None if that is not at the next position."""
         x, p, q = (at - first for at, first in zip(place, self.first, strict=True))
         step = (x, p, q) if self.count == 1 else self.step
         if tuple(self.count * each for each in step) != (x, p, q):
@@ -201,7 +201,7 @@ class PowerSGD(Compressor):
 
     @cached_property
     def _batches(self) -> tuple[_Batch, ...]:
-        """The matrices, batched where they lie at equal distances: one call multiplies a batch, in place.
+        """The matrices, batched if they lie at equal distances: one call multiplies a batch, in place.
 
         Others are not copied into batches: that would take longer than the calls.
         """
@@ -230,7 +230,7 @@ class PowerSGD(Compressor):
 
 @dataclass(frozen=True)
 class _Projected(Transmitted):
-    """P (M' P)', this rank's own part of the mean."""
+    """This rank's contribution: P (M' P)'."""
 
     codec: PowerSGD
     p: Tensor

@@ -16,5 +16,5 @@ def check(ratio: float, name: str = "ratio") -> None:
 
 @cache
 def count(ratio: float, numel: int) -> int:
-    """How many of `numel` entries are kept: rounded up, but an exact decimal ratio gives the exact number."""
+    """The number of entries that is sent: rounded up; an exact decimal ratio gives the exact number."""
     return min(numel, math.ceil(round(ratio * numel, 6)))

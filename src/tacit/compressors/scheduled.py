@@ -65,7 +65,7 @@ class Scheduled(ByStep):
         ):
             raise ConfigError(
                 f"phases={self.phases!r} is no tuple of (steps, compressor): write "
-                "((1000, ErrorFeedback(TopK(ratio=0.1))),), with a comma behind a single one"
+                "((1000, ErrorFeedback(TopK(ratio=0.1))),), with a comma after a single one"
             )
         for steps, compressor in self.phases:
             checks.compressor("phases", compressor)

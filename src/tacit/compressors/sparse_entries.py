@@ -139,7 +139,7 @@ class Entries(OneShot):
     def _decoded(
         self, payload: Payload, index: Tensor, out: Tensor, weight: float, place: int = 0
     ) -> tuple[Selection, float]:
-        """(the entries of a checked payload, factor of their values); in scratch memory of this `place`."""
+        """(the entries of a checked payload, the factor of their values), in scratch memory `place`."""
         written = payload[:-1]
         if not self.exact:
             values = thread_scratch(f"values{place}", index.numel(), out.dtype, out.device)

@@ -24,9 +24,9 @@ from tacit.kernels.sparse import EntryBuffer, Selection
 class TopK(Entries):
     """Send the k = ceil(ratio x n) entries of largest magnitude, to P - 1 peers.
 
-    Bytes: those of k entries by `values`, and of k positions: the least of ceil(n / 8), 4 k, and
-    w k + ceil((k + (n - 1) // 256^w) / 8) for w of 1 or 2; at 1 % 1.2 each, at 0.1 % 1.6. Exactly k are sent:
-    of equal magnitudes those that stand first.
+    Bytes: those of k entries by `values`, and of k positions: the least of ceil(n / 8), 4 k, and w k +
+    ceil((k + (n - 1) // 256^w) / 8) for w of 1 or 2; at 1 % 1.2 each, at 0.1 % 1.6. Exactly k are sent: of
+    equal magnitudes the first ones.
 
     With `values=Sign()` this is sparse ternary compression (STC: Sattler et al. 2019): a bit an entry, and
     the mean of the chosen magnitudes.
@@ -41,9 +41,9 @@ class TopK(Entries):
 
     Attributes:
         ratio: the share of the entries that is sent, in (0, 1]. Smaller sends less and converges slower.
-        values: how the chosen entries are written: as they are, or shorter by `BF16()`, say.
-        chunk: of how many entries each choice is made; None: of all at once. Smaller ones spread what is sent
-            more evenly over the layers, and miss more of the largest.
+        values: the codec of the chosen entries, for example `BF16()`; by default they are exact.
+        chunk: the number of entries among which each choice is made; None: all. Smaller ones spread what is
+            sent more evenly over the layers, and miss more of the largest.
     """
 
     ratio: float = 0.01

@@ -38,7 +38,7 @@ from tacit.exchange.joined_requests import fuse
 
 
 def inner_state(state: State, part: str) -> dict[str, Tensor]:
-    """The state fields of the inner compressor, by its own names."""
+    """The state fields of the inner compressor, by its names."""
     prefix = part + "."
     found = {}
     for name, tensor in state.items():
@@ -136,10 +136,10 @@ class ErrorFeedback(Feedback):
     """Add the error of each round to the next (Seide 2014; Stich 2018; Karimireddy 2019).
 
     State: `residual`, rank-local, of the tensor's shape, in fp32 where that is of two bytes. Nothing is lost:
-    the sum of all that was sent plus the residual is the sum of all that was given; with `decay`, less so.
+    the sum of all that was sent plus the residual is the sum of all inputs; with `decay`, less so.
 
-    The optimizer multiplies the mean by the learning rate of its own step, and the residual is from steps
-    with an earlier rate. So the residual of a gradient is multiplied by lr_then / lr_now when the rate has
+    The optimizer multiplies the mean by the learning rate of its step, and the residual is from steps with an
+    earlier rate. So the residual of a gradient is multiplied by lr_then / lr_now when the rate has
     changed: its effect on the parameters stays the same. That is EF-signSGD as in its paper, where lr g is
     compressed (Karimireddy et al. 2019, algorithm 1), and dist-EF-SGD (Zheng et al. 2019).
 
@@ -257,7 +257,7 @@ class Partition(Compressor):
         if not isinstance(self.parts, tuple) or not all(isinstance(part, Part) for part in self.parts):
             raise ConfigError(
                 f"parts={self.parts!r} is no tuple of Part: write (Part(Dense(), ((0, 10),)),), with a comma "
-                "behind a single one"
+                f"after a single one"
             )
 
     @cached_property

@@ -26,14 +26,14 @@ def in_turn(total: int, count: int, round_: int, seed: int) -> Tensor:
 
     The entry with which a span begins follows from the seed.
     """
-    bounds = _stretches(total, count)
+    bounds = _spans(total, count)
     sizes = bounds.diff()
     return bounds[:-1] + ((_draws(count, seed) * sizes).long() + round_) % sizes
 
 
 def at_random(total: int, count: int, seed: int) -> Tensor:
     """`count` of `total` entries, rising: one from each of `count` equal spans, at random."""
-    bounds = _stretches(total, count)
+    bounds = _spans(total, count)
     return bounds[:-1] + (_draws(count, seed) * bounds.diff()).long()
 
 
@@ -50,7 +50,7 @@ def beside(total: int, count: int, taken: Tensor, seed: int) -> Tensor:
     return at + torch.searchsorted(before, at, right=True)
 
 
-def _stretches(total: int, count: int) -> Tensor:
+def _spans(total: int, count: int) -> Tensor:
     return torch.arange(count + 1) * total // max(count, 1)
 
 

@@ -93,7 +93,7 @@ def _built(known: Mapping[str, type], plain: Any, wanted: Any, where: str) -> An
     cls = known.get(plain["is"])
     if cls is None:
         raise ConfigError(
-            "a parameter server can read only tacit's own compressors and those of modules that it imports, "
+            "a parameter server can read only tacit's compressors and those of modules that it imports, "
             f"and {plain['is']:.100} is none of them: use one of tacit.compressors, or start the server with "
             "--import and the module that has the class"
         )

@@ -4,8 +4,8 @@
     worker -> server    reply: the same of the worker, and HMAC-SHA256(secret, "worker", greeting, this)
     server -> worker    verdict: one byte, and HMAC-SHA256(secret, "server", greeting, reply)
 
-All three have a fixed size. The secret itself never travels; what was overheard is of no use for another
-connection, as each has numbers of its own; and the two proofs differ, so that neither can be sent back as the
+All three have a fixed size. The secret itself never travels; overheard messages are of no use for another
+connection, as each has other numbers; and the two proofs differ, so that neither can be sent back as the
 other. Here are the messages alone: `listener` and `connecting` send them.
 """
 
@@ -22,7 +22,7 @@ from tacit.kernels.payloads import FORMAT
 from tacit.stores.secret import Secret
 
 VERSION = 5
-"""Of the handshake and of the frames behind it; one more when either changes."""
+"""The version of the handshake and of the frames after it; it rises when either changes."""
 SECONDS = 10.0
 """How long a handshake may take, in all."""
 
@@ -72,7 +72,7 @@ def versions(reply: bytes) -> bytes:
 
 
 def judged(secret: Secret, greeting: bytes, reply: bytes) -> tuple[Verdict, bytes]:
-    """The server's verdict on a reply, and the message that tells the worker."""
+    """The server's verdict on a reply, and the message with it for the worker."""
     verdict = _judged(secret, greeting, reply)
     proof = secret.proof("server", greeting, reply) if verdict is Verdict.WELCOME else bytes(_PROOF)
     return verdict, bytes([verdict]) + proof
@@ -93,7 +93,7 @@ def check_greeting(greeting: bytes, server: str) -> None:
     """Refuse a greeting that is not of a server of this version.
 
     Raises:
-        AttachError: says what it is.
+        AttachError: it is of another program or version; the message says of which.
     """
     magic, version, format_, _ = _HEAD.unpack(greeting)
     if magic != _MAGIC:
@@ -109,7 +109,7 @@ def check_verdict(secret: Secret, greeting: bytes, reply: bytes, verdict: bytes,
     """Refuse a verdict that does not let this worker in, or of a server that does not know the secret.
 
     Raises:
-        AttachError: says which.
+        AttachError: the message says which of the two.
     """
     if verdict[0] == Verdict.OTHER_VERSION:
         raise AttachError(f"{server} is of another version of tacit: install the same version there and here")

@@ -1,4 +1,4 @@
-"""What workers and a parameter server tell each other: texts about themselves, and messages to services."""
+"""The messages between workers and a parameter server: texts about themselves, and messages to services."""
 
 from __future__ import annotations
 
@@ -76,9 +76,10 @@ class MessageSpec:
     """How messages of one number are read, and the replies to them; a worker declares it before the first.
 
     Attributes:
-        key: of the bucket that they are about.
-        pieces: how each payload of the message is read; `pulls`, how each payload of the reply is.
-        back: where the worker enters with it, how the parameters come back to it.
+        key: the key of their bucket.
+        pieces: the format of each payload of the message.
+        pulls: the format of each payload of the reply.
+        back: if the worker enters with it, the format in which it gets the parameters.
     """
 
     key: str
@@ -96,16 +97,16 @@ ServerStats: TypeAlias = Mapping[str, int | float | Mapping[int, int] | None]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a worker tells the service of a bucket; the same at both ends.
+    """A worker's message to the service of a bucket; equal at both ends.
 
     Attributes:
         kind: ENTER: the worker begins, or comes back. OFFER: the same, with the parameters that it begins
             with, for which it was asked. PUSH: it pushes, and waits for the answer. MEET, or PULL: it has
-            nothing more to push for now, and waits until no other worker has.
-        sequence: counts the worker's pushes to this bucket from 1, over all of its lives; of another message,
+            nothing more to push for now, and waits until no other worker has either.
+        sequence: counts the worker's pushes to this bucket from 1, over all of its lives; in other messages
             any number, which the reply repeats.
-        payloads: what is pushed, each as `pieces` says; of an OFFER, the parameters as one tensor.
-        pulls: how the reply is to be encoded.
+        payloads: the pushed payloads, in the formats of `pieces`; of an OFFER, the parameters as one tensor.
+        pulls: the formats of the reply.
         lr: the worker's learning rate, for a server that steps.
     """
 
@@ -137,16 +138,16 @@ def _cut(body: Tensor, at: int, size: int) -> Tensor:
 
 
 class PayloadBuffer:
-    """Payloads as the body of a frame, in memory that is kept from one frame to the next.
+    """Payloads as the body of a frame, in memory that all frames use again.
 
     Args:
-        pieces: how each payload is read; their sizes follow from these.
+        pieces: the format of each payload, from which its size follows.
 
     A payload of variable length is its length in 4 bytes, and its message.
 
     Attributes:
-        nbytes: of the payloads.
-        least, most: bytes of the body.
+        nbytes: the bytes of the payloads.
+        least, most: the least and the most bytes of the body.
     """
 
     def __init__(self, pieces: Sequence[PayloadSpec]) -> None:
@@ -162,7 +163,7 @@ class PayloadBuffer:
 
     @property
     def buffer(self) -> Tensor:
-        """The kept bytes."""
+        """The memory, as bytes."""
         if self._buffer is None:
             self._buffer = torch.empty(self.nbytes, dtype=torch.uint8)
         return self._buffer
@@ -201,10 +202,10 @@ class PayloadBuffer:
         return self._body
 
     def arrived(self) -> None:
-        """Put the payloads of the body that was read into the buffer.
+        """Decode the body that was received into the payloads.
 
         Raises:
-            PayloadError: it is none of these pieces; nothing is to be read from the buffer then.
+            PayloadError: it has another format; the buffer must not be read then.
         """
         body, self._body = self._body, None
         if body is None:

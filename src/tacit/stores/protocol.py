@@ -1,9 +1,9 @@
 """The frames between a worker and a parameter server, and the channel that carries them.
 
 A frame is a header of fixed size, and a body of as many bytes as the header says. The channel is a TCP socket
-on which both ends have proved that they know the secret (`handshake`). It is no group of torch.distributed:
-whoever reaches the port of a TCPStore can read and change all in it, and Gloo takes the first that connects
-to one of its ports for the peer it waits for.
+on which both ends have proved that they know the secret (`handshake`). It is no group of torch.distributed: a
+program that reaches the port of a TCPStore can read and change all in it, and Gloo takes the first that
+connects to one of its ports for its peer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tacit.errors import PayloadError
 
 
 class FrameKind(IntEnum):
-    """What a frame says; the first group is sent by workers, the second by servers."""
+    """The kind of a frame; the first group is sent by workers, the second by servers."""
 
     # from a worker
     HELLO = 1
@@ -50,7 +50,7 @@ class FrameKind(IntEnum):
 
 
 ALL = -1
-"""In place of a message's number: the error is about the connection, not about one message."""
+"""The number of an error that is about the connection, not about one message."""
 
 
 class Header(NamedTuple):
@@ -88,10 +88,10 @@ _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 class Channel:
     """One end of a connection. One thread receives; any may send, and none waits for the network.
 
-    What the kernel does not take of a frame at once, a thread of the connection's own sends on.
+    A thread of the connection sends what the kernel does not take of a frame at once.
 
     Args:
-        connection: on which both ends have proved themselves.
+        connection: a socket on which both ends have proved themselves.
 
     Attributes:
         received_at: when bytes last came, on the clock of `time.monotonic`.
@@ -173,7 +173,7 @@ class Channel:
             try:
                 sent = self._socket.send(part, _NO_SIGNAL)
             except OSError:
-                self.drop()  # whoever receives says so
+                self.drop()  # the receiving thread reports it
                 return
             with self._changed:
                 if self._unsent:

@@ -42,7 +42,7 @@ class Secret:
         self._value = value
 
     def proof(self, who: str, *seen: bytes) -> bytes:
-        """What only somebody who knows the secret can say of these messages: HMAC-SHA256, 32 bytes."""
+        """The proof that the sender of these messages knows the secret: HMAC-SHA256, 32 bytes."""
         parts = (who.encode(), *seen)
         framed = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
         return hmac.digest(self._value, framed, hashlib.sha256)
@@ -61,10 +61,10 @@ class Secret:
 
 
 def find_secret(file: Path | None = None, environment: Mapping[str, str] = os.environ) -> Secret | None:
-    """The secret in this file, or that the environment gives or names the file of; None where there is none.
+    """The secret in this file, or in the environment, or in the file that it names; None: there is none.
 
     Raises:
-        ConfigError: it is too short, others can read its file, the file cannot be read, or two are given.
+        ConfigError: it is too short, others can read its file, the file cannot be read, or there are two.
     """
     text, named = environment.get(SERVER_SECRET), environment.get(SERVER_SECRET_FILE)
     if file is None and text and named:

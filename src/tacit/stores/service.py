@@ -26,10 +26,10 @@ class Reply:
 
     Attributes:
         to: the sender of the message that it answers; `sequence` is that message's.
-        payloads: the answer, each as the message's `pulls` say.
-        refused: why there is no answer; None where there is one.
-        stale: to a push: how many updates were applied since its worker had pulled.
-        clock: how many pushes of the worker were taken so far; None: as many as it knows of.
+        payloads: the answer, in the formats of the message's `pulls`.
+        refused: the reason why there is no answer; None: there is one.
+        stale: for a push, the number of updates applied since its worker had pulled.
+        clock: the number of the worker's pushes taken so far; None: as many as it knows.
         offer: whether the worker is to bring the parameters, as the server has none yet.
     """
 
@@ -48,10 +48,10 @@ S = TypeVar("S")
 
 
 class Service(ABC, Generic[S]):
-    """Serves one bucket: a frozen dataclass of what it does; its state is passed in and returned.
+    """Serves one bucket: a frozen dataclass of its settings; its state is passed in and returned.
 
-    A message is taken as a whole or not at all: one that is refused has changed nothing. The caller gives one
-    message after the other, in whatever order they come, so a run is repeated by repeating that order.
+    A message is taken as a whole or not at all: a refused one has changed nothing. The caller passes one
+    message after the other, in the order of arrival, so a run is repeated by repeating that order.
     """
 
     enters_workers: ClassVar[bool] = True
@@ -59,7 +59,7 @@ class Service(ABC, Generic[S]):
 
     @property
     def numel(self) -> int | None:
-        """How many entries the bucket has; None where messages say it."""
+        """The number of entries of the bucket; None: messages have it."""
         return None
 
     @abstractmethod
@@ -148,7 +148,7 @@ WorkerRecords = tuple[WorkerRecord, ...]
 
 
 def with_record(records: WorkerRecords, worker: int, record: WorkerRecord) -> WorkerRecords:
-    """The records, with this one in place of the worker's."""
+    """The records, with the worker's replaced."""
     return (*records[:worker], record, *records[worker + 1 :])
 
 

@@ -19,14 +19,14 @@ from tacit.topologies.on_axis import OnAxis
 class Auto(OnAxis):
     """`Flat` or `TwoPhase`; the session decides once, when it is attached.
 
-    Decided by the bytes that the busiest rank sends in a round, predicted by a dry run. Those of
-    `TwoPhase` are weighted by what a second compression loses (`topologies.recompression`): 1.0 for `Int8`,
-    1.6 for signs, 2 for `TernGrad`, 12 for the largest hundredth of the entries, and 1.0 for what is under
+    Decided by the bytes that the busiest rank sends in a round, predicted by a dry run. Those of `TwoPhase`
+    are weighted by what a second compression loses (`topologies.recompression`): 1.0 for `Int8`, 1.6 for
+    signs, 2 for `TernGrad`, 12 for the largest hundredth of the entries, and 1.0 for what is under
     `MeanFeedback`. A tie, and one or two ranks, go to `Flat`. Latency (`TwoPhase` has two messages for one)
     is not weighed. It is `Flat` too where both are the same, as payloads are additive or the compressor needs
     several messages; and where the error of a second compression would be lost: for a compressor, such as a
-    vote, that is neither unbiased nor under `ErrorFeedback`. `session.active_path` tells what was
-    chosen, and the bytes of each.
+    vote, that is neither unbiased nor under `ErrorFeedback`. `session.active_path` reports the choice, and
+    the bytes of each.
 
     Unbiased compressors (`QSGD`, `TernGrad`, `Natural`) stay right in the mean when the mean is compressed
     too, and grow noisier: what the second rounding adds is not averaged over the ranks. Write `Flat()` to
@@ -54,7 +54,7 @@ class Auto(OnAxis):
         return replace(self, at_servers=False)
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:
-        """Both ways, where there is a choice."""
+        """Both topologies, if there is a choice."""
         if len(self.options(compressors).topologies) > 1:
             return "all-gather, or where it is worth it by two phases, which compress the mean too"
         return Flat(self.axis).collectives(compressors)

@@ -25,13 +25,13 @@ class Gossip(NeighbourTopology, ByLinks):
 
         answer_i = sum_j W_ij x_j
 
-    Answers differ from rank to rank; their mean over the ranks is that of what was given. So replicas differ,
+    Answers differ from rank to rank; their mean over the ranks is the mean of the inputs. So replicas differ,
     and come closer to each other the better the graph is connected. Of n bytes a rank sends n to each of its
     neighbours, however many ranks there are. Lian et al., NeurIPS 2017 (arXiv 1705.09056).
 
     Attributes:
         graph: who sends to whom, with equal weights. "ring": to both neighbours. "exponential": to the ranks
-            1, 2, 4, ... places further, and each takes from as many (Assran et al., ICML 2019, arXiv
+            at distances 1, 2, 4, ..., and each receives from as many (Assran et al., ICML 2019, arXiv
             1811.10792). "one-peer": to one of these, to the next one in each round (the same paper; Ying et
             al., NeurIPS 2021, arXiv 2110.13363). "complete": to all. "measured": to those to whom
             links are fast, as measured when it is attached (`link_graphs.gossip_weights`). Or W itself, row
@@ -68,7 +68,7 @@ class Gossip(NeighbourTopology, ByLinks):
             super().check_ranks(peers)
 
     def check(self, compressor: Compressor) -> None:
-        """Refuse what does not arrive as it is, unless what was left out is kept (`MixingCompressor`)."""
+        """Refuse lossy compressors, unless they handle their error (`MixingCompressor`)."""
         super().check(compressor)
         if isinstance(compressor, MixingCompressor):
             self._check_fixed(compressor)
@@ -78,7 +78,7 @@ class Gossip(NeighbourTopology, ByLinks):
         )
 
     def _check_fixed(self, compressor: MixingCompressor) -> None:
-        """Refuse rounds in which other ranks are mixed than in those before, where a sum of them is kept."""
+        """Refuse rounds with changing neighbours, if the compressor keeps a sum over them."""
         given = f"{compressor} with topology={self} is not possible, as"
         if self.global_every:
             raise ConfigError(
@@ -129,7 +129,7 @@ class Gossip(NeighbourTopology, ByLinks):
 
 
 def _offsets(graph: str, peers: int, round_index: int) -> tuple[int, ...]:
-    """How many places further a rank sends."""
+    """The distances in ranks to which a rank sends."""
     if graph == "measured":
         raise ConfigError(
             'graph="measured" is made of links that are measured when it is attached: name another graph '

@@ -45,7 +45,7 @@ class Hierarchical(NodeTopology, ByLinks):
 
     Of n elements on M nodes of G ranks, a dense exchange moves 2 (M - 1) / M n across each node's link, where
     a ring over all ranks moves 2 (R - 1) / R n. Inside a node everything is sent densely, and the compressor
-    works on the node's mean; where all ranks of a node give the same tensor, that is the mean. Survey (arXiv
+    works on the node's mean; if all ranks of a node have the same tensor, that is the mean. Survey (arXiv
     2003.03009), hierarchical all-reduce.
 
     Attributes:
@@ -97,7 +97,7 @@ class Hierarchical(NodeTopology, ByLinks):
         super().check(compressor)
         if self.by == "turns" and compressor.init(torch.empty(1, device="meta", dtype=torch.float32)):
             raise ConfigError(
-                f"{compressor} has state, and ranks that send in turn would each have their own: write "
+                f"{compressor} has state, and ranks that send in turn would each have another one: write "
                 "by='slices', or a compressor without state, such as BF16()"
             )
 
@@ -120,7 +120,7 @@ class Hierarchical(NodeTopology, ByLinks):
         return self.far.keeps(numel, compressor, here)
 
     def spans(self, edges: Sequence[int] | range, near: AxisRank) -> Spans:
-        """Spans as equal as the edges allow; with "leaders" rank 0 has all of it, with "turns" every rank."""
+        """Spans as equal as the edges allow; with "leaders" rank 0 has all, with "turns" every rank."""
         if self.by == "turns":
             return ((0, edges[-1]),) * near.peers
         if self.by == "leaders":

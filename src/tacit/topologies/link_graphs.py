@@ -1,7 +1,7 @@
-"""Trees and graphs for links of different rates: which ranks should talk to each other, and how much.
+"""Trees and graphs for links of different rates: which ranks exchange with which, and with which weights.
 
-A matrix has the rate from each rank (row) to each rank (column), in any unit; None where nothing is known,
-which is taken for as fast as can be. What two ranks exchange goes both ways, so that the slower way counts.
+A matrix has the rate from each rank (row) to each rank (column), in any unit; None: unknown, which counts as
+infinitely fast. Two ranks send in both directions, so the slower direction counts.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ FAST = 0.5
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree over ranks, for a broadcast from the root, or the other way round for a reduction.
+    """A tree over ranks, for a broadcast from the root, or in reverse for a reduction.
 
     Attributes:
-        root: the rank to which all others lead.
-        parents: of each rank the next one towards the root; None for the root.
+        root: the rank at the root.
+        parents: for each rank the next one towards the root; None for the root.
     """
 
     root: int
@@ -62,8 +62,8 @@ class Tree:
 def spanning_tree(rates: Rates, root: int = 0) -> Tree:
     """The tree whose slowest link is as fast as that of any tree: a maximum spanning tree (Prim 1957).
 
-    Between any two ranks its way is also the one whose slowest link is the fastest. Of equally fast links it
-    takes those that leave it flat, and then those of lower ranks, so that it is the same everywhere.
+    Its path between any two ranks is also the one whose slowest link is the fastest. Of equally fast links it
+    takes those that keep it flat, and then those of lower ranks, so that it is equal on all ranks.
 
     Raises:
         ConfigError: the matrix is not square, has a rate that cannot be, or there is no such root.
@@ -121,9 +121,9 @@ def gossip_weights(rates: Rates) -> Weights:
     Its graph has the links of at least half the typical rate, which is the median of the ranks' fastest
     links; and of the others those of the best spanning tree, which connect what would be separated. Weights
     are Metropolis': W_ij = 1 / (1 + max(d_i, d_j)), where d are the numbers of neighbours (Xiao, Boyd & Kim
-    2007). Those of slow links are less, down to a quarter. What is left of a row is its rank's own weight. So
-    slow links are used only where there is no way round them. They carry as many bytes as others, whatever
-    their weight.
+    2007). Those of slow links are less, down to a quarter. The rest of a row is the rank's weight for itself.
+    So slow links are used only if there is no other path. They carry as many bytes as others, whatever their
+    weight.
 
     Raises:
         ConfigError: the matrix is not square, or has a rate that cannot be.
@@ -158,7 +158,7 @@ _LEAST = 0.25
 
 
 def symmetric(rates: Rates) -> list[list[float]]:
-    """The slower way of each link; infinite where nothing is known.
+    """The rate of the slower direction of each link; infinite if unknown.
 
     Raises:
         ConfigError: the matrix is not square, or has a rate that cannot be.

@@ -18,7 +18,7 @@ def check_square(matrix: object, entries: str, graphs: Sequence[str]) -> None:
     """Refuse what is no square tuple of tuples of numbers from 0 to 1.
 
     Args:
-        matrix: what was given as `graph`.
+        matrix: the value of `graph`.
         entries: what its numbers are, for the message.
         graphs: names that could be written instead.
 

@@ -13,26 +13,26 @@ from tacit.contracts import Compressor, Context, MixingTopology, ReduceEncoded, 
 from tacit.errors import ConfigError
 
 Mixing: TypeAlias = Callable[[ReduceEncoded], Generator[Request, Any, tuple[Tensor, Transmitted]]]
-"""How a rank's answer is made of its own tensor and of those of others."""
+"""Computes a rank's answer from its tensor and those of others."""
 
 
 def check_whole(compressor: Compressor, topology: MixingTopology, who: str, others: str) -> None:
-    """Refuse what does not arrive as it is, as nobody would keep what was left out.
+    """Refuse lossy compressors, as their error would be lost.
 
     Args:
         compressor: the one that was asked for.
         topology: this one.
-        who: has answers of its own.
+        who: names what has different answers, for the error.
         others: what could be written besides `Dense()`.
 
     Raises:
-        ConfigError: peers do not have all that a rank gives.
+        ConfigError: peers do not decode exactly what a rank sends.
     """
     one_shot = compressor.one_shot(0)
     if one_shot is None or not one_shot.codec.additive or one_shot.has_feedback:
         raise ConfigError(
             f"compressor={compressor} with {type(topology).__name__}() would lose what it does not send, as "
-            f"{who} has an answer of its own: write compressor=Dense() {others}"
+            f"{who} has another answer: write compressor=Dense() {others}"
         )
 
 
@@ -84,12 +84,12 @@ def group_size_for(group_size: int | None, peers: int) -> int:
 
 
 def bits_of(peers: int, given: str, instead: str) -> int:
-    """How many bits the ranks' numbers have, each of which separates two partners.
+    """The number of bits of the ranks' numbers, each of which separates two partners.
 
     Args:
-        peers: how many ranks there are.
-        given: what needs a power of two of them.
-        instead: what could be written for other numbers.
+        peers: the number of ranks.
+        given: the option that needs a power of two.
+        instead: what to write for other numbers.
 
     Raises:
         ConfigError: it is no power of two.

@@ -53,7 +53,7 @@ class NeighbourTopology(MixingTopology):
 
     @abstractmethod
     def steps(self, peers: int, round_index: int, seed: int = 0) -> tuple[int, ...]:
-        """How many places further ranks send, in this round; rising.
+        """The distances in ranks to which ranks send in this round; rising.
 
         Raises:
             ConfigError: it is not for so many ranks.
@@ -61,7 +61,7 @@ class NeighbourTopology(MixingTopology):
 
     @abstractmethod
     def ends(self, peers: int, step: int, round_index: int, seed: int = 0) -> tuple[int | None, ...]:
-        """For each rank, the one so many places further, if it takes anything of this rank."""
+        """For each rank, the one at distance `step`, if that receives from it."""
 
     @abstractmethod
     def weight(self, i: int, j: int, peers: int, parties: int) -> float:

@@ -41,27 +41,28 @@ class Pairs(PairTopology):
         x_i, x_j <- (x_i + x_j) / 2
 
     Each rank keeps its parameters x in a store, in addition to those that it trains. Its steps are added to
-    x, and it goes on from x. An odd rank's store answers in a thread of its own, at any time of its training.
-    So an even rank waits for a message there and back, never for a step, and an odd one for nothing. Bytes:
+    x, and it goes on from x. An odd rank's store answers in a separate thread, at any time of its training.
+    So an even rank waits for a message and its answer, never for a step, and an odd one for nothing. Bytes:
     of n, an even rank sends n a round, and an odd one n each time that it is asked.
 
     The mean is atomic: the odd rank moves by d = (x_i - x_j) / 2 at one moment, and the even one by -d when d
-    comes back. Between the two nothing but its own steps moves the even rank's x, as nobody asks it: they
-    stay on top of the mean. So the sum of the two is kept up to rounding, whatever the order, and no
-    two ranks ever wait for each other. Lian et al., ICML 2018 (arXiv 1710.06952), which cuts the ranks
-    into an active and a passive set for the same two reasons.
+    comes back. Between the two only its steps move the even rank's x, as no rank asks it: they are added to
+    the mean. So the sum of the two is preserved up to rounding, in any order, and no two ranks ever wait for
+    each other. Lian et al., ICML 2018 (arXiv 1710.06952), which cuts the ranks into an active and a passive
+    set for the same two reasons.
 
-    Each partner is drawn alike often. Of an even number of ranks, those that have taken as many rounds draw
-    different ones, so that ranks of one speed do not crowd at one link.
+    Each partner is drawn equally often. With an even number of ranks, those that have taken equally many
+    rounds draw different ones, so that equally fast ranks do not share one link.
 
     In a butterfly nothing is drawn. In its turn t a rank averages with the one whose number differs in bit t,
-    counted around, and a round has log2(S) turns: ranks in step thus take the mean of groups of S, as
-    `Groups` does. Of one that is late, or ahead, what its store holds is taken. So a group waits for nobody
+    cyclically, and a round has log2(S) turns: ranks in step thus take the mean of groups of S, as `Groups`
+    does. From one that is late, or ahead, the present value of its store is taken. So a group waits for no
+    rank
     (WAGMA: Li et al., arXiv 2005.00124). The ranks whose number has an even number of bits set ask.
 
     Attributes:
         graph: whom an even rank may ask. "complete": any odd rank. "ring": both neighbours. "exponential":
-            the ranks 1, 3, 5, 9, 17, ... places further. These two need an even number of ranks. "butterfly":
+            the ranks at distances 1, 3, 5, 9, 17, ... These two need an even number of ranks. "butterfly":
             those of its groups, for a power of two of ranks.
         allow_lost: leave out a rank that is gone, and log it. Otherwise that is a `PeerLost`.
         group_size: S, a power of two, above 2 for a butterfly only. None: the one nearest to the square root

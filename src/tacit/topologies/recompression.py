@@ -29,9 +29,9 @@ class _Room:
 def price(side: OneShotUse) -> float:
     """The weight of a byte if the mean is compressed again by this codec; 1 if that loses nothing.
 
-    With E the squared error of one encoding, as a share of what was given: under error feedback a share 1 - E
-    of the residual is sent in a round, so that an entry of the mean waits for 1 / (1 - E) rounds. An
-    unbiased codec adds noise of E times the mean's square, and training takes 1 + E times as long where noise
+    With E the squared error of one encoding, as a share of its input: under error feedback a share 1 - E of
+    the residual is sent in a round, so that an entry of the mean waits for 1 / (1 - E) rounds. An unbiased
+    codec adds noise of E times the mean's square, and training takes 1 + E times as long where noise
     decides. Under feedback of means alone a byte counts as one: what waits is at work in the replicas, which
     keep what they have not sent.
 

@@ -31,7 +31,7 @@ __all__ = [
 _MOST_HOPS = 4_000_000
 """By what half a million take, more than 20 seconds to make."""
 _KEPT = 16
-"""Schedules of each shape that are kept: those of large clusters have a million hops."""
+"""The number of cached schedules of each shape: those of large clusters have a million hops."""
 
 
 class Hop(NamedTuple):
@@ -140,7 +140,7 @@ def found_sides(peers: int) -> tuple[int, int]:
 
 
 def refuse_product(shape: str, what: str, given: Sequence[int], peers: int) -> None:
-    """Refuse numbers that do not multiply to the number of ranks; says which would."""
+    """Refuse numbers that do not multiply to the number of ranks; the message suggests some."""
     if math.prod(given) == peers:
         return
     fits = found_sides(peers) if what == "sides" else found_factors(peers)
@@ -235,8 +235,8 @@ class _Task(NamedTuple):
     """A hop of a tree.
 
     Attributes:
-        after: those that must have been made before it, by their places in the list.
-        piece: of the tree's half of the tensor.
+        after: the indices of the hops that must be made before it.
+        piece: the number of its piece of the tree's half of the tensor.
     """
 
     hop: Hop
@@ -246,12 +246,12 @@ class _Task(NamedTuple):
 
 @lru_cache(_KEPT)
 def double_tree(peers: int, pieces: int = 1) -> MessageSchedule:
-    """Two binary trees, each for half of the tensor, in so many pieces that follow each other.
+    """Two binary trees, each for half of the tensor, in `pieces` that follow each other.
 
     In both, sums go up to the root and come back. A rank has children in one tree and is a leaf in the other
     (or, the root, has one child), so that all ranks send about as much (Sanders, Speck & Traeff 2009). Of two
-    orders in which hops are tried, the one that takes fewer rounds: that of pieces, where those with the most
-    hops behind them come first; or what goes up before what comes back.
+    orders of trying hops, the one with fewer rounds is taken: piece by piece, those with the most hops after
+    them first; or reductions before broadcasts.
     """
     trees = [_tree(peers), [_mirrored(parent, peers) for parent in _tree(peers)[::-1]]]
     if peers % 2:  # mirrored, the leaves would be the same: the second is the first, one rank further
@@ -265,7 +265,7 @@ def double_tree(peers: int, pieces: int = 1) -> MessageSchedule:
 
 @lru_cache(_KEPT)
 def tree(parents: tuple[int | None, ...], pieces: int = 1) -> MessageSchedule:
-    """Sums go up a tree, of which the parent of each rank is given, and come back, in so many pieces."""
+    """Sums go up the tree of `parents`, and come back, in `pieces`."""
     tasks: list[_Task] = []
     for piece in range(pieces):
         _add_tree(tasks, parents, piece, piece)
@@ -302,7 +302,7 @@ def _shifted(parent: int | None, peers: int) -> int | None:
 
 
 def _add_tree(tasks: list[_Task], parents: Sequence[int | None], chunk: int, piece: int) -> None:
-    """The hops of one chunk: each rank to its parent behind its children's, and then back."""
+    """The hops of one chunk: each rank to its parent, after its children's, and then back."""
     below: list[list[int]] = [[] for _ in parents]
     for rank, parent in enumerate(parents):
         if parent is not None:

@@ -118,9 +118,9 @@ def _followed(schedule: MessageSchedule, x: Tensor, ctx: Context) -> Generator[R
 
 
 class _Turn(NamedTuple):
-    """What a rank does in a round: which stretch it sends, and where what arrives is written or added.
+    """A rank's part in a round: the span that it sends, and the span to which it writes or adds what arrives.
 
-    Who receives nothing has a stretch as long as the longest message: so that a rehearsal of this rank knows.
+    A rank that receives nothing has a span as long as the longest message, for the dry run.
     """
 
     to: tuple[int | None, ...]
@@ -152,7 +152,7 @@ def _turns(schedule: MessageSchedule, rank: int, numel: int) -> tuple[_Turn, ...
 
 
 def _laid(payload: Payload, whole: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each tensor, and its place in the whole."""
+    """Each tensor of the payload, with its part of the whole."""
     start = 0
     for tensor in payload:
         yield tensor, whole[start : start + tensor.numel()]
@@ -173,8 +173,8 @@ def _refusal(shape: Shape, compressor: Compressor, why: str) -> ConfigError:
 class Ring(Shape):
     """Each rank sends to the next: 2 (P - 1) messages of n / P (Patarasuk & Yuan 2009).
 
-    The fewest bytes, 2 (P - 1) / P n, and the most messages after each other. Gloo's and NCCL's own
-    all-reduce of large tensors is this one.
+    The fewest bytes, 2 (P - 1) / P n, and the most messages after each other. Gloo's and NCCL's all-reduce of
+    large tensors is this one.
     """
 
     words: ClassVar[str] = "ring"
@@ -203,12 +203,12 @@ class DoubleTree(Shape):
     """Two binary trees, each for half of the tensor, in pieces that follow each other.
 
     About 4 log2 P messages after each other and four a piece; a rank sends 2 n. Sanders, Speck & Traeff,
-    Parallel Computing 35 (2009), as NCCL has it. Differences: who sends in which round is found by trying one
-    message after the other, where the paper colours the edges. So 16 pieces take 65 rounds among 4 ranks and
-    90 among 127, where four a piece are 64.
+    Parallel Computing 35 (2009), as NCCL has it. Differences: the rounds of messages are found by trying one
+    after the other, where the paper colours the edges. So 16 pieces take 65 rounds among 4 ranks and 90 among
+    127, where four a piece are 64.
 
     Attributes:
-        piece_bytes: of a half of a tensor that travels in one message, at most 16 pieces a half.
+        piece_bytes: the bytes of a half of a tensor in one message; at most 16 pieces a half.
     """
 
     piece_bytes: int = 1 << 18
@@ -230,14 +230,14 @@ _MOST_PIECES = 16
 class LinkTree(Shape, ByLinks):
     """One tree, along the fastest links: sums go up to its root and come back, in pieces.
 
-    For links that differ from pair to pair, as between sites: sums avoid slow links where that is possible. A
-    rank sends n to its parent and n to each child, more than in a ring; so with links that are all alike it
-    is the slowest of the shapes.
+    For links that differ from pair to pair, as between sites: sums avoid slow links if possible. A rank sends
+    n to its parent and n to each child, more than in a ring; so with equal links it is the slowest of the
+    shapes.
 
     Attributes:
         parents: for each rank the next one towards the root, None for the root; empty: they are found by
             `link_graphs.balanced_tree` from the measured rates when the strategy is attached.
-        piece_bytes: of a tensor that travels in one message, at most 16 pieces.
+        piece_bytes: the bytes of a tensor in one message; at most 16 pieces.
     """
 
     parents: tuple[int | None, ...] = ()
@@ -256,7 +256,7 @@ class LinkTree(Shape, ByLinks):
 
     @property
     def needs_rates(self) -> bool:
-        """Whether no tree is given."""
+        """Whether it has no tree yet."""
         return not self.parents
 
     def for_rates(self, links: LinkRates) -> LinkTree:
@@ -318,11 +318,12 @@ class Torus(Shape):
 class BlueConnect(Shape):
     """Reduce-scatters over one level of the cluster after the other, then all-gathers back.
 
-    With factors f, g, h a rank first exchanges with f neighbours, then n / f with the g ranks of its place in
-    the next groups, then n / (f g) with h: out of a group of f ranks go 2 (g - 1) / g n bytes, and out of one
-    of f g ranks 2 (h - 1) / h n, however many ranks there are in it. So it is the hierarchy of any number of
+    With factors f, g, h a rank first exchanges with f neighbours, then n / f with the g ranks at its position
+    in the next groups, then n / (f g) with h: out of a group of f ranks go 2 (g - 1) / g n bytes, and out of
+    one of f g ranks 2 (h - 1) / h n, however many ranks there are in it. So it is the hierarchy of any number
+    of
     levels: GPUs of a node, nodes of a rack, racks. Cho, Finkler, Serrano, Kung & Hunter, MLSys 2019.
-    Difference: in each level a ring; the paper takes what is fastest there.
+    Difference: each level is a ring; the paper takes the fastest algorithm there.
 
     Attributes:
         factors: the ranks of a node, the nodes of a rack, and so on, with neighbours first; empty: the prime
@@ -344,7 +345,7 @@ class BlueConnect(Shape):
 
 
 def _check_numbers(name: str, given: object, counts: Sequence[int] | None, hint: str) -> None:
-    """Refuse what is no tuple of whole numbers from 1 on; `counts`: how many there may be."""
+    """Refuse a value that is no tuple of whole numbers from 1 on; `counts`: the allowed lengths."""
     fits = isinstance(given, tuple) and all(type(each) is int and each >= 1 for each in given)
     if not fits or (counts is not None and isinstance(given, tuple) and len(given) not in counts):
         raise ConfigError(f"{name}={given!r} cannot be: {hint}")

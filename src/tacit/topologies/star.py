@@ -87,7 +87,7 @@ class Star(ServerTopology):
     """Workers exchange with parameter servers only, which are no ranks of the world.
 
     Bytes a worker: what it pushes, and what it pulls; a server carries those of all P workers. The launcher
-    starts the servers (`tacit run --servers 2`), and tells the workers their addresses.
+    starts the servers (`tacit run --servers 2`), and passes their addresses to the workers.
 
     With `Synchronous()` the server only averages: gradients are pushed in backward and the mean comes back,
     equal on all workers. Otherwise it keeps the parameters, and each worker its optimizer: a worker pushes
@@ -97,12 +97,12 @@ class Star(ServerTopology):
 
     Attributes:
         consistency: when the server answers.
-        pull: compresses what comes back. Where the server averages, wrap it in `ErrorFeedback` to add the
-            error of one answer to the next. Where it keeps parameters, the answer is their difference to
-            the worker's, so that nothing is lost either way (Yan et al. 2020), and the server has a copy for
-            each worker; with merge=CommonPoint() replicas keep what they have not sent. None: dense; where
-            sparse entries were pushed, their union; under `MeanFeedback` compressed as the pushes are, with
-            the error of one answer added to the next.
+        pull: compresses answers. If the server averages, wrap it in `ErrorFeedback` to add the error of one
+            answer to the next. Where it keeps parameters, the answer is their difference to the worker's, so
+            that nothing is lost either way (Yan et al. 2020), and the server has a copy for each worker; with
+            merge=CommonPoint() replicas keep what they have not sent. None: dense; where sparse entries were
+            pushed, their union; under `MeanFeedback` compressed as the pushes are, with the error of one
+            answer added to the next.
         optimizer: whose optimizer steps: that of each "worker", or that of the "server", which is SGD, Adam
             or AdamW as the workers' is.
         compensation: lambda of DC-ASGD (Zheng et al. 2017): a gradient g that was taken at w_old counts as
@@ -253,7 +253,7 @@ class Star(ServerTopology):
             return _Part(request, tuple(pairs))
         raise ConfigError(
             f"a compressor wants a {type(request).__name__} of its peers, and {self} has none to offer: "
-            "leave the topology out, or use a compressor that speaks once or adds up on the way"
+            f"leave the topology out, or use a compressor that sends one message or adds up on the way"
         )
 
     def _pulls(self, parts: Sequence[_Part]) -> tuple[PayloadSpec, ...]:

@@ -78,7 +78,7 @@ class GlobalTopK(Topology):
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """The compressor's exchange; each `ReduceEncoded` of entries becomes a sequence of swaps."""
-        # The flags go beside the compressor's own requests: so they join those that become an `AllReduce`.
+        # The flags travel with the compressor's requests, so that they join those that become an `AllReduce`.
         exchange = conducted(compressor.exchange(x, state, ctx), flags=ctx.nonfinite_flags)
         return conducted(exchange, WORLD, _reduce, finite_probe=ctx.finite_probe)
 
@@ -142,8 +142,8 @@ def _merged(
 ) -> Generator[Request, Any, tuple[Selection, Tensor]]:
     """The k entries that all ranks keep, and which of them every merge on this rank's path has kept.
 
-    Both ranks of a swap, and all that have the entries of either, compute the same merge: so each knows,
-    without a message, which of its own entries were kept.
+    Both ranks of a swap, and all with the entries of either, compute the same merge: so each knows, without a
+    message, which of its entries were kept.
     """
     whole, arrived, places = mine, mine.positions, mine.positions
     for round_index, ends in enumerate(reduce_steps(peers)):

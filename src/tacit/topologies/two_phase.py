@@ -97,11 +97,11 @@ class TwoPhase(OnAxis):
 
     def keeps(self, numel: int, compressor: Compressor, here: AxisRank) -> Mapping[str, tuple[int, int]]:
         """The residual of the means, for this rank's slice."""
-        # `fields` refuses a phase that keeps means and has one behind it that does not.
+        # `fields` refuses a phase that keeps means before one that does not.
         last = gathered_use(compressor, (0, *compressor.changes)[-1])
         if last is None or not last.keeps_means or not _shares(numel, here.peers):
             return {}
-        return {SECOND: _stretches(numel, here.peers)[here.rank]}
+        return {SECOND: _slices(numel, here.peers)[here.rank]}
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """The compressor's exchange, with two messages for the codec of the whole tensor."""
@@ -137,7 +137,7 @@ def refuse_unsliceable(compressor: Compressor) -> None:
 def _in_two_phases(
     request: ReduceEncoded, others: Spans, new_residual: dict[str, Tensor], ctx: Context
 ) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
-    codec, out, spans = request.codec, request.ctx.out, _stretches(request.x.numel(), ctx.peers)
+    codec, out, spans = request.codec, request.ctx.out, _slices(request.x.numel(), ctx.peers)
     payloads = tuple(encoded(request, *span, part=f"to{i}") for i, span in enumerate(spans))
     if codec.varies:
         theirs = yield from all_to_all(codec, payloads, [stop - start for start, stop in spans], ctx.rank)
@@ -162,7 +162,7 @@ def _in_two_phases(
         answers = yield AllGather(payload)
     for (start, stop), each in zip(spans, answers, strict=True):
         if start + mean.numel() <= out.numel():
-            # What is behind the end of a shorter one is overwritten by the next.
+            # Entries after the end of a shorter one are overwritten by the next.
             codec.decode_(each, out[start : start + mean.numel()])
         else:
             codec.decode_(each, mean)
@@ -223,7 +223,7 @@ class _SentInStretches(Transmitted):
 
 
 @lru_cache(1 << 10)
-def _stretches(numel: int, peers: int) -> Spans:
+def _slices(numel: int, peers: int) -> Spans:
     """Spans of as many blocks each, or one less; the first is the longest, the last the shortest."""
     blocks, more = divmod(-(-numel // GRAIN), peers)
     cuts = [min((i * blocks + min(i, more)) * GRAIN, numel) for i in range(peers + 1)]
@@ -233,4 +233,4 @@ def _stretches(numel: int, peers: int) -> Spans:
 @lru_cache(1 << 10)
 def _shares(numel: int, peers: int) -> bool:
     """Whether every rank gets a slice."""
-    return peers > 1 and all(start < stop for start, stop in _stretches(numel, peers))
+    return peers > 1 and all(start < stop for start, stop in _slices(numel, peers))

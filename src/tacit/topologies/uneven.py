@@ -1,4 +1,4 @@
-"""Averages in unequal stretches: a rank with a slow link averages less, or nothing, for the others."""
+"""Averages in unequal spans: a rank with a slow link averages less, or nothing, for the others."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from tacit.topologies.flat import reduce_flat
 from tacit.topologies.on_axis import OnAxis
 
 MOST_CHUNKS = 32
-"""Chunks of a tensor: each message of an exchange has connections of its own."""
+"""The most chunks of a tensor: each message of an exchange has separate connections."""
 CHUNK_BYTES = 8 << 10
-"""Bytes that take as long as what a message costs beside its bytes, about."""
+"""The bytes that take about as long as the fixed cost of a message."""
 _UNKNOWN_RATE = 1e9
 
 
@@ -55,8 +55,8 @@ class Uneven(OnAxis, ByLinks):
 
     The mean is the mean of payloads, in fp32 or wider, added in the order of the ranks. For compressors whose
     payload is one tensor with an element for each entry, and adds up: `Dense`, `BF16`, `FP16`. Shares by
-    bandwidth are those of BytePS (Jiang et al., OSDI 2020), there of servers. Messages have buffers of their
-    own, for all that is sent and got: 2 n + 2 (P - 2) s_i elements a rank.
+    bandwidth are those of BytePS (Jiang et al., OSDI 2020), there of servers. Messages have separate buffers
+    for all that is sent and received: 2 n + 2 (P - 2) s_i elements a rank.
 
     Attributes:
         axis: as of `Flat`.
@@ -79,10 +79,10 @@ class Uneven(OnAxis, ByLinks):
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
         """How it differs from two phases."""
-        return "unequal stretches, by the links' rates"
+        return "unequal spans, by the links' rates"
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:
-        return "all-to-all, in unequal stretches"
+        return "all-to-all, in unequal spans"
 
     def check(self, compressor: Compressor) -> None:
         """Refuse compressors whose payload cannot be cut and averaged element by element."""
@@ -95,15 +95,15 @@ class Uneven(OnAxis, ByLinks):
             use = compressor.one_shot(step)
             if use is None or not (use.codec.additive and use.codec.entrywise):
                 raise ConfigError(
-                    f"compressor={compressor} with topology={self} is not possible, as ranks average "
-                    "stretches of its payload, which must be one tensor with an element for each entry that "
+                    f"compressor={compressor} with topology={self} is not possible, as ranks average spans "
+                    f"of its payload, which must be one tensor with an element for each entry that "
                     "adds up: write Dense() or BF16(), or topology=Auto()"
                 )
         return ()
 
     @property
     def needs_rates(self) -> bool:
-        """Whether none are given."""
+        """Whether the rates are unknown."""
         return not self.rates
 
     def for_rates(self, links: LinkRates) -> Uneven:
@@ -158,7 +158,7 @@ def _average_(flat: Tensor, rates: Sequence[float], me: int) -> Generator[Reques
 
 
 def _numbered(pieces: Sequence[Sequence[Tensor]], k: int) -> list[tuple[Tensor, ...]]:
-    """Of each owner, chunk k of its stretch; nothing where there is no such chunk."""
+    """Chunk k of each owner's span; empty if there is no such chunk."""
     return [(each[k],) if 0 <= k < len(each) else () for each in pieces]
 
 
@@ -171,7 +171,7 @@ def _average_piece_(piece: Tensor, parts: Sequence[Tensor]) -> None:
     piece.copy_(mean)
 
 
-# ---- how long the stretches are ------------------------------------------------------------------------
+# ---- the lengths of spans ------------------------------------------------------------------------
 
 
 def cut(numel: int, rates: Sequence[float]) -> Spans:
@@ -198,16 +198,16 @@ def seconds(spans: Spans, rates: Sequence[float]) -> float:
 
 
 def chunks(nbytes: int) -> int:
-    """Into how many chunks a tensor is cut.
+    """The number of chunks of a tensor.
 
-    Beside what the first of k chunks sends and the last gets, nothing travels: 1 / k more. And each is a
-    message. The square root makes both alike, for messages that cost as much as `CHUNK_BYTES`.
+    The first of k chunks is only sent, and the last only received, which takes 1 / k longer. And each chunk
+    is a message. The square root balances both, for messages that cost as much as `CHUNK_BYTES`.
     """
     return max(1, min(MOST_CHUNKS, round(math.sqrt(nbytes / CHUNK_BYTES))))
 
 
 def _rounded(numel: int, shares: Sequence[float]) -> Spans:
-    """Stretches in proportion to shares, the ends rounded."""
+    """Spans in proportion to shares, with rounded ends."""
     ends = [*accumulate(shares)]
     return tuple(pairwise([0, *(round(numel * end / ends[-1]) for end in ends[:-1]), numel]))
 

@@ -1,7 +1,7 @@
-"""Collectives of payloads whose length follows from their values: peers tell each other the lengths first.
+"""Collectives of payloads whose length depends on their values: peers exchange the lengths first.
 
-A collective expects equal shapes. So each peer's lengths travel ahead, four bytes a message, and then all
-messages padded to the longest of them, which differ little among replicas of one model.
+A collective expects equal shapes. So each peer's lengths are sent first, four bytes a message, and then all
+messages, padded to the longest; they differ little among replicas of one model.
 """
 
 from __future__ import annotations

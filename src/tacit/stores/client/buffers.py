@@ -1,8 +1,8 @@
 """The model's buffers where a server steps: no gradient moves them.
 
-Each worker's own forward passes change them (BatchNorm's statistics), and a server keeps their mean. At
-`sync` and as a session closes, all workers push by how much their own have changed since the last time. The
-server adds 1 / P of each, and the workers take the result.
+Each worker's forward passes change them (BatchNorm's statistics), and a server keeps their mean. At `sync`
+and when a session closes, all workers push the change of their buffers since the last time. The server adds 1
+/ P of each, and the workers take the result.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def homes_of(names: Sequence[str], servers: int) -> dict[str, int]:
 
 
 class ServerBuffers:
-    """The floating-point buffers of a model, and what the servers have of them.
+    """The floating-point buffers of a model, and their values at the servers.
 
     Args:
-        module: whose buffers; looked up each time, as a module may put another tensor in the place of one.
-        names: of those that are averaged.
-        servers: which have them.
-        homes: which of the servers has which.
-        cap: bytes that travel together, at most.
+        module: has the buffers, which are looked up each time, as a module may replace one.
+        names: the names of those that are averaged.
+        servers: the connections to the servers.
+        homes: buffer -> the number of its server.
+        cap: the most bytes of a message.
     """
 
     def __init__(

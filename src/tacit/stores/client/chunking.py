@@ -16,9 +16,10 @@ _MOST = 16
 
 
 def long_piece(request: PushPull) -> int | None:
-    """The index of the piece that is to be cut; None for a push that is sent whole.
+    """The index of the payload that is to be cut; None for a push that is sent whole.
 
-    A piece is cut if it is encoded entry by entry both ways. This goes by sizes alone: all workers cut alike.
+    A payload is cut if push and answer are encoded entry by entry. This depends on sizes alone: all workers
+    cut equally.
     """
     if request.do != "push":
         return None
@@ -33,20 +34,20 @@ def _plain(piece: PayloadSpec) -> bool:
 
 
 def spans(piece: PayloadSpec) -> list[tuple[int, int]]:
-    """The chunks (start, stop) of a long piece, of equal length but for the last."""
+    """The chunks (start, stop) of a long payload, of equal length except the last."""
     length = max(_LEAST_BYTES // piece.dtype.itemsize, -(-piece.numel // _MOST))
     return [(start, min(start + length, piece.numel)) for start in range(0, piece.numel, length)]
 
 
 def chunk(request: PushPull, i: int, start: int, stop: int) -> PushPull:
-    """The push of a chunk of its piece `i` alone."""
+    """The push of one chunk of payload `i`."""
     (x,) = request.payloads[i]
     mine, back = (replace(each[i], numel=stop - start) for each in (request.pieces, request.pulls))
     return replace(request, payloads=((x.view(-1)[start:stop],),), pieces=(mine,), pulls=(back,))
 
 
 def rest(request: PushPull, i: int) -> PushPull:
-    """The push of all but its piece `i`."""
+    """The push of all payloads except `i`."""
     payloads, pieces, pulls = (
         (*each[:i], *each[i + 1 :]) for each in (request.payloads, request.pieces, request.pulls)
     )
@@ -58,8 +59,9 @@ class JoinedReply(Posted):
     """The reply to a push that was cut; `contracts.Posted`.
 
     Attributes:
-        parts: the replies to the chunks, and to the rest where there is one.
-        i: which piece was cut; `whole`: where the replies to its chunks lie, one after the other.
+        parts: the replies to the chunks, and to the rest if there is one.
+        i: the index of the payload that was cut.
+        whole: the replies to its chunks, one after the other.
         others: whether there is a rest.
     """
 

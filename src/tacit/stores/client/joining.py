@@ -45,14 +45,14 @@ def join_servers(
     """Connect to the servers. A collective call of the workers.
 
     Args:
-        strategy: goes by them.
+        strategy: uses the servers.
         where: their addresses.
-        peers: the transport of what the workers do among themselves.
-        tensors: what travels.
-        cap: bytes that travel together at most, if servers had no say in it.
+        peers: the transport among the workers.
+        tensors: the tensors to exchange.
+        cap: the most bytes of a bucket without servers.
         timeout: after which a server that does not answer is an error.
-        groups: the optimizer's, where the servers step.
-        beside: buffers that no step moves, which servers keep too.
+        groups: the optimizer's groups, if the servers step.
+        beside: buffers that no step moves, which servers also keep.
 
     Raises:
         AttachError: a server has refused a worker.

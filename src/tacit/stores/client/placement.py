@@ -48,7 +48,7 @@ def addresses(text: str) -> list[tuple[str, int]]:
 
 
 def find_servers(given: Sequence[str] | None) -> Addresses:
-    """The servers' addresses: those that were given, or those of TACIT_SERVERS; none: there are none.
+    """The servers' addresses: the user's, or those of TACIT_SERVERS; empty: there are none.
 
     Raises:
         AttachError: there are some, and no secret that they share with the workers.
@@ -104,11 +104,11 @@ def homes(tensors: Mapping[str, Tensor], servers: int) -> dict[str, int]:
 def message_cap(
     strategy: Strategy, tensors: Mapping[str, Tensor], servers: int, workers: int, cap: int
 ) -> int:
-    """How many bytes of parameters travel in one bucket; at most `cap`, those of DDP's.
+    """The most bytes of parameters in one bucket, up to DDP's `cap`.
 
-    A server answers a bucket when it has all of it, and answers one while it receives the next. With n
-    buckets, a round takes 1 + 1 / n times as long as a push alone, and not twice as long. So a server has
-    many buckets, unless compressed ones would be so small that the messages themselves cost more.
+    A server answers a bucket when it has all of it, while it receives the next one. With n buckets, a round
+    takes 1 + 1 / n times as long as a push alone, and not twice as long. So a server has many buckets, unless
+    compressed ones would be so small that the messages themselves cost more.
     """
     share = _largest_share(strategy, workers)
     if share is None:
@@ -197,7 +197,7 @@ def connect(
     assert servers is not None
     if refused_ranks:
         servers.abort(AttachError("another worker was refused"))
-        raise AttachError(f"ranks {refused_ranks} were refused by a parameter server: see what they say")
+        raise AttachError(f"ranks {refused_ranks} were refused by a parameter server: see their errors")
     return StarTransport(peers, servers)
 
 
@@ -207,7 +207,7 @@ def wait_for_all(group: dist.ProcessGroup) -> None:
 
 
 def _me(peers: TorchTransport, strategy: Strategy) -> AxisRank:
-    """Which worker this is: as the launcher says, or by its rank."""
+    """The number of this worker: from the launcher, or its rank."""
     place = peers.place()
     if WORKER not in os.environ:
         return place

@@ -54,8 +54,10 @@ class PendingReply(Posted):
     """The reply to a frame that was sent; `contracts.Posted`.
 
     Attributes:
-        buffer: what its payloads are read into; None: its body is text.
-        header: of the reply; `found`: its payloads or its text; `error`: why there is none.
+        buffer: receives its payloads; None: its body is text.
+        header: the header of the reply.
+        found: its payloads or its text.
+        error: the error in place of a reply.
         done: whether there is a reply or an error.
     """
 
@@ -77,7 +79,7 @@ class PendingReply(Posted):
     def end(
         self, found: Any = None, header: Header | None = None, error: BaseException | None = None
     ) -> None:
-        """Note the reply, or what went wrong; only the first call counts."""
+        """Note the reply or the error; only the first call counts."""
         with self._lock:
             if self.done.is_set():
                 return
@@ -123,15 +125,15 @@ class ClientCounters:
 
 
 class ServerClient:
-    """A connection to one server. Any thread may send; a thread of its own receives the replies.
+    """A connection to one server. Any thread may send; a separate thread receives the replies.
 
     Args:
-        number: which of the servers it is.
+        number: the number of the server.
         address: its host and port.
-        me: which worker this is, and of how many.
+        me: the number of this worker, and of all workers.
         timeout: after which a peer that does not answer is lost. A worker waits longer for a server, which
             waits for other workers and says who is missing.
-        run: what the worker has in common with the others; the server may refuse it.
+        run: the description of the run, equal on all workers; the server may refuse it.
         secret: that server and workers share.
 
     Raises:
@@ -327,7 +329,7 @@ class ServerClient:
         self._channel.drop()
 
     def close(self) -> None:
-        """Say goodbye, if the server is there, and end the connection; may be called again."""
+        """Send a LEAVE, if the server is there, and end the connection; may be called again."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""Where a server steps: gradients are pushed in place of `optimizer.step`, and parameters come back."""
+"""The hook for servers that step: it pushes gradients in place of `optimizer.step`, and pulls parameters."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class ServerStepHook:
     Args:
         session: exchanges them.
         named: the parameters.
-        back: how those of a bucket come back.
+        back: the format in which the parameters of a bucket come back.
         groups: the worker's optimizer; the parameters of a bucket are of one of its groups.
         beside: buffers, which no gradient moves.
     """
@@ -128,7 +128,7 @@ class ServerStepHook:
                 have[param.start : param.stop] = named[param.name].detach().view(-1)
 
     def resume(self) -> None:
-        """What servers have counts, whatever the parameters are: of a checkpoint that was loaded, say."""
+        """Take the servers' parameters, whatever this worker's are, as after loading a checkpoint."""
         self._resumes = True
 
     def before_step(self, *_: Any) -> None:
@@ -172,7 +172,7 @@ class ServerStepHook:
         session.advance()
 
     def sync(self) -> None:
-        """Wait until all workers have pushed what they have, take what came of it, and average buffers."""
+        """Wait until all workers have pushed, take the resulting parameters, and average buffers."""
         self._session.flush()
         if self._session.agree(self._flat):
             for i, flat in enumerate(self._flat):
@@ -181,7 +181,7 @@ class ServerStepHook:
         self._beside.average()  # now that all have come so far, none of them waits for a push of another
 
     def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:
-        """Take a server's parameters. `bring` offers it this rank's values of a bucket; returns its own."""
+        """Take a server's parameters. `bring` sends it this rank's values of a bucket, and returns its."""
         for i, bucket in enumerate(self._session.buckets):
             self._write(i, bring(bucket.name, self._flat[i].copy_(self._have[i])), whole=True)
         self._sample.note()

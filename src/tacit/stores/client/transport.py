@@ -21,12 +21,12 @@ class ServerGroup:
 
     Args:
         addresses: host and port of each.
-        me: which worker this is, and of how many.
+        me: the number of this worker, and of all workers.
         timeout: after which a peer that does not answer is lost.
-        homes: for each parameter, which server has it.
-        run: what the workers have in common; each server is told of its own parameters.
-        secret: that they and the workers share.
-        average: whether they only average; else they keep the parameters.
+        homes: parameter -> the number of its server.
+        run: the description of the run, equal on all workers; each server gets that of its parameters.
+        secret: shared by servers and workers.
+        average: whether the servers only average; else they keep the parameters.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class BesidePeers:
         return self.peers.ranks(WORLD if axis == SERVER else axis)
 
     def place(self, axis: str = WORLD) -> AxisRank:
-        """This rank's among the peers; on the axis SERVER, among all."""
+        """This rank's position among the peers; on the axis SERVER, among all."""
         return self.peers.place(WORLD if axis == SERVER else axis)
 
     def global_rank(self, replica: int) -> int:
-        """As the peers tell it."""
+        """The peers' number of the replica."""
         return self.peers.global_rank(replica)
 
 
@@ -122,7 +122,7 @@ class StarTransport(BesidePeers):
         self.peers.abort(error)
 
     def close(self) -> None:
-        """Say goodbye to the servers, and leave the process groups to the next transport."""
+        """Leave the servers, and free the process groups for the next transport."""
         for server in self.servers.each:
             server.close()
         self.peers.close()

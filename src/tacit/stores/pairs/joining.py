@@ -35,8 +35,8 @@ def join(
 ) -> PairTransport:
     """Connect the ranks. If one of them cannot be reached, all raise.
 
-    The ranks know each other by a secret that the first of them draws and tells by the process group, which
-    they trust anyway.
+    The ranks recognize each other by a secret that the first of them draws and sends by the process group,
+    which they trust anyway.
 
     Raises:
         AttachError: a rank cannot be reached.
@@ -88,7 +88,7 @@ def _flags(peers: TorchTransport, mine: bool) -> list[bool]:
 
 
 def _host() -> str:
-    """An address of this machine at which the other ranks reach it: as Gloo's, or on the way to the first."""
+    """An address of this machine that other ranks reach: Gloo's, or that of its route to the first rank."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     found = address_of(interface) if interface else None
     if found is not None:
@@ -109,7 +109,7 @@ class _Door:
         self._changed = threading.Condition()
 
     def admit(self, channel: Channel, address: str) -> None:
-        """Who has connected says which rank it is, in a thread of its own."""
+        """Receive the rank of a new connection, in a separate thread."""
         threading.Thread(target=self._greet, args=(channel,), name="tacit-pair", daemon=True).start()
 
     def _greet(self, channel: Channel) -> None:

@@ -1,7 +1,7 @@
-"""Two ranks' ends of a channel: one asks for averages, the other answers, in a thread of its own.
+"""Two ranks' ends of a channel: one asks for averages, the other answers, in a separate thread.
 
-A bucket travels in chunks, and each is answered when it has come, so that answers come back while the next
-chunk is on its way. The header of a chunk has the number of its bucket, and where it begins there.
+A bucket travels in chunks, and each is answered on arrival, so that answers come back while the next chunk is
+sent. The header of a chunk has the number of its bucket, and where it begins there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tacit.stores.protocol import Channel, FrameKind, Header, as_body
 _LOOK_SECONDS = 1.0
 _CLOSE_SECONDS = 5.0
 _LONGEST = 1 << 12
-"""Bytes in which a rank says why it leaves."""
+"""The most bytes of a rank's reason for leaving."""
 CHUNK = 1 << 17
 """Entries that travel together."""
 Reply = Callable[[Tensor | None], None]
@@ -33,10 +33,10 @@ class _End(PairLink, ABC):
     """One end of a channel between two ranks.
 
     Args:
-        rank: at the other end.
-        channel: whose ends have proved themselves.
-        store: whose buckets are averaged, and who is told that the rank is gone.
-        timeout: seconds for which an answer is waited for.
+        rank: the rank at the other end.
+        channel: the connection, whose ends have proved themselves.
+        store: has the buckets that are averaged, and is notified if the rank is gone.
+        timeout: seconds to wait for an answer.
     """
 
     def __init__(self, rank: int, channel: Channel, store: PairTransport, timeout: float) -> None:
@@ -155,7 +155,7 @@ class AskingLink(_End):
                 chunk = x[start : start + CHUNK].view(torch.uint8)
                 self._channel.send(Header(FrameKind.PUSH, number, start), [chunk])
         except OSError:
-            self._channel.drop()  # the thread that receives says so, and answers
+            self._channel.drop()  # the receiving thread reports that, and answers
 
     def _kind(self) -> FrameKind:
         return FrameKind.ANSWER

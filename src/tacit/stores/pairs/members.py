@@ -27,18 +27,18 @@ _log = logging.getLogger("tacit")
 
 
 class PairMembers(Membership):
-    """One rank's part in it. Who sees that a rank is gone writes so into the store; all look once a second.
+    """Membership on one rank. A rank that finds another gone writes it to the store; all check each second.
 
-    While some ranks have come to a meeting, all write there each second that they live, from a thread of
-    their own. So one that has not come is waited for as long as it lives, and missed after some silence.
+    While some ranks have arrived at a barrier, a thread of each writes there each second that it lives. So a
+    rank that has not arrived is waited for as long as it lives, and counts as gone after some silence.
 
     Args:
-        store: seen by these ranks alone, and for this session.
+        store: used by these ranks alone, and for this session.
         rank: this one of so many `peers`, from 0.
         allow_lost: whether the others go on where one is gone.
         timeout: after which a store that does not answer is an error.
-        known_as: what errors call each of them; as they are counted here, where not said.
-        host: the rank whose process serves the store, if one's does.
+        known_as: the rank's number in errors; by default the same.
+        host: the rank whose process serves the store, if one does.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PairMembers(Membership):
         self._thread.start()
 
     def report_to(self, report: Callable[[int, str], None]) -> None:
-        """Say of which rank others have written that it is gone, and why; called in a thread."""
+        """Call `report` with each rank that others have reported as gone, and the reason; in a thread."""
         self._report = report
 
     # ---- who is gone ----------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class PairMembers(Membership):
                     beats += 1
                     self._store.set(f"alive/{self._rank}", str(beats))
             except dist.DistError:
-                return  # whoever asks the store next says so
+                return  # the next call to the store reports it
 
     def _tell_lost(self) -> None:
         for rank in range(self._peers):
@@ -205,7 +205,7 @@ class PairMembers(Membership):
 
 
 _SESSIONS: dict[str, int] = {}
-"""How many sessions in pairs these ranks have begun: each has keys of its own in the store."""
+"""The number of sessions in pairs that these ranks have begun: each has separate keys in the store."""
 
 
 def joined_pairs(
@@ -219,7 +219,7 @@ def joined_pairs(
     name = "-".join(map(str, ranks_of(peers.parent)))
     _SESSIONS[name] = _SESSIONS.get(name, 0) + 1
     store = default_store()
-    # A store client serves one call at a time: a copy never waits for the program's own calls.
+    # A store client serves one call at a time: a copy never waits for the program's calls.
     clone = getattr(store, "clone", lambda: store)()
     prefixed = PrefixStore(f"tacit/pairs/{name}/{_SESSIONS[name]}", clone)
     here, seconds = peers.place(), timeout.total_seconds()

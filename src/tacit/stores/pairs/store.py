@@ -1,4 +1,4 @@
-"""A rank's parameters, as the ranks average them: beside those that it trains."""
+"""A rank's averaged parameters, in addition to those that it trains."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tacit.contracts import state_dtype
 class ReplicaStore:
     """The parameters of a rank, bucket by bucket, in float32 at least. Any thread may call any method.
 
-    An average of two stores is three calls. One rank sends what `read` gives. The other `answer`s: it moves
-    half the way towards that, and sends the way back. The first `take`s it: it moves by as much the other
-    way. What was pushed to either in the meantime stays on top.
+    An average of two stores is three calls. One rank sends the result of `read`. The other `answer`s: it
+    moves half the distance towards that, and sends the difference back. The first `take`s it: it moves by as
+    much in the other direction. What was pushed to either in the meantime is added.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class ReplicaStore:
         return torch.empty(self._stored[key].shape, dtype=self._types[key])
 
     def push(self, key: str, delta: Tensor) -> None:
-        """Add what the rank's own steps have changed."""
+        """Add the change by the rank's steps."""
         with self._lock:
             self._stored[key].add_(delta)
 
@@ -53,7 +53,7 @@ class ReplicaStore:
     def answer(self, key: str, theirs: Tensor, out: Tensor, start: int = 0) -> Tensor:
         """Average with a rank that has these parameters: overwrites `out` by how far this one has moved.
 
-        `start`: the first of them in the bucket, of which they may be a stretch.
+        `start`: their first entry in the bucket, of which they may be a part.
         """
         with self._lock:
             x = self._stored[key][start : start + theirs.numel()]
@@ -62,7 +62,7 @@ class ReplicaStore:
         return out
 
     def take(self, key: str, moved: Tensor) -> None:
-        """Move by as much as the one that has answered, the other way."""
+        """Move by as much as the answering rank, in the other direction."""
         with self._lock:
             self._stored[key].sub_(moved)
 

@@ -1,4 +1,4 @@
-"""The transport of ranks that average in pairs: what is asked of a server goes to this rank's own store."""
+"""The transport of ranks that average in pairs: server requests go to this rank's store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tacit.stores.pairs.store import ReplicaStore
 
 
 class PairLink(Protocol):
-    """A way to one rank.
+    """A connection to one rank.
 
     Attributes:
         rank: that rank.
@@ -34,14 +34,14 @@ class PairLink(Protocol):
         """
 
     def close(self, settled: bool, why: str = "") -> None:
-        """End it; `settled`: whether this rank has said all, and is not to be missed; if not, `why`."""
+        """End the connection. `settled`: whether this rank is done, so that this is no error; else `why`."""
 
 
 class Membership(Protocol):
     """Which ranks are there, as they agree on it."""
 
     def lose(self, rank: int, why: str) -> PeerLost:
-        """Note that a rank is gone. Returns the error of it, for where that is one."""
+        """Note that a rank is gone. Returns the error, which is raised unless lost ranks are allowed."""
 
     def meet(self, what: str) -> list[int]:
         """Wait until all ranks that are there have come here; returns them. `what`: where this one has come.
@@ -109,13 +109,13 @@ class PairTransport(BesidePeers):
     # ---- how it begins --------------------------------------------------------------------------------
 
     def connect(self, link: PairLink) -> None:
-        """Have this way to a rank."""
+        """Use this connection to a rank."""
         self._links[link.rank] = link
 
     def report_to(self, report: Callable[[BaseException], None], steps: Callable[[], int]) -> None:
-        """Tell a rank that is gone, where that is an error, also where nobody waits for it.
+        """Report a lost rank, if that is an error, even if nothing waits for it.
 
-        `steps` says how many steps this rank has taken.
+        `steps` returns the number of steps that this rank has taken.
         """
         self._report, self._steps = report, steps
 
@@ -147,7 +147,7 @@ class PairTransport(BesidePeers):
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """All that is under way, and all later requests, are this error."""
+        """Answer all requests under way, and all later ones, with this error."""
         self._failure = self._failure or error
         with self._lock:
             pending, self._pending = [*self._pending], set()
@@ -255,13 +255,13 @@ class PairTransport(BesidePeers):
         self._settled = False
         self._failure = self._failure or error or RuntimeError("the session has failed")
         self.fail(self._failure)
-        # Of a rank that others are told of already, nothing: this one is not to be blamed for it.
+        # The loss of a rank that others have reported is not reported again.
         why = "" if isinstance(self._failure, PeerLost) or error is None else str(self._failure)
         for link in [*self._links.values()]:
             link.close(settled=False, why=why)
 
     def close(self) -> None:
-        """Say goodbye, if replicas are equal; else others miss this rank."""
+        """Leave, if replicas are equal; otherwise other ranks count this one as lost."""
         for link in [*self._links.values()]:
             link.close(self._settled)
         self._members.close()

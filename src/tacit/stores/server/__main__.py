@@ -82,7 +82,7 @@ def _write_stats(number: int, stats: dict[str, Any]) -> None:
     """Write what the server has counted to the folder that `tacit run` has named, if it has."""
     folder = os.environ.get(FOOTPRINT)
     if folder is not None:
-        with spared(f"what the servers have counted is not kept in {folder}"):
+        with spared(f"the servers' counters are not saved in {folder}"):
             put(Path(folder, f"server{number}.json"), json.dumps({"rank": number, **stats}))
 
 

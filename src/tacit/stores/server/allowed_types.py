@@ -1,4 +1,4 @@
-"""The classes that a worker may name to a server: tacit's own, and those of imported modules."""
+"""The classes that a worker may name to a server: tacit's, and those of imported modules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALLOWED_TYPES: AllowedTypes = MappingProxyType(
 
 
 def with_modules(modules: Iterable[str]) -> AllowedTypes:
-    """tacit's own classes, and the compressors and predictors of these modules, which are imported.
+    """tacit's classes, and the compressors and predictors of these modules, which are imported.
 
     A class counts that a module defines or imports by name, and that is a dataclass.
 

@@ -33,8 +33,8 @@ class AveragingState:
 
     Attributes:
         records: the workers.
-        pushed: of each worker that has pushed, in which life, and its message.
-        number: of this round.
+        pushed: for each worker that has pushed, its life and its message.
+        number: the number of this round.
         owed: for each piece of the answer, the residual of the answers so far, in two buffers that swap.
         memory: for each piece of the answer that is more than a mean, the state that it is made from.
     """
@@ -48,13 +48,13 @@ class AveragingState:
 
 @dataclass(frozen=True)
 class AveragingService(Service[AveragingState]):
-    """Answers a round when all have pushed: all with the same bits, in whatever order they came.
+    """Answers a round when all workers have pushed: all with the same bits, in any order of arrival.
 
     With error feedback, what an answer leaves out is added to the next one.
 
     Attributes:
-        workers: how many there are.
-        name: of the bucket; part of the seed of random numbers.
+        workers: the number of workers.
+        name: the bucket's name; part of the seed of random numbers.
     """
 
     workers: int
@@ -153,7 +153,7 @@ class AveragingService(Service[AveragingState]):
     def leave(
         self, sender: Sender, why: str, state: AveragingState
     ) -> tuple[Sequence[Reply], AveragingState]:
-        """Nobody can go on: all that wait are told who is gone."""
+        """End the round: all waiting workers get an error that names the one that is gone."""
         records = without_worker(state.records, sender, why)
         if records is None:
             return (), state
@@ -175,7 +175,7 @@ class AveragingService(Service[AveragingState]):
         return {"number": state.number, "residuals": new_residual, "answers": memory}
 
     def load(self, saved: SavedState) -> AveragingState:
-        """Go on behind the last whole round."""
+        """Go on after the last whole round."""
         wide = {i: each.to(state_dtype(each.dtype)) for i, each in saved["residuals"].items()}
         new_residual = {i: (each, torch.empty_like(each)) for i, each in wide.items()}
         records = (WorkerRecord(clock=saved["number"]),) * self.workers

@@ -66,13 +66,13 @@ class ServerSnapshot(NamedTuple):
 
 
 class CheckpointFile:
-    """The file that a server saves its state to, every so many seconds; None: nowhere.
+    """The file to which a server saves its state at intervals; None: it saves nothing.
 
-    The state is copied between two messages, and written by a thread of its own. A disk that is full, or any
+    The state is copied between two messages, and written by a separate thread. A disk that is full, or any
     other failure to write, is logged once and does not stop the server: the file stays as it was.
 
     Args:
-        workers: how many there are; a checkpoint knows each of them.
+        workers: the number of workers, which a checkpoint has, too.
         allowed: the classes that workers may name, and the file too.
 
     Raises:
@@ -167,10 +167,10 @@ class CheckpointFile:
 
 
 def _read(key: str, bucket: Any, workers: int) -> SavedState:
-    """What its service has saved, before a worker comes.
+    """Read the saved state of a service, before a worker connects.
 
     Raises:
-        ValueError: it is something else; says of which bucket.
+        ValueError: it is something else; the message names the bucket.
     """
     averages = isinstance(bucket, Mapping) and not bucket.keys().isdisjoint(("number", "residuals"))
     kind = SavedAverages if averages else SavedParameters

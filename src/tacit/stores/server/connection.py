@@ -34,19 +34,21 @@ class Connection:
     """A connection that has proved itself, and from its HELLO on, a worker.
 
     Attributes:
-        address: where it comes from.
-        sender: which life of which worker it is; `NOBODY` before it is welcome.
+        address: the peer's address.
+        sender: the worker and its life; `NOBODY` before it is welcome.
         limits: what it may declare; None before it is welcome.
         declared: its declared messages, by number.
-        refused: for each declared message that cannot be read or served, why.
-        open: the numbers of messages that have come and were not answered.
-        since: when it came, or was refused; `introduced`: whether its HELLO has come and waits for its turn.
-        asked: when it was asked whether it is still there; `alive`: when it last said so.
-        left: whether it has said goodbye.
-        lost: why others were told that it is gone; empty while they were not.
+        refused: the reason for each declared message that cannot be read or served.
+        open: the numbers of received messages that were not answered.
+        since: when it connected, or was refused.
+        introduced: whether its HELLO has arrived and waits for its turn.
+        asked: when it was asked whether it is still there.
+        alive: when it last confirmed that.
+        left: whether it has sent LEAVE.
+        lost: the reason with which others were told that it is gone; "": they were not.
         closed: whether it has ended.
         process: equal for connections of one process of a worker.
-        timeout: seconds after which it takes a peer that does not answer for lost.
+        timeout: seconds after which a peer without an answer counts as lost.
     """
 
     channel: Channel
@@ -77,7 +79,7 @@ class Connection:
         return not (self.left or self.lost or self.closed)
 
     def unanswered(self, now: float) -> float:
-        """For how many seconds it has not said whether it is still there."""
+        """The seconds for which it has not confirmed that it is still there."""
         return now - self.asked if self.alive < self.asked else 0.0
 
     # ---- called by the thread that receives -----------------------------------------------------------
@@ -87,19 +89,19 @@ class Connection:
         self.introduced = True
 
     def note_alive(self, received_at: float) -> None:
-        """It says that it is there. If nothing else came since `received_at`, it still counts as silent."""
+        """Note that it is there. If nothing else has come since `received_at`, it counts as silent."""
         self.alive = time.monotonic()
         self.channel.discount(received_at)
 
     def note_leave(self) -> None:
-        """It has said goodbye."""
+        """Note that it has sent LEAVE."""
         self.left = True
 
     def declare(self, number: int, spec: MessageSpec) -> None:
         """Note how messages of this number are read.
 
         Raises:
-            TacitError: says why they cannot be.
+            TacitError: they cannot be read; the message says why.
         """
         assert self.limits is not None
         self.limits.check(spec)
@@ -141,7 +143,7 @@ class Connection:
     # ---- sending --------------------------------------------------------------------------------------
 
     def send(self, header: Header, body: Sequence[Tensor] = ()) -> None:
-        """Send a frame, if the connection is there; where it breaks, the thread that receives says so."""
+        """Send a frame, if the connection is there; if it breaks, the receiving thread reports that."""
         if self.closed:
             return
         if header.kind not in _NO_REPLIES:

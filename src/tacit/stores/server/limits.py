@@ -17,11 +17,12 @@ _TYPES = {
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 }
 _BESIDE = 1 << 20
-"""Entries, or bytes, that a message may have beside those of parameters: flags, scales, averaged numbers."""
+"""Entries, or bytes, that a message may have besides those of parameters: flags, scales, averaged numbers."""
 _TIMES = 4
 """How many times as long as all of the model one message may be."""
 _ALL_TIMES = 64
-"""The same for all declared messages of one worker together: both ways, for each phase, part and stage."""
+"""The same for all declared messages of one worker together: pushes and answers, each phase, part and stage.
+"""
 _DECLARED_A_PARAMETER, _DECLARED_BESIDE = 64, 1024
 
 
@@ -56,14 +57,14 @@ class WorkerLimits:
 
     @property
     def _most_declared(self) -> int:
-        """How many messages may be declared, and how many pieces one may have."""
+        """The most messages that may be declared, and the most payloads of one."""
         return _DECLARED_A_PARAMETER * len(self.names) + _DECLARED_BESIDE
 
     def check(self, spec: MessageSpec) -> None:
         """Refuse a message about no bucket of the model, before any memory is spent on it.
 
         Raises:
-            PayloadError: says what is too much.
+            PayloadError: the message names the limit that is exceeded.
         """
         if parameter_of(spec.key, self.names) is None:
             raise PayloadError(f"a message about {spec.key!r:.60}, which is no bucket of the worker's model")
@@ -89,7 +90,7 @@ class WorkerLimits:
         """Refuse a message that needs buffers which are too large.
 
         Raises:
-            PayloadError: says what is too much.
+            PayloadError: the message names the limit that is exceeded.
         """
         for buffer in buffers:
             self.total += buffer.nbytes
@@ -100,7 +101,7 @@ class WorkerLimits:
 
 
 def parameter_of(key: str, names: frozenset[str]) -> str | None:
-    """The first parameter of a bucket, by its key: behind the name are numbers, or "rest"; None: of none."""
+    """The first parameter of a bucket, from its key: numbers or "rest" follow the name; None: unknown."""
     name, slash, part = key.rpartition("/")
     if not slash or not (part == "rest" or (part.isascii() and part.isdigit())):
         return None
@@ -108,10 +109,10 @@ def parameter_of(key: str, names: frozenset[str]) -> str | None:
 
 
 def check_model(model: Sequence[ParameterSpec], optimizers: int) -> None:
-    """Refuse a model that this machine cannot hold, or that is none.
+    """Refuse a model that this machine cannot hold, or an invalid description.
 
     Raises:
-        AttachError: says why.
+        AttachError: the message says why.
     """
     names = [name for name, *_ in model]
     if len(set(names)) < len(names):

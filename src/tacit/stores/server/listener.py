@@ -69,16 +69,16 @@ class _Stranger:
 
 
 class Listener:
-    """Listens for connections, and hands on those that know the secret.
+    """Listens for connections, and passes on those that know the secret.
 
     Args:
         host: the address to listen on; one of this machine, or 0.0.0.0 (or ::) for all of them.
         port: 0 for any that is free.
-        admit: gets the channel, and from where it comes; called in the listener's thread.
-        rejections: where to say which connections were closed.
+        admit: gets the channel and the peer's address; called in the listener's thread.
+        rejections: logs closed connections.
 
     Raises:
-        ConfigError: there can be no listening there; says why.
+        ConfigError: it cannot listen there; the message says why.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Listener:
         while not self._closing.is_set():
             try:
                 self._look()
-            except Exception as error:  # whatever somebody has sent: the next one may be a worker
+            except Exception as error:  # whatever was sent: the next connection may be a worker's
                 _log.error("the listener: %s: %s", type(error).__name__, error)
                 time.sleep(_LOOK_SECONDS)
         for stranger in [*self._strangers.values()]:

@@ -1,4 +1,4 @@
-"""Which workers are still there: those on which others wait are asked, and given up when they are silent."""
+"""Finds lost workers: those on which others wait are asked, and given up when they are silent."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Liveness:
     Args:
         registry: its workers.
         services: its buckets.
-        lose: gives a worker up, and says why.
-        rejections: where to say that a connection was closed.
+        lose: gives a worker up, with a reason.
+        rejections: logs closed connections.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Liveness:
                 self._give_up_silent(bucket, now)
 
     def _check_hello(self, connection: Connection, now: float) -> None:
-        """Close a connection that does not say who it is."""
+        """Close a connection that sends no HELLO in time."""
         claims = any(claim.connection is connection for claim in self._registry.claims)
         if not (claims or connection.introduced) and now - connection.since > _HELLO_SECONDS:
             self._rejections.of(connection.address, f"it said no HELLO within {_HELLO_SECONDS:g} s")

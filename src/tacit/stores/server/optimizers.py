@@ -25,7 +25,7 @@ class ServerOptimizer(ABC):
 
     @abstractmethod
     def apply_(self, x: Tensor, g: Tensor, state: State, lr: float) -> None:
-        """A step of `x` in place; `g` and `state` are overwritten."""
+        """Step `x` in place; `g` and `state` are overwritten."""
 
 
 @dataclass(frozen=True)

@@ -34,21 +34,22 @@ Asked = tuple[Sender, int]
 
 @dataclass(frozen=True)
 class ServiceState:
-    """The parameters, and who waits for what.
+    """The parameters, and the waiting workers.
 
     Attributes:
         records: the workers.
         x: the parameters, in fp32 at least; None before the first worker has brought them.
-        taken: for each worker that has pulled, the parameters as it has them: in its own type where they come
-            back whole, else as `x`.
-        version: how many updates there were.
+        taken: for each worker that has pulled, the parameters that it has: in its type if they come back
+            whole, else in that of `x`.
+        version: the number of updates.
         optimizer: the state of the server's optimizer.
-        pushed: with rounds, what has been pushed in this one.
-        stale: how many pushes were so many updates old; `late`, how many were dropped: they came after their
-            round, or it had no more workers.
-        waiting: pushes that were taken and not yet answered, and how stale they were.
-        entering: workers that wait for the parameters; `meeting`, those that wait for all others.
-        bringing: the worker that was asked for the parameters.
+        pushed: with rounds, the sum of this round's pushes.
+        stale: age in updates -> the number of pushes.
+        late: the number of dropped pushes, which came after their round, or the round had no more workers.
+        waiting: pushes that were taken and not yet answered, with their staleness.
+        entering: workers that wait for the parameters.
+        meeting: workers that wait for all others.
+        bringing: the worker that is to send the parameters.
     """
 
     records: WorkerRecords
@@ -67,20 +68,20 @@ class ServiceState:
 
 @dataclass(frozen=True)
 class ParameterService(Service[ServiceState]):
-    """Applies what workers push to the parameters of one bucket, and answers with these.
+    """Applies pushes to the parameters of one bucket, and answers with these.
 
     A push counts 1/P with P workers; in a round, 1 / (how many are counted). It is stale by the updates that
     were applied since its worker pulled. With rounds, a push that was computed on an older version than the
-    present one is dropped, and answered at once. One on the present version counts. It is answered at once
-    too where its worker has taken fewer steps than there were rounds: a worker that is behind waits for
-    nobody, as the others may wait for it in a collective of the user's.
+    present one is dropped, and answered at once. One on the present version counts. It is also answered at
+    once if its worker has taken fewer steps than there were rounds: a worker that is behind does not wait, as
+    the others may wait for it in a collective of the user.
 
     Attributes:
-        workers: how many there are.
+        workers: the number of workers.
         star: when to answer, and how to count a push.
-        back: how the parameters come back.
-        optimizer: whose step is taken with what is pushed; None: what is pushed is added.
-        name: of the bucket; part of the seed of random numbers.
+        back: the format in which the parameters come back.
+        optimizer: steps with each push; None: pushes are added.
+        name: the bucket's name; part of the seed of random numbers.
     """
 
     workers: int

@@ -33,10 +33,10 @@ class BufferWorkspace(Workspace):
 
 
 def check_payloads(push: Message) -> None:
-    """Refuse payloads of another size or type than their pieces say.
+    """Refuse payloads of another size or type than their format has.
 
     Raises:
-        PayloadError: says what is there, and what was expected.
+        PayloadError: names what was received, and what was expected.
     """
     if len(push.payloads) != len(push.pieces):
         raise PayloadError(
@@ -51,10 +51,10 @@ def check_payloads(push: Message) -> None:
 
 
 def check_entries(push: Message, numel: int) -> None:
-    """Refuse a push about entries that a bucket of `numel` has not.
+    """Refuse a push of entries that a bucket of `numel` entries does not have.
 
     Raises:
-        PayloadError: says which.
+        PayloadError: names them.
     """
     for piece in push.pieces:
         fits = piece.numel == numel if piece.spans is None else all(b <= numel for _, b in piece.spans)
@@ -63,10 +63,10 @@ def check_entries(push: Message, numel: int) -> None:
 
 
 def add_(push: Message, out: Tensor, weight: float) -> None:
-    """Add `weight` times what a push says to the bucket `out`; nothing, if a part of it cannot be read.
+    """Add `weight` times a decoded push to the bucket `out`; nothing, if a part of it cannot be decoded.
 
     Raises:
-        PayloadError: says what cannot.
+        PayloadError: names that part.
     """
     beside = [
         (payload, piece) for payload, piece in zip(push.payloads, push.pieces, strict=True) if piece.spans
@@ -79,7 +79,7 @@ def add_(push: Message, out: Tensor, weight: float) -> None:
     for (_, piece), part, olds in zip(beside, parts, before, strict=True):
         news = torch.split(part, [b - a for a, b in piece.spans or ()])
         for (a, b), old, new in zip(piece.spans or (), olds, news, strict=True):
-            torch.add(old, new, out=out[a:b])  # in place of what the main one said: one bit cannot say zero
+            torch.add(old, new, out=out[a:b])  # one bit cannot encode zero
 
 
 def _decoded(payload: Payload, piece: PayloadSpec, weight: float) -> Tensor:

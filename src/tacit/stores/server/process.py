@@ -1,9 +1,9 @@
-"""The process around a server's services: workers come and go, messages arrive, replies leave.
+"""The process around a server's services: it admits workers, receives messages, and sends replies.
 
 One thread takes the messages, one after the other, so a service sees each as one event. Each worker has a
 thread that receives (`receiving`), and one thread lets workers in (`listener`). A worker is given up when its
-connection has closed, or when others wait on it and nothing was heard of it for the time-out (`liveness`).
-Whatever goes wrong with one connection, the server goes on for the others.
+connection has closed, or when others wait on it and it was silent for the time-out (`liveness`). If one
+connection fails, the server goes on for the others.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ class ServerProcess:
     Args:
         workers: how many there are.
         port: where it listens; 0 for any that is free.
-        number: which server it is, from 0.
-        secret: what each worker must know.
+        number: the number of the server, from 0.
+        secret: shared with the workers.
         host: the address on which it listens.
-        timeout: seconds after which a worker on which others wait is gone; None: as the workers say.
+        timeout: seconds after which a silent worker on which others wait is gone; None: the workers'
+            time-out.
         checkpoint: the file that its state is saved to and resumed from; None for none.
         every: seconds between two saves.
         allowed: the classes that workers may name.
 
     Raises:
-        ConfigError: there can be no listening, or the checkpoint cannot be read, or is of other workers.
+        ConfigError: it cannot listen, or the checkpoint cannot be read, or is of other workers.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class ServerProcess:
         self._liveness.check(tuple(self._connected))
 
     def _guarded(self, connection: Connection, call: Callable[[], None]) -> None:
-        """Do something for a connection; whatever goes wrong is an end for that one alone."""
+        """Call a function for a connection; an error ends only that connection."""
         try:
             call()
         except Exception as error:
@@ -200,14 +201,14 @@ class ServerProcess:
         connection.answer(header, encoding.write(Welcome(self._services.clocks(hello.worker))))
 
     def _settle(self, claim: PlaceClaim) -> None:
-        """Refuse a worker whose place is taken, or let it begin anew where it is free by now."""
+        """Refuse a worker whose place is taken, or let it begin if the place has become free."""
         connection, holder = claim.connection, claim.holder
         if connection.closed:
             return
         if holder is not None:
             error = AttachError(
-                f"rank {claim.hello.worker} is at work already, from {holder.address}: give each worker a "
-                f"number of its own ({WORKER}), and start one again only when it has ended"
+                f"rank {claim.hello.worker} is at work already, from {holder.address}: give each worker "
+                f"another number ({WORKER}), and start one again only when it has ended"
             )
             connection.refuse(claim.header, error)
             return
@@ -225,7 +226,7 @@ class ServerProcess:
             self._leave(connection, why)
 
     def _leave(self, connection: Connection, why: str) -> None:
-        """Refuse what a worker waits for, and tell the services that it is gone."""
+        """Refuse a worker's open messages, and notify the services that it is gone."""
         if connection.sender == NOBODY:
             return
         for bucket in self._services:
@@ -258,7 +259,7 @@ class ServerProcess:
         )
         connection.send(header, body)
 
-    # ---- what it tells --------------------------------------------------------------------------------
+    # ---- reports --------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
         """What it has counted; see `ServerCounters`, and `stale` and `late` of `Service.staleness`."""

@@ -1,6 +1,6 @@
-"""How a server receives from one connection: each frame is checked before anything is kept of it.
+"""Receives from one connection of a server: each frame is checked before any of it is stored.
 
-Each connection has a thread of its own, which runs `receive`. A malformed frame ends that connection alone.
+Each connection has a separate thread, which runs `receive`. A malformed frame ends that connection alone.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _who(connection: Connection) -> str:
 
 
 def _frame(connection: Connection, allowed: AllowedTypes) -> Arrival | None:
-    """The next frame; None where the main thread need not know of it."""
+    """The next frame; None: the main thread need not handle it."""
     received_at = connection.channel.received_at
     header = connection.channel.header()
     kind = _checked(connection, header)
@@ -100,7 +100,7 @@ def _checked(connection: Connection, header: Header) -> FrameKind:
     """Refuse a header that no worker would send now.
 
     Raises:
-        PayloadError: says why.
+        PayloadError: the message says why.
     """
     if header.kind not in _FROM_WORKERS:
         raise PayloadError(f"a frame of kind {header.kind}, which workers have not")
@@ -136,7 +136,7 @@ def _sizes(connection: Connection, kind: FrameKind, header: Header) -> tuple[int
         return 0, encoding.MOST_BYTES
     elif header.spec in connection.refused:
         assert connection.limits is not None
-        return 0, connection.limits.longest  # it is told why, whatever it sends
+        return 0, connection.limits.longest  # it gets the reason, whatever it sends
     elif header.spec not in connection.declared:
         raise PayloadError(f"a {kind.name} of message {header.spec}, which it has not declared")
     elif kind == FrameKind.PUSH:
@@ -159,6 +159,6 @@ def _declare(connection: Connection, header: Header, allowed: AllowedTypes) -> b
     except PayloadError:
         raise
     except TacitError as error:
-        connection.reject(number, error)  # the worker is told when it pushes so
+        connection.reject(number, error)  # the worker gets the error when it pushes in this format
         return False
     return True

@@ -1,4 +1,4 @@
-"""How a worker joins a server: what of its HELLO is refused, and what if its place is taken."""
+"""How a worker joins a server: checks of its HELLO, and claims of a place that is taken."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ _CLAIM_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class PlaceClaim:
-    """A worker that wants to join, while another process has its place and was asked whether it is there.
+    """A worker that wants to join while another process, which was asked whether it is there, has its place.
 
     Attributes:
-        connection: of the worker; `header`: of its `hello`.
+        connection: the worker's connection.
+        header: the header of its `hello`.
         others: the connections that have the place.
-        since: when these were asked; `until`: when they are taken for gone.
+        since: when these were asked.
+        until: when they count as gone.
     """
 
     connection: Connection
@@ -51,15 +53,16 @@ class Registry:
     """The workers of a server, and their connections.
 
     Args:
-        number: which server it is, from 0.
-        workers: how many there are.
-        timeout: seconds after which a worker on which others wait is gone; None: as the workers say.
-        run: what the workers have in common, where it is known from a checkpoint.
+        number: the number of the server, from 0.
+        workers: the number of workers.
+        timeout: seconds after which a silent worker on which others wait is gone; None: the workers'
+            time-out.
+        run: the description of the run, if it is known from a checkpoint.
 
     Attributes:
-        connections: of each life of a worker, until another life of it is welcome.
+        connections: those of each life of a worker, until another life of it is welcome.
         claims: workers that wait for a place which another process has.
-        left: the workers that have said goodbye.
+        left: the workers that have sent LEAVE.
     """
 
     def __init__(self, number: int, workers: int, timeout: float | None, run: RunSpec | None) -> None:
@@ -81,10 +84,10 @@ class Registry:
         )
 
     def check(self, hello: Hello) -> tuple[Connection, ...]:
-        """Refuse a worker that does not belong here; else the connections that have its place.
+        """Refuse a worker that does not belong here. Returns the connections that have its place.
 
         Raises:
-            AttachError: says why.
+            AttachError: the message says why.
         """
         _check_place(hello, self.number, self.workers)
         others = tuple(other for other in self.of(hello.worker) if other.here)
@@ -115,11 +118,11 @@ class Registry:
                 yield claim
 
     def leave(self, worker: int) -> None:
-        """Note that a worker has said goodbye."""
+        """Note that a worker has sent LEAVE."""
         self.left.add(worker)
 
     def welcome(self, connection: Connection, hello: Hello) -> None:
-        """Let a worker have its place."""
+        """Give a worker its place."""
         worker = hello.worker
         for gone in self.of(worker):
             del self.connections[gone.sender]
@@ -133,10 +136,10 @@ class Registry:
 
 
 def _check_place(hello: Hello, number: int, workers: int) -> None:
-    """Refuse a worker that is none of this server's, or tells what cannot be.
+    """Refuse a worker of another server, or with impossible numbers.
 
     Raises:
-        AttachError: says why.
+        AttachError: the message says why.
     """
     worker = hello.worker
     if hello.workers != workers or not 0 <= worker < workers:

@@ -25,7 +25,8 @@ class WaitingReply:
     """A message that was taken and not answered.
 
     Attributes:
-        since: when it was taken; `reminded`: when its worker was last told to wait.
+        since: when it was taken.
+        reminded: when its worker was last told to wait.
         queued: seconds that it waited for its turn.
     """
 
@@ -62,7 +63,7 @@ class BucketService:
         return replies
 
     def leave(self, sender: Sender, why: str) -> Iterable[Reply]:
-        """Tell the service that a worker is gone; the replies that are due now."""
+        """Notify the service that a worker is gone. Returns the replies that are due now."""
         replies, self.state = self.service.leave(sender, why, self.state)
         return replies
 
@@ -151,7 +152,7 @@ class BucketServices:
         self._give(bucket, connection.sender, message)
 
     def enter(self, sender: Sender) -> None:
-        """Let a worker that is welcome take part where it need not say so itself."""
+        """Let a welcome worker take part in buckets that need no ENTER."""
         for bucket in self._buckets.values():
             if not bucket.service.enters_workers:
                 self._give(bucket, sender, Message(FrameKind.ENTER))
@@ -162,7 +163,7 @@ class BucketServices:
             self._give(bucket, sender, why)
 
     def _give(self, bucket: BucketService, sender: Sender, message: Message | str) -> None:
-        """Give a service a message, or tell it why a worker is gone; deliver its replies."""
+        """Pass a service a message, or the reason why a worker is gone; deliver its replies."""
         began = time.monotonic()
         for reply in (
             bucket.leave(sender, message) if isinstance(message, str) else bucket.give(sender, message)
@@ -195,10 +196,10 @@ class BucketServices:
 
 
 def service_for(run: RunSpec, workers: int, spec: MessageSpec) -> Service[Any]:
-    """What serves a bucket, as the first worker that knows of it has declared it.
+    """The service of a bucket, as the first worker with it has declared it.
 
-    Where the server steps, parameters that no optimizer moves are moved by the workers: each pushes how
-    far, and nobody waits.
+    If the server steps, tensors that no optimizer moves are moved by the workers: each pushes its change,
+    without waiting.
     """
     star = run.star
     if star.averages:
