@@ -1,4 +1,4 @@
-"""What `tacit list` says of algorithms: their parameters, their collectives, and what they cost in accuracy.
+"""The facts of `tacit list` about algorithms: their parameters, collectives, and cost in accuracy.
 
 Accuracy is as `benchmarks/accuracy.py` measures it; docs/accuracy.md says how.
 """
@@ -34,9 +34,9 @@ class Parameter:
 
 
 def collective_of(name: str) -> str:
-    """By which collectives an algorithm's messages travel, as it is by its name alone.
+    """The collectives of an algorithm with its default parameters.
 
-    Where the choice is the session's, both ways are named.
+    If the session chooses the topology, both choices are named.
     """
     if any(each.required for each in parameters_of(name)):
         return "what its parameters say"
@@ -50,7 +50,7 @@ def _collective(level: Strategy) -> str:
 
 
 def parameters_of(name: str) -> list[Parameter]:
-    """What may stand behind the colon of an algorithm's text form, in order."""
+    """The parameters of an algorithm's text form, in order."""
     return [
         Parameter(
             key, _written(kind), None if default is Declared.empty else default, default is Declared.empty

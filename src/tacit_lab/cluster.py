@@ -2,16 +2,15 @@
 
 The text form is what users write after ``--cluster``:
 
-    2x2@100mbit       2 nodes of 2 ranks, every node's link carries 100 Mbit/s each way
-    4x1@1gbit,20ms    the same, and a message between nodes takes 20 ms more, one way
-    2x2               links as fast as the machine allows
-    local:4           4 processes on this machine, no emulated network
-    4x1+1@100mbit     4 nodes of 1 rank, and 1 parameter server, which has a node of its own
-    4x1@100mbit+load=20mbit    every node also sends 20 Mbit/s of something else
-    nodes=[3x1@1gbit,1x1@100mbit]    links that differ: 3 nodes of 1 rank, and a slower one
-    nodes=[2@1gbit,2@100mbit,5ms+load=20mbit]    2 nodes of 2 ranks; the second is slower, later and busy
+    2x2@100mbit       2 nodes of 2 ranks, every node's link carries 100 Mbit/s each way 4x1@1gbit,20ms    the
+    same, and a message between nodes takes 20 ms more, one way 2x2               links as fast as the machine
+    allows local:4           4 processes on this machine, no emulated network 4x1+1@100mbit     4 nodes of 1
+    rank, and 1 parameter server, on a separate node 4x1@100mbit+load=20mbit    every node also sends 20
+    Mbit/s of something else nodes=[3x1@1gbit,1x1@100mbit]    links that differ: 3 nodes of 1 rank, and a
+    slower one nodes=[2@1gbit,2@100mbit,5ms+load=20mbit]    2 nodes of 2 ranks; the second is slower, later
+    and busy
 
-Behind ``nodes=`` an entry is ``RANKS@RATE`` for one node, or ``COUNTxRANKS@RATE`` for several that are alike.
+After ``nodes=`` an entry is ``RANKS@RATE`` for one node, or ``COUNTxRANKS@RATE`` for several that are alike.
 """
 
 from __future__ import annotations
@@ -62,13 +61,13 @@ class Cluster:
         nodes: How many nodes.
         ranks_per_node: How many ranks run on each node.
         rate: What a node's link carries, in bit/s each way; None leaves it at full speed.
-        latency: What a message between two nodes takes longer, in seconds, one way.
+        latency: The seconds that a message between two nodes takes longer, one way.
         namespaces: Whether nodes are network namespaces; False means plain processes on this machine.
-        servers: How many parameter servers stand beside the nodes, each on one of its own.
-        rates: What each node's link carries, where they differ; `rate` is then None.
-        latencies: How much later what each node sends arrives, where they differ; `latency` is then 0.
-        load: What something else sends out of each node all the time, in bit/s of its link.
-        loads: The same of each node, where they differ; `load` is then 0.
+        servers: The number of parameter servers, each on an additional node.
+        rates: The rate of each node's link, if they differ; `rate` is then None.
+        latencies: The latency of each node's link, if they differ; `latency` is then 0.
+        load: The background traffic out of each node, in bit/s of its link.
+        loads: The background traffic of each node, if it differs; `load` is then 0.
 
     Of equal `rates`, `latencies` or `loads` it makes one for all.
     """
@@ -156,8 +155,8 @@ class Cluster:
             )
         if self.world_size > _MOST_RANKS:
             raise ConfigError(
-                f"{self.world_size:,} ranks cannot be emulated: each is a process with a PyTorch of its "
-                f"own, some 200 MB, and {_MOST_RANKS:,} are the most. {_EXAMPLES}"
+                f"{self.world_size:,} ranks cannot be emulated: each is a process that loads PyTorch, some "
+                f"200 MB, and {_MOST_RANKS:,} are the most. {_EXAMPLES}"
             )
         for rate in (*self.rates, *([] if self.rate is None else [self.rate])):
             if not _SLOWEST <= rate <= _FASTEST:
@@ -176,7 +175,7 @@ class Cluster:
 
     @property
     def places(self) -> int:
-        """How many nodes there are with those of the servers, which come behind the others."""
+        """The number of nodes, including those of the servers, which come last."""
         return self.nodes + self.servers
 
     @property
@@ -190,25 +189,25 @@ class Cluster:
         return self.load > 0 or bool(self.loads)
 
     def rate_of(self, place: int) -> float | None:
-        """What the link of a node carries; that of a server is as fast as the fastest of them."""
+        """The rate of a node's link; a server's is that of the fastest node."""
         if not self.rates:
             return self.rate
         return self.rates[place] if place < self.nodes else max(self.rates)
 
     def latency_of(self, place: int) -> float:
-        """How much later what a node sends arrives, in seconds; a server's comes as early as the earliest."""
+        """The latency of a node's link, in seconds; a server's is that of the node with the lowest."""
         if not self.latencies:
             return self.latency
         return self.latencies[place] if place < self.nodes else min(self.latencies)
 
     def load_of(self, place: int) -> float:
-        """What something else sends out of a node, in bit/s; nothing does at a server."""
+        """The background traffic out of a node, in bit/s; a server has none."""
         if place >= self.nodes:
             return 0.0
         return self.loads[place] if self.loads else self.load
 
     def free_rate_of(self, place: int) -> float | None:
-        """What the load leaves of a node's link; None where it has no rate."""
+        """The rate of a node's link without the load; None: it has no rate."""
         rate = self.rate_of(place)
         return None if rate is None else rate - self.load_of(place)
 
@@ -252,7 +251,7 @@ class Cluster:
         return f"{self.nodes}x{self.ranks_per_node}{beside}{self._link_text(0)}"
 
     def _link_text(self, node: int) -> str:
-        """What stands behind a node: its rate, latency and load."""
+        """The text after a node: its rate, latency and load."""
         rate, latency, load = self.rate_of(node), self.latency_of(node), self.load_of(node)
         link = [_written(rate, _RATES)] if rate is not None else []
         link += [_written(latency, _TIMES)] if latency else []

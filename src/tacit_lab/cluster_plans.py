@@ -43,10 +43,10 @@ CANDIDATES = (
     "ednncomm",
     "daso",
 )
-"""What is planned where nobody says what: one of each kind that is worth a try on slow links."""
+"""The default candidates: one of each kind that is worth a try on slow links."""
 _UNPLANNED = ("parameter server", "automatic")
 LARGEST = 8
-"""The most nodes of a cluster on which a strategy's own work is measured; that of more is extrapolated."""
+"""The most nodes of a cluster for which a strategy's cost is measured; for more it is extrapolated."""
 
 
 FRAMES = 1448 / 1514
@@ -89,7 +89,7 @@ def layouts(nodes: int, ranks: int) -> list[tuple[int, int]]:
 
 
 def shapes_worth_a_look(profile: Profile, network: Network) -> list[str]:
-    """The shapes of an all-reduce that would be faster than a ring here, if their own work cost nothing."""
+    """The shapes of an all-reduce that would be faster than a ring here, if their computing cost nothing."""
 
     def least(text: str) -> float:
         strategy = parse(text)
@@ -107,11 +107,11 @@ def plan(
     """Predict every candidate.
 
     Args:
-        texts: of the strategies.
+        texts: the texts of the strategies.
         memory: bytes that a rank may use; None: without limit.
 
     Raises:
-        ConfigError: none of them can be predicted; says why of the first.
+        ConfigError: none of them can be predicted; the message has the reason of the first.
     """
     found: list[Prediction] = []
     refused: dict[str, str] = {}
@@ -144,7 +144,7 @@ def described(
     cores: float | None = None,
     emulated: bool = False,
 ) -> Network:
-    """A cluster that one does not have.
+    """A cluster by its description.
 
     Args:
         rates: bit/s of the nodes' links; None: as fast as the processors.

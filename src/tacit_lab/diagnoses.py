@@ -11,7 +11,7 @@ from tacit.environment import ALGORITHM, DIAGNOSE
 from tacit.planning.diagnosis import Diagnosis
 from tacit.planning.live_diagnosis import SETTLING, STEPS, DiagnoseRequest
 from tacit_lab.cluster import Cluster
-from tacit_lab.first_steps import told
+from tacit_lab.first_steps import run_until_written
 
 __all__ = ["of_script"]
 
@@ -43,7 +43,7 @@ def of_script(
         return {DIAGNOSE: json.dumps(asdict(request)), **chosen}
 
     needs = (
-        "nothing was found out: it must train a model of DistributedDataParallel, or attach tacit with its "
+        "there is no diagnosis: it must train a model of DistributedDataParallel, or attach tacit with its "
         f"optimizer, and take {SETTLING + (steps or STEPS) + 2} steps or more"
     )
-    return Diagnosis.from_json(told(cluster, [*_MODULE, *words], variables, needs, on_line))
+    return Diagnosis.from_json(run_until_written(cluster, [*_MODULE, *words], variables, needs, on_line))

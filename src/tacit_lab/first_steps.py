@@ -1,4 +1,4 @@
-"""Runs a user's script on an emulated cluster until its first steps have told what is asked of them."""
+"""Runs a user's script on an emulated cluster until its first steps have written a requested file."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from tacit.errors import TestbedError
 from tacit_lab.cluster import Cluster
 from tacit_lab.testbed import Testbed
 
-__all__ = ["told"]
+__all__ = ["run_until_written"]
 
 _SECONDS = 1200.0
 
 
-def told(
+def run_until_written(
     cluster: Cluster,
     words: Sequence[str],
     variables: Callable[[Path], Mapping[str, str]],
     otherwise: str,
     on_line: Callable[[int, str], None] | None = None,
 ) -> str:
-    """The file that the script's session writes before it ends the script.
+    """Run the script. Returns the text that its session writes before it ends the script.
 
     Args:
         words: the script and its arguments, as for torchrun.
-        variables: of the environment, by the file's path.
-        otherwise: what is missing where there is no file, and what the script must do.
+        variables: the environment variables for a path of the file.
+        otherwise: the error's text if there is no file: what the script must do.
         on_line: takes what the ranks print.
 
     Raises:
-        TestbedError: the script has ended without it.
+        TestbedError: the script has ended without writing it.
     """
     with TemporaryDirectory() as folder:
-        out = Path(folder) / "told.json"
+        out = Path(folder) / "written.json"
         with Testbed(cluster) as bed:
             result = bed.run(words, env=variables(out), on_line=on_line, timeout=_SECONDS)
         if not out.exists():

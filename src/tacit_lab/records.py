@@ -48,14 +48,14 @@ __all__ = [
 ]
 
 COMPUTE_ONLY = "compute-only"
-"""In place of an algorithm: the ranks train beside each other and never talk; nothing can be faster."""
+"""The name in place of an algorithm for a run without communication, than which nothing can be faster."""
 
 Status: TypeAlias = Literal["ok", "failed", "interrupted"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """Where a run took place, as far as it can change a number."""
+    """The machine and software of a run, as far as they can change a number."""
 
     python: str
     torch: str
@@ -182,12 +182,12 @@ _OF_SERVERS = {
 }
 
 
-def _is_of_server(told: Any) -> bool:
+def _is_of_server(values: Any) -> bool:
     """Whether these are the numbers of a parameter server."""
     return (
-        isinstance(told, dict)
-        and all(is_of(told.get(name), kind) for name, kind in _OF_SERVERS.items())
-        and all(str(age).isdecimal() and is_of(count, int) for age, count in told["stale"].items())
+        isinstance(values, dict)
+        and all(is_of(values.get(name), kind) for name, kind in _OF_SERVERS.items())
+        and all(str(age).isdecimal() and is_of(count, int) for age, count in values["stale"].items())
     )
 
 

@@ -10,7 +10,7 @@ from tacit.environment import ALGORITHM, STEP_PROFILE
 from tacit.errors import TestbedError
 from tacit.planning.profile import Profile
 from tacit_lab.cluster import Cluster
-from tacit_lab.first_steps import told
+from tacit_lab.first_steps import run_until_written
 
 __all__ = ["of_recipe", "of_script"]
 
@@ -29,7 +29,7 @@ def of_script(
 
     Args:
         words: the script and its arguments, as for torchrun.
-        algorithms: the strategies whose own work is measured, on clusters of `layouts`.
+        algorithms: the strategies whose cost is measured, for clusters of `layouts`.
         on_line: takes what the ranks print.
 
     Raises:
@@ -44,7 +44,7 @@ def of_script(
         "there is no profile: it must attach tacit to its model, with its optimizer, and take 20 steps or "
         "more"
     )
-    return Profile.from_json(told(cluster, words, variables, needs, on_line))
+    return Profile.from_json(run_until_written(cluster, words, variables, needs, on_line))
 
 
 def of_recipe(

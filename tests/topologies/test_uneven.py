@@ -144,7 +144,7 @@ def test_a_nan_of_a_rank_that_owns_nothing_is_named() -> None:
 def test_what_cannot_be_cut_is_refused(compressor: Compressor) -> None:
     with pytest.raises(ConfigError, match=r"write Dense\(\) or BF16\(\), or topology=Auto\(\)"):
         Strategy(compressor=compressor, topology=Uneven())
-    with pytest.raises(ConfigError, match="stretches of its payload"):
+    with pytest.raises(ConfigError, match="spans of its payload"):
         Session(
             Strategy(topology=Uneven()),
             {"a": torch.zeros(40, 40)},

@@ -6,7 +6,7 @@ the time of a step with each candidate. The session goes on with the one that wa
 DDP.
 
 Differences from the paper: the candidates are tacit's, by what the user accepts; and what was chosen is
-watched, and chosen again where steps take another time than was foretold.
+watched, and chosen again where steps take another time than was predicted.
 """
 
 from __future__ import annotations

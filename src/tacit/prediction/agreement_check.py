@@ -54,7 +54,7 @@ def compare(marks: Tensor, ctx: Context) -> None:
 
 @dataclass(frozen=True)
 class Mirrored(Transmitted):
-    """This rank's own entries where they were sent, and elsewhere the prediction."""
+    """The contribution of this rank: its entries where they were sent, and elsewhere the prediction."""
 
     answer: Tensor
     index: Tensor

@@ -55,7 +55,8 @@ class SentEntries(NamedTuple):
         full: whether all entries are sent.
         where: the positions of all that are sent.
         drawn: of these, those drawn at random from all that are not selected in this round. They were last
-            sent as long ago as the entries that are not sent, so an error found on them is that of those too.
+            sent as long ago as the entries that are not sent, so the error measured on them holds for those
+            too.
     """
 
     full: bool
@@ -80,8 +81,8 @@ class Budgeted(Compressor):
         budget: bytes, as a share of what a dense round after every step would send.
         subset: "rotating": of each of k equal spans one entry, the next one in every round. "random": one
             of each span, at random. "layers": k entries side by side, layer after layer.
-            "magnitude": the largest, of each rank its own, with their positions, so fewer; where a rank has
-            not sent an entry that another has, it counts as 0.
+            "magnitude": the largest of each rank, with their positions, so fewer; an entry that a rank has
+            not sent and another has counts as 0.
         values: how entries are encoded: `BF16()` sends twice as many.
         full_steps: steps of the optimizer whose rounds send everything.
         drops: how many more rounds send everything, each after one in which the learning rate was half of
@@ -281,7 +282,7 @@ class Budgeted(Compressor):
     # ---- the exchange ---------------------------------------------------------------------------------
 
     def averaged(self, x: Tensor, selected: SentEntries, marks: Tensor, ctx: Context) -> Answered:
-        """Average what travels in this round, and `marks` beside it."""
+        """Average the entries of this round, and `marks` with them."""
         if self.subset != "magnitude" or selected.full or not self.turns:
             return _selected_mean(self.values, x, selected, marks, ctx)
         most = _largest_within(4 * (self.turns - self._drawn), self._turning)
@@ -359,7 +360,7 @@ def _selected_mean(
 def _largest_mean(
     most: int, turning: Tensor, x: Tensor, selected: SentEntries, marks: Tensor, ctx: Context
 ) -> Answered:
-    """Average the `most` largest of the entries at `turning`, and those that travel whatever their size."""
+    """Average the `most` largest of the entries at `turning`, and those that are always sent."""
     turning, index, drawn = turning.to(x.device), selected.where.to(x.device), selected.drawn
     values, small = x[turning], x[index]
     refuse_overflow(values, ctx)

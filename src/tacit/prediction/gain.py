@@ -16,7 +16,7 @@ STEPS = 64
 def judged(sums: Tensor, owner: Tensor, guess: Tensor, true: Tensor) -> Tensor:
     """The sums (parameters, 4) after a round; unchanged for parameters without drawn entries.
 
-    A round counts as much as its entries are many, however far the parameters move in it: so what was found
+    A round counts as much as its entries are many, however far the parameters move in it: so a gain measured
     at one learning rate holds at the next.
 
     Args:

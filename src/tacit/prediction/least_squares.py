@@ -22,7 +22,7 @@ MOST = 1.5
 RISE = 2.0
 """A past change counts as at most so many times what it was, however far the learning rate has risen."""
 LANES = 8192
-"""So many sums are kept side by side, and then added in halves."""
+"""The number of partial sums, which are then added in halves."""
 RIDGE = 1e-6
 """Added to the squares, as a share of their mean, so that equal inputs have weights too."""
 
@@ -50,7 +50,7 @@ def _halved(lanes: Tensor) -> Tensor:
 
 
 def weights(sums: Tensor) -> Tensor:
-    """Of each of m systems the weights (m, k) that foretell the first vector from the k others.
+    """The weights (m, k) that predict, in each of m systems, the first vector from the k others.
 
     Args:
         sums: of `products`, (m, k + 1, k + 1).
@@ -60,7 +60,7 @@ def weights(sums: Tensor) -> Tensor:
     unit = torch.eye(count, dtype=sums.dtype, device=sums.device)
     mean = (squares * unit).sum((1, 2), keepdim=True) * (RIDGE / count)
     rows = torch.cat((squares + mean * unit, truth), 2)
-    for i in range(count):  # by elimination, and not by a library, whose order is its own
+    for i in range(count):  # by elimination, as a library's order of operations is unknown
         pivot = rows[:, i, i : i + 1]
         rows[:, i] = torch.where(pivot > 0, rows[:, i] / pivot, 0.0)
         for j in range(count):
@@ -78,10 +78,10 @@ class LeastSquares(AnswerPredictor):
 
         p <- sum of w_i D_i min(S / S_i, 2)    w_i: what would have been best in the rounds before
 
-    The weights are by least squares, within +-1.5; that of a single change is from 0 to 1.5. A round counts
-    a tenth less in each that follows, and however far the parameters move in it: so what was found at one
-    rate holds at the next. The rate is that of the round's last step, in fp32: ranks need the same.
-    Sums are of fp64, and added in one order on every rank and device, so that all predict the same bits.
+    The weights are by least squares, within +-1.5; that of a single change is from 0 to 1.5. A round counts a
+    tenth less in each that follows, and however far the parameters move in it: so weights of one rate hold at
+    the next. The rate is that of the round's last step, in fp32: ranks need the same. Sums are of fp64, and
+    added in one order on every rank and device, so that all predict the same bits.
 
     It keeps of each parameter the sums of products of answer and past changes, (k + 1)^2, and k rates.
 

@@ -50,7 +50,7 @@ class Nowcast(Wrapper):
         super().__post_init__()
         if not isinstance(self.predictor, Predictor):
             raise ConfigError(f"predictor={self.predictor!r} is no Predictor: write WNN() or Linear()")
-        checks.whole("period", self.period, 1, None, "write how many rounds an epoch has, say")
+        checks.whole("period", self.period, 1, None, "write how many rounds an epoch has, for example")
         checks.matrices(self.matrices)
 
     def exempts(self, shape: torch.Size) -> bool:
@@ -58,7 +58,7 @@ class Nowcast(Wrapper):
         return len(shape) < 2 or self.inner.exempts(shape)
 
     def exempted(self) -> Compressor | None:
-        """The inner compressor, or its own choice for what it exempts."""
+        """The inner compressor's compressor for exempted parameters; without one, the inner compressor."""
         return self.inner.exempted() if self.inner.exempts(torch.Size((1,))) else self.inner
 
     def one_shot(self, step: int) -> None:
@@ -70,7 +70,7 @@ class Nowcast(Wrapper):
         return replace(self, inner=self.inner.with_layout(matrices), matrices=matrices)
 
     def is_shared(self, field: str) -> bool:
-        """Its own fields are equal on all ranks."""
+        """True for the fields of this wrapper, which are equal on all ranks."""
         return field.startswith("past") or super().is_shared(field)
 
     def init(self, like: Tensor) -> State:

@@ -40,7 +40,7 @@ class Predicted(Budgeted):
 
     where rho is the share of the entries taking turns that is sent.
 
-    With three numbers beside them. A prediction is not sent, as its inputs are equal on all ranks, and so
+    Three numbers are sent with them. A prediction is not sent, as its inputs are equal on all ranks, and so
     are its bits: in every round ranks compare a checksum of the last answer.
 
     The gain, one for each parameter, from 0 to 1, is what the predictions of the rounds before should have
@@ -49,15 +49,15 @@ class Predicted(Budgeted):
     entries that were sent as long ago as those for which they are used, at no extra bytes: the k
     entries are within the budget. A predictor that is wrong comes to a gain of about 0, which is `Stale`.
 
-    What a rank's own x was where it has not been sent is lost, as in the paper, unless the merge is
+    The part of a rank's x that has not been sent is lost, as in the paper, unless the merge is
     `LocalResidual`. `ErrorFeedback` around this would keep it, which with momentum in the optimizer is then
     applied twice, and diverges.
 
-    State, equal on all ranks, beside that of `Budgeted`: for each entry `last` and `before`, the changes last
-    received, and in int16 `age` and `gap`, for how many rounds each was the last one: in fp32 the memory
-    of 3 parameters, and as much again during a round. Of each parameter `swings`, the root mean
-    square of the changes of 16 rounds, and `judged`, the sums behind the gain; `answered`, a checksum. With
-    `Stale` there are `rates` and `answered` alone.
+    State, equal on all ranks, besides that of `Budgeted`: for each entry `last` and `before`, the changes
+    last received, and in int16 `age` and `gap`, for how many rounds each was the last one: in fp32 the memory
+    of 3 parameters, and as much again during a round. Of each parameter `swings`, the root mean square of the
+    changes of 16 rounds, and `judged`, the sums behind the gain; `answered`, a checksum. With `Stale` there
+    are `rates` and `answered` alone.
 
     Attributes:
         predictor: computes the next change; `Stale` leaves as it is what is not sent.
@@ -144,8 +144,8 @@ class Predicted(Budgeted):
         turning = torch.ones_like(index, dtype=torch.bool)
         turning[torch.searchsorted(index, self._always.to(index.device))] = False
         share = int(turning.sum()) / max(1, self._turning)
-        foretold = predicted.index_select(0, index)
-        return torch.where(turning, foretold + (values - foretold) / max(share, 1e-30), values)
+        guess = predicted.index_select(0, index)
+        return torch.where(turning, guess + (values - guess) / max(share, 1e-30), values)
 
     # ---- the other entries ----------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class Predicted(Budgeted):
 
 
 def with_predictor(compressor: Compressor, predictor: Predictor, shrink: float) -> Predicted:
-    """The same, with another predictor, whose changes count `shrink` times as much as they say."""
+    """The same, with another predictor, whose changes are multiplied by `shrink`."""
     assert isinstance(compressor, Predicted)
     return replace(compressor, predictor=predictor, shrink=shrink)
 

@@ -84,7 +84,7 @@ class PredictiveCoding(Wrapper):
         return self.predictor.on_device and self.inner.on_device
 
     def one_shot(self, step: int) -> OneShotUse | None:
-        """That of the inner compressor, of errors: a payload tells nothing without the prediction."""
+        """That of the inner compressor, for errors: a payload is useless without the prediction."""
         one_shot = self.inner.one_shot(step)
         return one_shot and one_shot._replace(is_predicted=True)
 

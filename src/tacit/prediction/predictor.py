@@ -72,7 +72,7 @@ class Received(NamedTuple):
     ratios: Tensor
 
     def seen(self, piece: slice) -> Seen:
-        """The history of a piece; zeros where changes of two rounds are not known."""
+        """The history of a span; zeros where changes of two rounds are not known."""
         before, last, age, gap = (each[piece] for each in self[:4])
         return seen_of(before, last, age, gap, lambda rounds: self.ratios.index_select(0, rounds))
 
@@ -102,11 +102,11 @@ class AnswerPredictor(ABC):
 
     @property
     def numbers(self) -> int:
-        """How many numbers in fp64 are kept for each parameter, equal on all ranks, for it to learn from."""
+        """The number of fp64 values for each parameter, equal on all ranks, that it learns from."""
         return 0
 
     def prepare(self, device: torch.device) -> None:
-        """Called before the first prediction there, once or often: to copy weights, say."""
+        """Prepare for predictions on a device, for example by copying weights; may be called often."""
         return
 
     @abstractmethod
@@ -153,9 +153,9 @@ class Predictor(AnswerPredictor):
         """
 
     def write(self, seen: Callable[[slice], Seen], kind: str, out: Tensor, scale: float = 1.0) -> None:
-        """Overwrite `out`, (n,), with `scale` times the next changes; `seen` gives the history of a piece.
+        """Overwrite `out`, (n,), with `scale` times the next changes; `seen` returns a span's history.
 
-        On a GPU all of it is one piece.
+        On a GPU all of it is one span.
         """
         for piece in pieces(out, PIECE):
             torch.mul(self.change(seen(piece), kind), scale, out=out[piece])
@@ -172,8 +172,7 @@ class Predictor(AnswerPredictor):
     def predict_(self, out: Tensor, past: Past, layers: Layers, scale: float = 1.0) -> None:
         """Overwrite these parameters in `out` (flat) with `scale` times the predicted changes.
 
-        `past`: all changes of the last rounds, oldest first. Where no parameters are given, all of it is one
-        vector.
+        `past`: all changes of the last rounds, oldest first. Without parameters, all of it is one vector.
         """
         for mine, kind in _spans(layers or (Matrix(0, 1, out.numel()),), joined=not on_host(out)):
             parts = [each[mine] for each in past]

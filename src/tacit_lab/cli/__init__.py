@@ -15,7 +15,7 @@ def main() -> None:
 
     Exit codes: 0: success; 1: a run failed, or nothing can be printed; 2: the command line asks for something
     that is not possible; 129, 130 and 143: stopped by SIGHUP, SIGINT (Ctrl-C) and SIGTERM; of tacit run: the
-    script's own, see there.
+    script's, see there.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
@@ -29,7 +29,7 @@ def main() -> None:
 
         sys.exit(application.run())
     finally:
-        if signal.getsignal(signal.SIGINT) is _stopped:  # else one came, and those behind it are ignored
+        if signal.getsignal(signal.SIGINT) is _stopped:  # else one came, and later ones are ignored
             signal.signal(signal.SIGINT, before)
 
 

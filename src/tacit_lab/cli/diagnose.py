@@ -39,7 +39,7 @@ def command(
     steps: Annotated[
         int | None,
         typer.Option(
-            help="How many steps are looked at; by default 20, or two periods, e.g. 50", show_default=False
+            help="How many steps are measured; by default 20, or two periods, e.g. 50", show_default=False
         ),
     ] = None,
     out: Annotated[
@@ -55,7 +55,7 @@ def command(
         ),
     ] = False,
 ) -> None:
-    """Find out where the time of a script's steps goes, and what would change it. It ends behind them.
+    """Find out where the time of a script's steps goes, and what would change it. It ends after them.
 
     On real machines: torchrun ... -m tacit.diagnose train.py. E.g. tacit diagnose -- train.py
     """

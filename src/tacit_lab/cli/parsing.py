@@ -28,7 +28,7 @@ N = TypeVar("N", int, float)
 _LONGEST_LINE = 600
 """Characters of a line of a message. The middle of a longer line is left out, of its long words first."""
 _LONGEST_WORD = 120
-"""Of a longer line: a word is what was given, and what is wrong with it stands around it."""
+"""Parts of a longer error line: a word from the command line, and the text around it."""
 _LONGEST = 10**9
 """About thirty years."""
 _MOST = 10**9
@@ -66,7 +66,7 @@ def cluster(text: str, servers: int, *, planned: bool = False) -> Cluster:
         raise ConfigError(f"--servers {servers} is not possible: write for example --servers 1")
     if servers and parsed.servers:
         raise ConfigError(
-            f"--servers {servers} and --cluster {parsed} both say how many servers there are: leave one out"
+            f"--servers {servers} and --cluster {parsed} both have the number of servers: leave one out"
         )
     found = replace(parsed, servers=servers) if servers else parsed
     if not planned:
@@ -75,7 +75,7 @@ def cluster(text: str, servers: int, *, planned: bool = False) -> Cluster:
 
 
 def path(option: str, text: str | None) -> Path | None:
-    """The path that was given to an option; None if the option was not given.
+    """The path of an option; None if the option is absent.
 
     Raises:
         ConfigError: The text is empty. As a path it would mean the current folder.
@@ -88,7 +88,7 @@ def path(option: str, text: str | None) -> Path | None:
 
 
 def paths(option: str, texts: Sequence[str]) -> list[Path]:
-    """The paths that were given to an option that takes several."""
+    """The paths of an option that takes several."""
     return [found for text in texts if (found := path(option, text)) is not None]
 
 

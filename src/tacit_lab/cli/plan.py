@@ -176,7 +176,7 @@ def _profiled(
 
 
 def _predictable(texts: Sequence[str]) -> list[str]:
-    """Those whose own work can be measured."""
+    """The strategies whose cost can be measured."""
     from tacit.algorithms import parse
     from tacit.planning.cluster_prediction import refuse
 
@@ -191,7 +191,7 @@ def _predictable(texts: Sequence[str]) -> list[str]:
 
 
 def _with_costs(profile: Profile, texts: Sequence[str], layouts: Sequence[tuple[int, int]]) -> Profile:
-    """Measure here what the profile does not say, if it is of this machine."""
+    """Measure here the costs that the profile does not have, if it is of this machine."""
     import torch
 
     from tacit.algorithms import parse

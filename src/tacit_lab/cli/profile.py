@@ -32,7 +32,7 @@ def command(
     ] = "local:2",
     algorithms: Annotated[
         str,
-        typer.Option(help="The algorithms whose own work is measured, with commas, e.g. topk,powersgd"),
+        typer.Option(help="The algorithms whose cost is measured, with commas, e.g. topk,powersgd"),
     ] = "",
     layout: Annotated[
         str,
@@ -42,7 +42,7 @@ def command(
         "profile.json"
     ),
 ) -> None:
-    """Profile the first steps of a training script, for tacit plan. The script ends behind them.
+    """Profile the first steps of a training script, for tacit plan. The script ends after them.
 
     On real machines: set TACIT_STEP_PROFILE=profile.json, and start the script as always; it trains on.
     E.g. tacit profile --cluster local:2 -- train.py

@@ -35,15 +35,15 @@ def command(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Where to write the page; by default DIR/report.html, e.g. page.html. The folder traces is "
-            "made beside it",
+            help="Where to write the page; by default DIR/report.html, e.g. page.html. "
+            "The folder traces is made next to it",
         ),
     ] = None,
 ) -> None:
     """Build report.html from the records in a folder; also of a run that failed, or still goes on.
 
-    Beside it goes a trace of each algorithm, traces/ALGORITHM.json, for ui.perfetto.dev or chrome://tracing,
-    where the folder tells what the ranks did when. E.g. tacit report tacit-out/20260101-120000-digits
+    Next to it is a trace of each algorithm, traces/ALGORITHM.json, for ui.perfetto.dev or chrome://tracing,
+    if the folder has timelines. E.g. tacit report tacit-out/20260101-120000-digits
     """
     source, page = parsing.path("DIR", folder), parsing.path("--out", out)
     assert source is not None
@@ -54,7 +54,7 @@ def command(
 
 
 def write(records: Path, target: Path) -> list[str]:
-    """Write the page of a file of records, and the traces of the timelines that lie beside the records.
+    """Write the page of a file of records, and the traces of the timelines next to the records.
 
     Returns:
         Lines for the user that say where these files are.

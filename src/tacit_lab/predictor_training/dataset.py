@@ -20,7 +20,15 @@ __all__ = ["SPLITS", "load", "save"]
 
 VERSION = 3
 SPLITS = ("train", "architecture", "data")
-TOLD = {"run": str, "split": str, "name": str, "kind": str, "shape": list, "depth": float, "phase": int}
+HEADER_TYPES = {
+    "run": str,
+    "split": str,
+    "name": str,
+    "kind": str,
+    "shape": list,
+    "depth": float,
+    "phase": int,
+}
 """What stands of a layer in the header, and of which type."""
 COMMON = ("steps", "lr", "swings")
 """Tensors of one number a round; `changes` have one an element, too."""
@@ -35,15 +43,15 @@ def save(path: str | Path, layers: Sequence[Layer]) -> None:
     _check_installed()
     from safetensors import torch as safetensors
 
-    header = [{name: getattr(layer, name) for name in TOLD} for layer in layers]
+    header = [{name: getattr(layer, name) for name in HEADER_TYPES} for layer in layers]
     # Copies, as the format refuses tensors that share memory.
     tensors = {
         f"{i}.{name}": getattr(layer, name).clone()
         for i, layer in enumerate(layers)
         for name in (*COMMON, "changes")
     }
-    told = {"format": "tacit-record", "version": str(VERSION), "layers": json.dumps(header)}
-    put(Path(path), safetensors.save(tensors, told))
+    entry = {"format": "tacit-record", "version": str(VERSION), "layers": json.dumps(header)}
+    put(Path(path), safetensors.save(tensors, entry))
 
 
 def load(path: str | Path) -> list[Layer]:
@@ -64,8 +72,8 @@ def load(path: str | Path) -> list[Layer]:
         with safe_open(path, framework="pt") as file:
             header = _header(path, file.metadata() or {})
             return [
-                _layer(path, i, told, {name: file.get_tensor(name) for name in names})
-                for i, (told, names) in enumerate(zip(header, _names(file.keys(), len(header)), strict=True))
+                _layer(path, i, entry, {name: file.get_tensor(name) for name in names})
+                for i, (entry, names) in enumerate(zip(header, _names(file.keys(), len(header)), strict=True))
             ]
     except SafetensorError as error:
         raise ConfigError(
@@ -102,11 +110,13 @@ def _names(keys: Iterable[str], count: int) -> list[list[str]]:
     return found
 
 
-def _layer(path: str | Path, i: int, told: Any, tensors: dict[str, Tensor]) -> Layer:
-    if not isinstance(told, dict) or any(not isinstance(told.get(k), kind) for k, kind in TOLD.items()):
-        raise _damaged(path, f"layer {i} should have {', '.join(TOLD)}")
-    if told["kind"] not in KINDS or told["split"] not in SPLITS:
-        raise _damaged(path, f"layer {i} is of kind {told['kind']!r} and for {told['split']!r}")
+def _layer(path: str | Path, i: int, entry: Any, tensors: dict[str, Tensor]) -> Layer:
+    if not isinstance(entry, dict) or any(
+        not isinstance(entry.get(k), kind) for k, kind in HEADER_TYPES.items()
+    ):
+        raise _damaged(path, f"layer {i} should have {', '.join(HEADER_TYPES)}")
+    if entry["kind"] not in KINDS or entry["split"] not in SPLITS:
+        raise _damaged(path, f"layer {i} is of kind {entry['kind']!r} and for {entry['split']!r}")
     named = {name.partition(".")[2]: tensor for name, tensor in tensors.items()}
     rounds = len(named.get("steps", ()))
     if {*named} != {*COMMON, "changes"} or any(
@@ -115,8 +125,8 @@ def _layer(path: str | Path, i: int, told: Any, tensors: dict[str, Tensor]) -> L
         raise _damaged(path, f"the tensors of layer {i} do not fit each other")
     if not all(bool(each.isfinite().all()) for each in named.values()):
         raise _damaged(path, f"layer {i} should hold finite numbers")
-    fields: dict[str, Any] = {name: told[name] for name in TOLD} | named
-    return Layer(**fields | {"shape": tuple(told["shape"])})
+    fields: dict[str, Any] = {name: entry[name] for name in HEADER_TYPES} | named
+    return Layer(**fields | {"shape": tuple(entry["shape"])})
 
 
 def _damaged(path: str | Path, why: str) -> ConfigError:

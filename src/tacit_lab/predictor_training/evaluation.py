@@ -31,7 +31,7 @@ def check(trial: Trial, within: float = 0.02, moments: int = 1) -> None:
     """Refuse what cannot be tried before anything is trained.
 
     Raises:
-        ConfigError: says which parameter, and what to write.
+        ConfigError: names the parameter, and says what to write.
     """
     checks.whole("epochs", trial.epochs, 1, None, "5 are usual, or leave it out")
     checks.whole("workers", trial.workers, 1, None, "4 are usual")
@@ -62,7 +62,7 @@ def judge(
         within: by what share the loss may be above that of the full push.
         moments: at how many rounds of the full push models are assembled.
         held_out: recorded layers that no predictor has learnt from.
-        tell: is told what is done.
+        tell: gets a line about each step.
     """
     assembled = Assembled(predictors, trial, moments)
     end, layers = full_push(trial, [assembled.note])

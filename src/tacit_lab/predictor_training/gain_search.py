@@ -25,9 +25,9 @@ def best(
 ) -> weight_files.Weights:
     """Multiply the predictions of MP²'s networks by that gain with which the trials end best, by mean loss.
 
-    What foretells the next change best, from whatever past, is not what a training goes best by. A prediction
-    goes on where the gradient has turned since, as it was made of what was seen up to 1 / share rounds ago;
-    and momentum, which stays with the workers, answers this delay by swinging. A smaller gain damps that.
+    The best prediction of the next change is not the best one for a training. A prediction goes on where the
+    gradient has turned since, as it was made of what was seen up to 1 / share rounds ago; and momentum, which
+    stays with the workers, answers this delay by swinging. A smaller gain damps that.
 
     Args:
         gains: in (0, 1].
@@ -64,7 +64,7 @@ def scaled(weights: weight_files.Weights, gain: float) -> weight_files.Weights:
 
 
 def _mean(predictor: MP2, gain: float, trials: Sequence[Trial], tell: Callable[[str], None]) -> float:
-    """Infinite where a training does not stay finite."""
+    """The mean loss of the trials; infinite if a training does not stay finite."""
     ends = [in_the_loop(trial, predictor, gain) for trial in trials]
     for trial, end in zip(trials, ends, strict=True):
         tell(f"gain {gain:g}, {trial.recipe.name}: {f'loss {end.loss:.4f}' if end else 'diverged'}")

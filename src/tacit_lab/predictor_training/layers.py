@@ -1,7 +1,7 @@
 """The hierarchical parameter dataset: how single elements of every layer move in ordinary trainings.
 
 MP² (Liu et al., Computer Networks 255, 2024) learns from samples of a model's layers over ordinary
-distributed trainings. How many elements, for how long, and what stands beside them, the paper has not
+distributed trainings. How many elements, for how long, and with which further values, the paper has not
 published; that is ours.
 """
 
@@ -81,14 +81,14 @@ class Recorder:
         self._phases: dict[int, dict[str, _Notes]] = {}
         self._when: dict[int, list[tuple[int, float]]] = {}
 
-    def note(self, phase: int, told: Round) -> None:
+    def note(self, phase: int, round_: Round) -> None:
         """Keep what the chosen elements did in this round; rounds of one phase follow one upon the other."""
         if phase not in self._phases:
-            self._phases[phase] = {name: self._begin(told.progress[name]) for name in self._shapes}
+            self._phases[phase] = {name: self._begin(round_.progress[name]) for name in self._shapes}
             self._when[phase] = []
-        self._when[phase].append((told.step, told.lr))
+        self._when[phase].append((round_.step, round_.lr))
         for name, notes in self._phases[phase].items():
-            moved = told.progress[name].reshape(-1)
+            moved = round_.progress[name].reshape(-1)
             some = torch.rand(moved.numel(), generator=self._generator) < self._share
             notes.swings.append((moved[some] if bool(some.any()) else moved).square().mean().sqrt())
             notes.changes.append(moved[notes.chosen])

@@ -44,7 +44,7 @@ def train(
         width: channels; see `tacit.prediction.networks.mp2.MP2Network`.
         loss: "l1" or "mse", between delta and the true change in the same units, within +-5.
         share: of the elements that a round sends.
-        tell: is told how training goes, a line now and then.
+        tell: gets a line about the training now and then.
 
     Raises:
         ConfigError: a parameter cannot be, or no layer is long enough.

@@ -21,7 +21,7 @@ from tacit_lab.recipes.recipe import Recipe
 __all__ = ["LEAST", "MADE_UP", "Sampling", "TrainingRun", "plan", "recipe_of", "record"]
 
 MADE_UP = "made-up"
-"""Beside the recipes of `tacit compare`: a network of choice on made-up images."""
+"""The name of the data set of made-up images, besides the recipes of `tacit compare`."""
 OF_IMAGES = (MADE_UP, "cifar10", "mnist")
 """What takes a network of choice."""
 WITH_FILES = ("cifar10", "mnist")
@@ -35,7 +35,7 @@ class TrainingRun:
 
     Attributes:
         data: a recipe's name, or "made-up".
-        model: the network, where it is of choice; "" where the recipe has its own.
+        model: the network, if there is a choice; "": the recipe's.
         rate: what the recipe's learning rate is multiplied by.
         split: "train", or why it is held out: "architecture" or "data".
     """
@@ -57,13 +57,14 @@ class Sampling:
     """What is recorded of a run.
 
     Attributes:
-        rounds: recorded in all, in `phases` stretches of equal length from its first round to its last.
+        rounds: the number of recorded rounds, in `phases` spans of equal length from the first round to the
+            last.
         length: rounds of the run; None: as many as are recorded.
         every: steps of the optimizer from one round to the next.
         elements: of each parameter, at most.
         share: of which part of a layer its swing is measured.
         workers: how many replicas average their progress.
-        algorithm: what answers; None: everything is pushed.
+        algorithm: the algorithm that exchanges; None: everything is pushed.
     """
 
     rounds: int = 120
@@ -89,7 +90,7 @@ class Sampling:
         checks.real("share", self.share, "0.4 is usual", above=0, most=1)
 
     def phase_of(self, number: int) -> int | None:
-        """In which stretch a round lies; None: it is not recorded."""
+        """The number of a round's recorded span; None: it is not recorded."""
         width = self.rounds // self.phases
         room = (self.length or self.rounds) - width
         starts = [i * room // max(1, self.phases - 1) for i in range(self.phases)]
@@ -168,11 +169,11 @@ def record(
     path: Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Layer]:
-    """Train each run, and tell the layers that were recorded.
+    """Train each run, and yield the recorded layers.
 
     Args:
         path: where the images of cifar10 or mnist are.
-        tell: is told of each run as it ends.
+        tell: gets a line about each run when it ends.
 
     Raises:
         ConfigError: a run's data is missing or too little, or a training has failed to stay finite.

@@ -1,8 +1,8 @@
-"""Records a training script of the user's: `python -m tacit_lab.predictor_training.script SCRIPT ARGS`.
+"""Records a user's training script: `python -m tacit_lab.predictor_training.script SCRIPT ARGS`.
 
-It runs the script in its own process, as Python would, and takes notes after the steps of its optimizer.
-`tacit predictor record -- SCRIPT ARGS` starts it, for each rank where torchrun does, and says by an
-environment variable what is recorded, and into which folder.
+It runs the script in this process, as Python would, and records after the steps of its optimizer. `tacit
+predictor record -- SCRIPT ARGS` starts it, for each rank where torchrun does, and says by an environment
+variable what is recorded, and into which folder.
 """
 
 from __future__ import annotations
@@ -132,26 +132,26 @@ def command(words: Sequence[str]) -> list[str]:
 
 
 def variables(folder: Path, run: str, sampling: Sampling, seed: int) -> dict[str, str]:
-    """What tells the recorder what to record, and where to."""
+    """The environment variables that tell the recorder what to record, and into which folder."""
     told = {"folder": str(folder), "run": run, "sampling": asdict(sampling), "seed": seed}
     return {RECORD: json.dumps(told)}
 
 
 def collected(folder: Path, sampling: Sampling) -> tuple[list[Layer], int]:
-    """What was recorded of a script that has ended well; and how many other optimizers have stepped.
+    """The recorded layers of a script that has succeeded; and how many other optimizers have stepped.
 
     Raises:
-        ConfigError: there is nothing to learn from; says why.
+        ConfigError: there is nothing to learn from; the message says why.
     """
     try:
         notes = json.loads((folder / NOTES).read_text())
     except OSError as error:
         raise ConfigError(
-            "the script ended without telling what its optimizer did, as with os._exit: have it end as usual"
+            "the script ended without writing what its optimizer did, as with os._exit: have it end as usual"
         ) from error
     if not notes["steps"]:
         raise ConfigError(
-            "no optimizer of torch.optim made a step in the script's own process: record a script that "
+            "no optimizer of torch.optim made a step in the script's process: record a script that "
             "trains; where it starts ranks itself (torch.multiprocessing), have torchrun start them, by "
             "-- torchrun --nproc-per-node 2 train.py"
         )

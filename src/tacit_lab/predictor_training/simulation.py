@@ -1,4 +1,4 @@
-"""Replicas of a recipe's model in one process, which talk as a strategy says; without a network."""
+"""Replicas of a recipe's model in one process, which exchange by a strategy, without a network."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Round(NamedTuple):
 class Simulation:
     """Workers that each step on their own batches and then exchange progress by a strategy.
 
-    What a strategy of one all-reduce answers depends on the mean of the workers' progress alone; so one
-    session is given that mean, and stands for all of theirs. Optimizer and buffers stay each worker's own.
+    The answer of a strategy with one all-reduce depends only on the mean of the workers' deltas; so one
+    session gets that mean, and stands for all. Each worker has its optimizer and buffers.
 
     Args:
         algorithm: such as "mp2:budget=0.11", one that averages progress at steps known beforehand.
@@ -79,7 +79,7 @@ class Simulation:
         self.lr = 0.0
 
     def rounds(self) -> Iterator[Round]:
-        """Train to the end; each round is told once its answer has been applied."""
+        """Train to the end; yields each round once its answer has been applied."""
         named = {name: p.detach() for name, p in self.model.named_parameters()}
         (level,) = self._strategy.levels
 
@@ -119,7 +119,7 @@ class Simulation:
         return self.recipe.evaluate(self.model)
 
     def _batches(self) -> Iterator[list[Batch]]:
-        """What each worker is given in a step, epoch after epoch."""
+        """The batches of all workers in each step, epoch after epoch."""
         workers = len(self._models)
         for epoch in count():
             streams = [self.recipe.train_batches(epoch, rank, workers, self._seed) for rank in range(workers)]

@@ -44,10 +44,10 @@ def reach(share: float) -> int:
 
 
 def when(share: float, count: int, generator: torch.Generator) -> Tensor:
-    """How many rounds ago each of `count` elements that are to be predicted was heard of, shape (2, count).
+    """How many rounds ago each of `count` elements to be predicted was last received, shape (2, count).
 
-    As where a share of the elements takes turns: in stretches of 1 / share of them, on average, one after the
-    other is sent. Where all are, both changes are those of the last rounds.
+    A share of the elements takes turns: of spans of 1 / share elements, on average, one after the other is
+    sent. If all are sent, both changes are those of the last rounds.
     """
     least, rest = divmod(1 / share, 1)
     if share == 1:
@@ -140,7 +140,7 @@ def roll_out(guess: Guess, motion: Motion, period: int, seed: int = 0) -> Tensor
     """What would have been answered along this very motion, shape (T, N).
 
     The first two periods are pushed in full. From then on each element is sent in one round of `period`,
-    beginning at a random one; in the others it is predicted, from what was heard of it.
+    beginning at a random one; in the others it is predicted from its received changes.
 
     The motion does not react to the predictions, as it would in a training.
     """

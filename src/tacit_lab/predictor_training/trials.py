@@ -3,8 +3,8 @@
 MP² chooses its network by a "prediction-result-based evaluation" (Liu et al. 2024), of which no more than the
 name is published. Here: (1) the error of predictions made from true changes; (2) the loss of models put
 together of pushed and predicted parameters, against that of the true next model; (3) the loss with which a
-training ends that goes by the predictions. The last is what counts: a change that is told well from true ones
-may still lead astray where predictions follow upon predictions.
+training ends that goes by the predictions. The last is what counts: a change that is predicted well from true
+ones may still mislead if predictions follow predictions.
 """
 
 from __future__ import annotations
@@ -162,22 +162,22 @@ class Assembled:
         self.ends: dict[str, list[End]] = {name: [] for name in predictors}
         """Of each predictor's, at the same moments."""
 
-    def note(self, told: Round, model: nn.Module) -> None:
-        """Be told of a round of a full push, after which the model is as given."""
-        if told.number in self._moments and len(self._past) == self._past.maxlen:
+    def note(self, round_: Round, model: nn.Module) -> None:
+        """Evaluate a round of a full push, with the model after it."""
+        if round_.number in self._moments and len(self._past) == self._past.maxlen:
             self._kinds = self._kinds or kinds(model)
             self.true.append(End(*self._recipe.evaluate(model)))
             for name, predictor in self._predictors.items():
                 other = deepcopy(model)
                 with torch.no_grad():
                     for label, p in other.named_parameters():
-                        p.add_(self._off(predictor, label, told))
+                        p.add_(self._off(predictor, label, round_))
                 self.ends[name].append(End(*self._recipe.evaluate(other)))
-        self._past.append(told.answer)
+        self._past.append(round_.answer)
 
-    def _off(self, predictor: Predictor, name: str, told: Round) -> Tensor:
+    def _off(self, predictor: Predictor, name: str, round_: Round) -> Tensor:
         """How far the assembled parameter is from the true one."""
-        true = told.answer[name]
+        true = round_.answer[name]
         if true.dim() < 2 or true.numel() < WHOLE_BELOW:
             return torch.zeros_like(true)
         changes = torch.stack([*(each[name].reshape(-1) for each in self._past), true.reshape(-1)])
@@ -203,17 +203,17 @@ def mean_of(ends: Sequence[End]) -> End:
 def full_push(
     trial: Trial, watching: Sequence[Callable[[Round, nn.Module], None]] = ()
 ) -> tuple[End, list[Layer]]:
-    """Train with everything pushed; how it ends, and what single elements did.
+    """Train with everything pushed. Returns its end, and the recorded motion of elements.
 
     Args:
-        watching: each is told of every round, and of the model after it.
+        watching: each is called with every round, and the model after it.
     """
     simulation = trial.simulation(localsgd(sync_every=trial.sync_every))
     recorder = Recorder(simulation.model, run=trial.recipe.name, split="data", share=trial.share)
-    for told in simulation.rounds():
-        recorder.note(0, told)
+    for round_ in simulation.rounds():
+        recorder.note(0, round_)
         for watch in watching:
-            watch(told, simulation.model)
+            watch(round_, simulation.model)
     return End(*simulation.evaluate()), recorder.layers()
 
 

@@ -46,9 +46,10 @@ def train(
 ) -> weight_files.Weights:
     """A network for each kind of layer, from the values at the ends of periods of so many recorded rounds.
 
-    Five of these in a row are shown, and the one five periods later is to be foretold. As in the paper: mean
-    absolute error of the normalised forecast, Adam, the outer layers of each stream drawn small, and their
-    weights and biases kept small by an L1 penalty. The paper's periods are epochs, and their histories true.
+    Five of these in a row are the input, and the one five periods later is to be predicted. As in the paper:
+    mean absolute error of the normalised forecast, Adam, the outer layers of each stream drawn small, and
+    their weights and biases kept small by an L1 penalty. The paper's periods are epochs, and their histories
+    true.
 
     Raises:
         ConfigError: a parameter cannot be, or no layer's record is so long.

@@ -1,7 +1,7 @@
 """Which functions of tacit are timed as stages where a script is profiled.
 
-They are replaced by timed ones, so that a run without a profile has nothing of it. Each name stands here as a
-text: what it names may be imported by others by name, and is replaced there too.
+They are replaced by timed ones, so that a run without a profile has nothing of it. Each name is a text here:
+other modules may have imported the function by name, and it is replaced there, too.
 """
 
 from __future__ import annotations

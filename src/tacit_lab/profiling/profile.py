@@ -105,13 +105,13 @@ class RankProfile:
             ConfigError: It is something else.
         """
         try:
-            told = json.loads(text)
+            values = json.loads(text)
             threads = tuple(
                 ThreadProfile(each["name"], tuple(each["stages"]), Counts(**each["counts"]))
-                for each in told.pop("threads")
+                for each in values.pop("threads")
             )
-            lists: dict[str, Any] = {name: tuple(told.pop(name)) for name in ("wall_ns", "process_ns")}
-            return cls(threads=threads, **lists, **told)
+            lists: dict[str, Any] = {name: tuple(values.pop(name)) for name in ("wall_ns", "process_ns")}
+            return cls(threads=threads, **lists, **values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{text!r:.60} is no profile of a rank: {error}") from error
 
@@ -158,7 +158,7 @@ class Summary:
             ConfigError: There is none.
         """
         if not profiles:
-            raise ConfigError("no rank has told its profile: profile two steps of an optimizer or more")
+            raise ConfigError("no rank has written its profile: profile two steps of an optimizer or more")
         count = len(profiles)
         sums: dict[tuple[str, str], float] = defaultdict(float)
         threads: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))

@@ -1,7 +1,7 @@
-"""Profiles a training script of the user's: `python -m tacit_lab.profiling.script SCRIPT ARGS`.
+"""Profiles a user's training script: `python -m tacit_lab.profiling.script SCRIPT ARGS`.
 
-It runs the script in its own process, as Python would. `tacit run --profile` starts it for each rank, and
-says by an environment variable into which folder the profile is written.
+It runs the script in this process, as Python would. `tacit run --profile` starts it for each rank, and says
+by an environment variable into which folder the profile is written.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(words: Sequence[str]) -> None:
     finally:
         profile = recorder.profile(rank)
         if profile is not None:
-            with files.spared(f"the profile is not kept in {folder}"):
+            with files.spared(f"the profile is not saved in {folder}"):
                 files.put(folder / f"profile{rank}.json", profile.to_json())
 
 

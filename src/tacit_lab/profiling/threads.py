@@ -54,7 +54,7 @@ def counts(tid: int) -> Counts:
         OSError: There is no such thread any more.
     """
     folder = _TASKS / str(tid)
-    # Behind the name, which may hold anything, from the third field on: these are the 10th and the 12th.
+    # After the name, which may hold anything, from the third field on: these are the 10th and the 12th.
     fields = (folder / "stat").read_text().rpartition(")")[2].split()
     status = dict(
         line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if "ctxt" in line
@@ -83,7 +83,7 @@ def names(tids: Iterable[int], main: int) -> dict[int, str]:
 
 
 def numbered(names: Mapping[int, str]) -> dict[int, str]:
-    """The same where several of one name are told apart by numbers."""
+    """The names, with numbers where several are equal."""
     alike: dict[str, list[int]] = {}
     for tid in sorted(names):
         alike.setdefault(names[tid], []).append(tid)

@@ -1,4 +1,4 @@
-"""The next byte of Python's own standard library, by a small transformer."""
+"""Predict the next byte of Python's standard library, by a small transformer."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Choices:
         return {name: value for name, value in everything.items() if value is not None}
 
     def words(self) -> list[str]:
-        """The options that `add_to` reads back, in whatever folder they are read."""
+        """The options that `add_to` reads back, in any folder."""
         given = {**self.given(), **({"data": self.data.absolute()} if self.data else {})}
         return [word for name, value in given.items() for word in (f"--{name}", str(value))]
 

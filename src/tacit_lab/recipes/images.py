@@ -181,7 +181,7 @@ class ImageRecipe(Recipe):
         return self._judged(model, *(tensor[rank::world] for tensor in self._images.test))
 
     def evaluate_unseen(self, model: nn.Module, count: int) -> tuple[float, float]:
-        """Loss and accuracy on the `count` training images behind the first `limit`, as they are.
+        """Loss and accuracy on the `count` training images after the first `limit`, without augmentation.
 
         Raises:
             ConfigError: there are not so many.

@@ -21,7 +21,7 @@ class Meter:
     """Counts seconds and transmitted bytes, summed over its windows. All ranks must make the same calls.
 
     Args:
-        beside: returns the bytes sent by nodes without ranks; rank 0 calls it.
+        beside: returns the bytes that nodes without ranks have sent; rank 0 calls it.
 
     Attributes:
         seconds: The sum over windows of the slowest rank's time.
@@ -45,8 +45,8 @@ class Meter:
     def window(self) -> Iterator[None]:
         """Count what happens inside.
 
-        The ranks enter together. Each stops its own clock; then they wait for each other, so that what was
-        still on its way has arrived, before the bytes are read.
+        The ranks enter together. Each stops its clock; then they wait for each other, so that all messages
+        have arrived before the bytes are read.
         """
         dist.barrier()
         before = self._ask()

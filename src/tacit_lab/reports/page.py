@@ -1,4 +1,4 @@
-"""One HTML page with everything that a comparison's records say; it needs nothing from any network."""
+"""One HTML page with all of a comparison's records; it needs nothing from any network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def page(records: Iterable[Record], timelines: Iterable[Timeline] = (), *, cut: 
 
     Args:
         records: What one comparison wrote down.
-        timelines: What the ranks did when, of any of its algorithms.
+        timelines: The ranks' timelines, of any of its algorithms.
         cut: Whether a line at the end could not be read; the page then says so.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What an evaluation of predictors says: as a table for a terminal, and as a page with their paths."""
+"""An evaluation of predictors as a table for a terminal, and as a page with their paths."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Evaluation:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns behind the names, and what each means."""
+        """The columns after the names, with the meaning of each."""
         kinds = dict.fromkeys(kind for row in self.rows for kind in row.errors)
         ahead = "mean absolute error of the next change of {} layers / that of no change"
         within = f"the loss is at most {1 + self.tolerance:g} of the full push's"
@@ -139,27 +139,28 @@ class Evaluation:
         )
 
 
-def table(told: Evaluation) -> Group:
+def table(evaluation: Evaluation) -> Group:
     """A title, a line for each predictor, what the columns mean; and errors on what was held out, if any."""
     from rich.console import Group
     from rich.text import Text
 
-    meanings = "\n".join(f"{name}: {meaning}" for name, meaning in told.columns.items())
-    rows = [[row.name, *told.cells(row)] for row in told.rows]
-    parts: list[Any] = [Text(told.title, style="bold"), "", _grid(list(told.columns), rows)]
+    meanings = "\n".join(f"{name}: {meaning}" for name, meaning in evaluation.columns.items())
+    rows = [[row.name, *evaluation.cells(row)] for row in evaluation.rows]
+    parts: list[Any] = [Text(evaluation.title, style="bold"), "", _grid(list(evaluation.columns), rows)]
     parts += ["", Text(meanings, style="dim")]
-    held = _held_out(told)
+    held = _held_out(evaluation)
     if held:
         rows = [
-            [row.name, *(_number(row.held_out.get(each), "{:.3f}") for each in held)] for row in told.rows
+            [row.name, *(_number(row.held_out.get(each), "{:.3f}") for each in held)]
+            for row in evaluation.rows
         ]
         parts += ["", Text("One step ahead, on recorded runs that were held out", style="bold"), ""]
         parts.append(_grid(held, rows))
     return Group(*parts)
 
 
-def _held_out(told: Evaluation) -> list[str]:
-    return list(dict.fromkeys(each for row in told.rows for each in row.held_out))
+def _held_out(evaluation: Evaluation) -> list[str]:
+    return list(dict.fromkeys(each for row in evaluation.rows for each in row.held_out))
 
 
 def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
@@ -181,38 +182,39 @@ def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
 # ---- the page -----------------------------------------------------------------------------------------
 
 
-def page(told: Evaluation) -> str:
+def page(evaluation: Evaluation) -> str:
     """One HTML page that needs nothing from any network.
 
     Raises:
         ConfigError: plotly is not installed.
     """
     check_installed("the page of an evaluation")
-    names = list(dict.fromkeys(name for path in told.paths for name in path.led))
+    names = list(dict.fromkeys(name for path in evaluation.paths for name in path.led))
     paint = {name: Style(f"--c{i % COLOURS}") for i, name in enumerate(names)}
-    charts = [_chart(path, paint, i) for i, path in enumerate(told.paths)]
-    parts = [_header(told), _results(told)]
+    charts = [_chart(path, paint, i) for i, path in enumerate(evaluation.paths)]
+    parts = [_header(evaluation), _results(evaluation)]
     if charts:
         key = "".join(
             f"<li>{swatch(style)}{escape(name)}</li>" for name, style in {"true": TRUE, **paint}.items()
         )
         parts.append(section("Where single elements were led", f'<ul class="key">{key}</ul>', charts)[0])
-    return document(told.title, parts, charts, "tacit predictor evaluate")
+    return document(evaluation.title, parts, charts, "tacit predictor evaluate")
 
 
-def _header(told: Evaluation) -> str:
-    good = [row.name for row in told.rows if row.within]
-    lead = f"Within {told.tolerance:.0%} of the full push's loss: {', '.join(good) or 'none'}."
+def _header(evaluation: Evaluation) -> str:
+    good = [row.name for row in evaluation.rows if row.within]
+    lead = f"Within {evaluation.tolerance:.0%} of the full push's loss: {', '.join(good) or 'none'}."
     return f"""<header>
 <p class="brand">tacit predictor evaluate</p>
-<h1>{escape(told.title)}</h1>
+<h1>{escape(evaluation.title)}</h1>
 <p class="lead">{escape(lead)}</p>
 </header>"""
 
 
-def _results(told: Evaluation) -> str:
-    lines = [TableRow(row.name, told.cells(row)) for row in told.rows]
-    return f'<section aria-label="Results">\n{explained(told.columns, lines, first="predictor")}\n</section>'
+def _results(evaluation: Evaluation) -> str:
+    lines = [TableRow(row.name, evaluation.cells(row)) for row in evaluation.rows]
+    table = explained(evaluation.columns, lines, first="predictor")
+    return f'<section aria-label="Results">\n{table}\n</section>'
 
 
 def _chart(path: Path, paint: Mapping[str, Style], i: int) -> Chart:

@@ -31,9 +31,10 @@ LANE_MARKS = {
 DID = """A few steps from the middle of each run, rank by rank, by one clock.
 The upper bar is training, the lower ones are exchanges. More steps are in <code>traces</code>, to open in
 ui.perfetto.dev or chrome://tracing."""
-LANES = """Below training's bar each planned message has a lane of its own, named by a parameter of it: what
-the next forward pass needs first is at the top, and what backward has first is mostly at the bottom. With
-<code>priority</code> a message may come as late as in the next step, where the forward pass waits for it."""
+LANES = """Below training's bar each planned message has a separate lane, named by a parameter of it: what the
+next forward pass needs first is at the top, and what backward has first is mostly at the bottom. With
+<code>priority</code> a message may come as late as in the next step, where the forward pass waits for it.
+"""
 
 Section = tuple[str, Sequence[Chart]]
 """HTML, and the charts that belong into it."""

@@ -68,7 +68,7 @@ def _span(values: Sequence[float], shown: Callable[[float], str]) -> str:
 
 
 def notices(comparison: Comparison | None, records: Sequence[Record]) -> list[str]:
-    """Warnings that a reader needs beside the numbers, the gravest first."""
+    """Warnings that a reader needs with the numbers, the gravest first."""
     found = [_failure(record) for record in _last_ends(records) if record.status != "ok"]
     found += [each for record in _last_ends(records) for each in _choices(record)]
     if comparison and not comparison.shaped:

@@ -2,8 +2,8 @@
 
 The Trace Event Format: a process for each rank; in it a thread for each level, near to far, whose number is
 the level's, and above them training itself. All events are complete ones ("X"), with times in microseconds.
-Events of a thread lie side by side or one in the other, as Perfetto leaves out what overlaps: rounds of a
-level that are under way at once stand in threads of their own.
+Events of a thread are disjoint or nested, as Perfetto leaves out what overlaps: concurrent rounds of a level
+are in separate threads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from tacit.timelines import Exchange, Timeline, aligned
-from tacit_lab.reports.charts.activity import Stretch, outside, rows, stretches, waits
+from tacit_lab.reports.charts.activity import ActivitySpan, activity_spans, outside, rows, waits
 
 __all__ = ["TRAINING", "trace"]
 
@@ -21,8 +21,8 @@ Event: TypeAlias = dict[str, Any]
 TRAINING = 99
 """The thread of training itself, of which nobody knows a level."""
 BESIDE = 100
-"""How far apart the threads of a level are, where its rounds overlap."""
-UNKNOWN = "torch's own exchange is in these steps, and does not say when"
+"""The difference of the numbers of a level's threads, if its rounds overlap."""
+UNKNOWN = "torch's exchange is in these steps, and does not say when"
 
 
 def trace(timelines: Iterable[Timeline]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _training(timeline: Timeline) -> Iterator[Event]:
             yield _event("step", "step", step.begun, step.ended, {**told, "note": UNKNOWN}, **where)
             continue
         yield _event(f"step {step.step}", "step", step.begun, step.ended, told, **where)
-        for each in stretches(step, waited):
+        for each in activity_spans(step, waited):
             if each.waiting:
                 names = _names(timeline, each)
                 yield _event(f"wait for {names}", "exposed", each.begun, each.ended, told, **where)
@@ -72,8 +72,8 @@ def _training(timeline: Timeline) -> Iterator[Event]:
         yield _event(f"wait for {names}", "exposed", each.begun, each.ended, {}, **where)
 
 
-def _names(timeline: Timeline, stretch: Stretch) -> str:
-    return " and ".join(timeline.levels[level] for level in stretch.levels)
+def _names(timeline: Timeline, span: ActivitySpan) -> str:
+    return " and ".join(timeline.levels[level] for level in span.levels)
 
 
 def _exchange(exchange: Exchange, name: str, rank: int, tid: int) -> Iterator[Event]:

@@ -43,12 +43,12 @@ def traffic(records: Iterable[Record], paint: Mapping[str, Style]) -> str:
 
 
 def names(places: int, nodes: int) -> list[str]:
-    """What the nodes are called: by their numbers; and behind those with ranks, servers."""
+    """The names of the nodes: their numbers; after those with ranks, the servers."""
     return [str(i) if i < nodes else f"server {i - nodes}" for i in range(places)]
 
 
 def digits(largest: float) -> int:
-    """How many digits behind the point megabytes have, so that the largest has three that say something."""
+    """The number of decimals of megabytes, so that the largest has three significant digits."""
     return next((count for count, least in enumerate((100.0, 10.0, 1.0)) if largest >= least), 3)
 
 

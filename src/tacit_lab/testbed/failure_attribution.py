@@ -21,7 +21,7 @@ _ACCUSED = re.compile(
     r"(?P<did>did not answer|did not enter|has left|was silent|stood still)"
     r"(?P<how>[^\n(]*)"
 )
-"""What survivors' errors say of the lost rank, in the words of `hooks.failure_detector`."""
+"""How survivors' errors name the lost rank, as worded in `failure.detector`."""
 _NO_STORE = "the launcher's store cannot be reached"
 _AGREED = (
     re.compile(
@@ -99,9 +99,9 @@ class Node:
         self.stopped = True
 
     def hear(self, message: Mapping[str, Any]) -> RankReport | None:
-        """Take in a piece of a report; the report when it is whole.
+        """Add a part of a report. Returns the report when it is whole.
 
-        Reports of ranks that we stopped are taken too, but are no failures.
+        Reports of ranks that the testbed stopped are accepted, too, but are no failures.
         """
         rank = message["rank"]
         if "well" in message or "stopped" in message:
@@ -191,9 +191,9 @@ def agreed(nodes: Sequence[Node], ranks_per_node: int) -> Failure | None:
 
 
 def parted(nodes: Sequence[Node]) -> Failure | None:
-    """The first node, which holds the launcher's store, where no other node reaches it.
+    """The first node, which holds the launcher's store, if no other node reaches it.
 
-    From there it looks as if the others were gone, and its ranks say so.
+    From there the others seem to be gone, and its ranks report that.
     """
     first, *others = [node for node in nodes if node.server is None]
     lost = [

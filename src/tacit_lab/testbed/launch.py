@@ -37,10 +37,10 @@ def meeting_point(cluster: Cluster, run: int) -> tuple[str, int]:
 
 
 def free_port() -> int:
-    """A port of this host that nobody has, for a process that is about to start.
+    """A free port of this host, for a process that is about to start.
 
-    Below those that the system hands out itself (32768 and above): another process could be given one of
-    those before ours has it. Two that ask at the same time are unlikely to be told the same.
+    It is below the system's ephemeral ports (32768 and above), of which another process could get one before.
+    Two concurrent calls are unlikely to return the same.
     """
     while True:
         port = secrets.choice(_FREE_PORTS)
@@ -62,12 +62,12 @@ def server_points(cluster: Cluster, run: int) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class Serving:
-    """How parameter servers are run.
+    """The options of parameter servers.
 
     Attributes:
-        timeout: seconds after which a server takes a worker for lost that others wait for; None: the ranks'
-            own time-out.
-        checkpoint: the folder in which each keeps a file of its own; None for none.
+        timeout: seconds after which a silent worker that others wait for counts as lost; None: the ranks'
+            time-out.
+        checkpoint: the folder with a file of each; None: no checkpoints.
         every: seconds between two saves.
         modules: with compressors that are not tacit's, for the servers to import; `folder`: where they may
             lie, beside the current one.
@@ -113,7 +113,7 @@ def arguments(
     """The command line of the launcher of one node.
 
     `argv` is a script and its arguments, or ``-m``, a module and its arguments. `restarts`: how often the
-    node's ranks are started again, which are a world of their own then; None: all nodes are one world.
+    node's ranks are started again, each then a separate world; None: all nodes are one world.
     """
     alone = restarts is not None
     mine = address(node) if cluster.namespaces else meet[0]

@@ -81,7 +81,7 @@ class Output:
             print(line, file=self._stream, flush=True)
 
     def _heard(self, report: str) -> bool:
-        """Take a report of a rank or of its rank.py; whether it is one, and not a program's own text."""
+        """Take a report of a rank or its rank.py. Returns whether it is one, and not a program's output."""
         try:
             message = json.loads(report)
             if "note" in message:
@@ -106,7 +106,7 @@ class Output:
             self._emit(line)
 
     def _release(self, ended: RankReport) -> None:
-        """A rank has ended: what its report holds is not printed, and all else of it is."""
+        """Print the held lines of an ended rank, except those in its report."""
         told = {"", *(ended.traceback or "").split("\n")}
         mine = [each for each in self._held if each.rank == ended.rank]
         self._held = [each for each in self._held if each.rank != ended.rank]

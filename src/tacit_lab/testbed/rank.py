@@ -38,7 +38,7 @@ BREAKING = re.compile(
     r"|(\[rank\d+\]:)?\[W[^\]]* TCPStore\.cpp|Exception raised from \w+ at /__w/"
     r"|frame #\d+: |<omitting python frames>"
 )
-"""What C++ prints of a rank whose connections break as it ends; its traceback says why."""
+"""What C++ prints when connections of an ending rank break; the traceback has the reason."""
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 
 
@@ -103,7 +103,7 @@ class Errors:
 
 
 class TracebackDetector:
-    """Tells the lines of tracebacks from others, as they come."""
+    """Distinguishes the lines of tracebacks from others, as they are printed."""
 
     def __init__(self) -> None:
         """Start outside of any traceback."""
@@ -173,7 +173,7 @@ def verdict(code: int, ended: float, lines: Sequence[tuple[float, str]]) -> tupl
 
 
 def report(code: int, ended: float, lines: Sequence[tuple[float, str]], frozen: bool = False) -> None:
-    """Report on stderr how the rank ended; in pieces, each written at once."""
+    """Report on stderr how the rank ended; in parts, each written at once."""
     code, began, text = verdict(code, ended, lines)
     if text:
         _say_text("traceback", text)
@@ -181,7 +181,7 @@ def report(code: int, ended: float, lines: Sequence[tuple[float, str]], frozen: 
 
 
 def _say_text(what: str, text: str) -> None:
-    """In pieces, of which all but the last say that there is more."""
+    """Report a text in parts, of which all but the last announce another."""
     pieces = [text[at : at + _CHUNK] for at in range(0, len(text), _CHUNK)] or [""]
     for piece in pieces[:-1]:
         _say({what: piece, "more": True})
@@ -198,7 +198,7 @@ def _die_with_launcher() -> None:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """The launcher signals the whole process group, so the rank has its own copy; look how it takes it."""
+    """Ignore a signal: the launcher sends it to the whole process group, so the rank gets it, too."""
     signal.setitimer(signal.ITIMER_REAL, _LOOK, _LOOK)
 
 
@@ -248,7 +248,7 @@ def _stopped(pid: int) -> list[int]:
 
 
 def _state(pid: int) -> str:
-    """The letter that the system gives; it stands behind the name, which may hold anything."""
+    """The system's letter for the process's state; it follows the name, which may hold anything."""
     with open(f"/proc/{pid}/stat", errors="replace") as stat:
         return stat.read().rpartition(")")[2].split()[0]
 

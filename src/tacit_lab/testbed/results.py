@@ -86,7 +86,7 @@ class Result:
 
 
 def verb(reason: str) -> str:
-    """A reason as it stands behind who it was: "was killed by SIGKILL", "ended with exit code 1"."""
+    """A reason as a predicate: "was killed by SIGKILL", "ended with exit code 1"."""
     if reason.startswith("killed"):
         return f"was {reason}"
     return f"ended with {reason}" if reason.startswith("exit code") else reason

@@ -20,7 +20,7 @@ from tacit_lab.testbed.outputs import OnLine, Output
 from tacit_lab.testbed.results import TIMED_OUT, Failure, Result
 
 GRACE = 5.0
-"""Seconds that the other nodes have to print their own errors once one has failed."""
+"""Seconds that the other nodes have to print their errors once one has failed."""
 
 RETURN = 2.0
 """Seconds that the launchers have to end once all their ranks have, and one node has failed."""

@@ -183,7 +183,7 @@ def _import_launcher(env: Mapping[str, str]) -> None:
 
 
 def _launch(argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """Do in this process what the command line says; its exit code."""
+    """Run the command line in this process. Returns its exit code."""
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.environ.clear()
     os.environ.update(env)

@@ -64,7 +64,7 @@ class Testbed:
         return (INTERFACE,) * self.cluster.nodes if self.cluster.namespaces else ()
 
     def __enter__(self) -> Testbed:
-        """Build it; a `TestbedError` says why where that is not possible."""
+        """Build the cluster; raises a `TestbedError` with the reason if that is not possible."""
         if self._process is not None:
             raise TestbedError("this testbed is already up; make a second Testbed for a second cluster")
         try:
@@ -115,9 +115,9 @@ class Testbed:
             argv: A script and its arguments, or ``-m``, a module and its arguments.
             env: What to add to the environment.
             on_line: Called with the node and the line for every line that is printed there, in this thread;
-                without it lines go to this process's own stdout and stderr.
+                without it lines go to this process's stdout and stderr.
             timeout: Seconds until everything is killed.
-            servers: Start the cluster's parameter servers too, so, and tell the ranks where they are.
+            servers: How to start the cluster's parameter servers, whose addresses the ranks get.
             restarts: Each rank is a worker of the servers for itself, knows of no other rank, and is started
                 again up to so many times when it fails, while the others go on. None: the ranks are one
                 world, and end together.
@@ -223,6 +223,6 @@ class Testbed:
 
 
 def _path(beside: Path | None = None) -> str:
-    """A PYTHONPATH on which the new interpreter finds this very tacit, and what lies in a folder."""
+    """A PYTHONPATH with this installation of tacit, and a folder."""
     folders = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""), str(beside or "")]
     return os.pathsep.join(filter(None, folders))

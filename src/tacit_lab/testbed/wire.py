@@ -1,4 +1,4 @@
-"""Messages between the command and the supervisor of its testbed: JSON, with open files beside it."""
+"""Messages between the command and the supervisor of its testbed: JSON, together with open files."""
 
 from __future__ import annotations
 

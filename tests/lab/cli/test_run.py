@@ -336,7 +336,7 @@ def test_a_profile_adds_up(tmp_path: Path) -> None:
 def test_a_profile_of_nothing_is_no_success(tmp_path: Path) -> None:
     ran = Ran(tmp_path, "print('done')", "--profile")
     assert ran.code == 2
-    assert "train.py told no profile, so --profile had no effect: have an optimizer" in ran.err
+    assert "train.py wrote no profile, so --profile had no effect: have an optimizer" in ran.err
     assert ran.kept["profile"] is None
 
 

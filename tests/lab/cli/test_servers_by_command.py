@@ -44,7 +44,10 @@ def test_a_cluster_with_servers_is_written_as_it_is_read() -> None:
         (("compare", "--algorithms", "ps", "--servers", "0"), "write --servers 1"),
         (("compare", "--algorithms", "ddp", "--servers", "1"), "1 servers would do nothing"),
         (("compare", "--algorithms", "ps", "--servers", "-1"), "--servers -1 is not possible"),
-        (("compare", "--algorithms", "ps", "--servers", "1", "--cluster", "2x1+1"), "both say how many"),
+        (
+            ("compare", "--algorithms", "ps", "--servers", "1", "--cluster", "2x1+1"),
+            "both have the number of servers",
+        ),
         (("run", "--algorithm", "ps", "--", "train.py"), "write --servers 1"),
         (("run", "--algorithm", "ddp", "--servers", "1", "--", "train.py"), "would do nothing with"),
         (("run", "--checkpoint", "kept", "--", "train.py"), "--checkpoint kept is for parameter servers"),

@@ -9,7 +9,7 @@ from sample_timelines import STEPS, overlapping, run, untold
 
 from tacit.timelines import Exchange, Span, Step, Timeline
 from tacit_lab import reports
-from tacit_lab.reports.charts.activity import Stretch, hidden, rows, stretches, waits
+from tacit_lab.reports.charts.activity import ActivitySpan, activity_spans, hidden, rows, waits
 from tacit_lab.reports.trace import TRAINING
 
 RUNS = {"two levels": run("it"), "plain ddp": untold("ddp"), "overlapping": [overlapping("it")]}
@@ -100,7 +100,7 @@ def test_waiting_after_the_last_step_is_there_too() -> None:
     assert [(e["name"], e["dur"]) for e in found] == [("wait for far", 100_000)]
 
 
-# ---- stretches ----------------------------------------------------------------------------------------
+# ---- activity_spans ----------------------------------------------------------------------------------------
 
 
 def of(level: int, begun: float, ended: float, *waits: tuple[float, float]) -> Exchange:
@@ -113,20 +113,23 @@ def timeline(*exchanges: Exchange) -> Timeline:
 
 def test_waits_that_meet_are_one() -> None:
     found = waits(timeline(of(1, 0, 4, (1, 3)), of(0, 0, 2, (0, 2)), of(0, 5, 6, (5, 6))))
-    assert found == [Stretch(0, 3, (0, 1)), Stretch(5, 6, (0,))]
+    assert found == [ActivitySpan(0, 3, (0, 1)), ActivitySpan(5, 6, (0,))]
 
 
 def test_a_step_is_cut_at_its_waits() -> None:
-    step, waited = Step(0, 1.0, 5.0), [Stretch(0, 2, (0,)), Stretch(3, 4, (1,)), Stretch(4.5, 9, (0,))]
-    assert stretches(step, waited) == [
-        Stretch(1, 2, (0,)),
-        Stretch(2, 3),
-        Stretch(3, 4, (1,)),
-        Stretch(4, 4.5),
-        Stretch(4.5, 5, (0,)),
+    step, waited = (
+        Step(0, 1.0, 5.0),
+        [ActivitySpan(0, 2, (0,)), ActivitySpan(3, 4, (1,)), ActivitySpan(4.5, 9, (0,))],
+    )
+    assert activity_spans(step, waited) == [
+        ActivitySpan(1, 2, (0,)),
+        ActivitySpan(2, 3),
+        ActivitySpan(3, 4, (1,)),
+        ActivitySpan(4, 4.5),
+        ActivitySpan(4.5, 5, (0,)),
     ]
-    assert stretches(step, []) == [Stretch(1, 5)]
-    assert stretches(step, [Stretch(0, 9, (0,))]) == [Stretch(1, 5, (0,))]
+    assert activity_spans(step, []) == [ActivitySpan(1, 5)]
+    assert activity_spans(step, [ActivitySpan(0, 9, (0,))]) == [ActivitySpan(1, 5, (0,))]
 
 
 def test_hidden_is_what_was_not_waited_for() -> None:

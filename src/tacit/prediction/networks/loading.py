@@ -1,4 +1,4 @@
-"""Load a predictor from a file, whatever its network is."""
+"""Load a predictor of any network from a file."""
 
 from __future__ import annotations
 

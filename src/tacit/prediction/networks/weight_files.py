@@ -40,11 +40,12 @@ def read(
     """The weights in `path`, which must be for `network`.
 
     Args:
-        shapes: name -> shape of each of a kind's weights; -1 for a width that the file says.
+        shapes: name -> shape of each of a kind's weights; -1 for a width that is in the file.
         kinds: those that may be there; some may be missing.
 
     Raises:
-        ConfigError: the file is missing, damaged, of another version, network or kinds; says which.
+        ConfigError: the file is missing, damaged, or of another version, network or kinds; the message says
+            which.
     """
     content = _header(path)
     if content.get("network") != network:
@@ -91,7 +92,7 @@ def _header(path: str | Path) -> dict[str, Any]:
 
 
 def _opened(path: str | Path) -> Any:
-    if not os.path.isfile(path):  # it says no, too, where a name is too long
+    if not os.path.isfile(path):  # also False if a name is too long
         raise ConfigError(f"there is no predictor file {path}: write the path of one, or leave it out")
     try:
         return described.load(Path(path))

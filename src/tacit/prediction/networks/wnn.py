@@ -8,9 +8,9 @@ On the values w1 .. w5 of an element at the ends of five periods:
     delta = tanh(Dense 1 of both streams)
     forecast = (x5 + delta) (r + 1e-5) 2 + w1                      five periods after w5
 
-The authors' weights carry no licence, so those that come with tacit are our own, of the same network: see
-`files.note_of`. Their code adds delta of a bias to the raw value, and their PyTorch version has another slope
-in LeakyReLU; both are slips, and are not repeated.
+The authors' weights carry no licence, so those that come with tacit are trained by us, for the same network:
+see `files.note_of`. Their code adds delta of a bias to the raw value, and their PyTorch version has another
+slope in LeakyReLU; both are slips, and are not repeated.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class WNNNetwork(nn.Module):
 
 
 def _empty() -> WNNNetwork:
-    """Without memory: torch's own initial values would move the script's random numbers."""
+    """A network without memory: torch's initial values would advance the script's random numbers."""
     with torch.device("meta"):
         return WNNNetwork()
 

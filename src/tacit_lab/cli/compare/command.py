@@ -44,7 +44,7 @@ def command(
     servers: Annotated[
         int,
         typer.Option(
-            help="Number of parameter servers, each on a node of its own, for ps and the like, e.g. 1"
+            help="Number of parameter servers, each on a separate node, for ps and the like, e.g. 1"
         ),
     ] = 0,
     model: Annotated[
@@ -86,10 +86,10 @@ def command(
         ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Epochs to train; by default the recipe's own, e.g. 3")
+        int | None, typer.Option(help="Epochs to train; by default the recipe's, e.g. 3")
     ] = None,
     target: Annotated[
-        float | None, typer.Option(help="Accuracy to reach, 0..1; by default the recipe's own, e.g. 0.9")
+        float | None, typer.Option(help="Accuracy to reach, 0..1; by default the recipe's, e.g. 0.9")
     ] = None,
     seed: Annotated[
         int, typer.Option(help="Decides the initial weights and the order of the data, e.g. 1")
@@ -178,7 +178,7 @@ def _print_text(console: Console, text: str) -> None:
 
 
 def _write_report(records: Path) -> str:
-    """Write the page and the traces beside the records. Returns where they are, or why they are not there."""
+    """Write the page and the traces next to the records. Returns their paths, or why they are not there."""
     try:
         return "\n".join(report.write(records, records.with_name(report.PAGE)))
     except ConfigError as error:

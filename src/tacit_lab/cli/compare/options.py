@@ -129,7 +129,7 @@ def _strategies(text: str) -> tuple[AnyStrategy, ...]:
     strategies = []
     for name in names:
         if name == COMPUTE_ONLY:
-            raise ConfigError(f"{COMPUTE_ONLY} is always trained beside the algorithms: leave it out")
+            raise ConfigError(f"{COMPUTE_ONLY} is always trained besides the algorithms: leave it out")
         if names.count(name) > 1:
             raise ConfigError(f"{name!r} is listed twice: name each algorithm once")
         strategies.append(algorithms.parse(name))
@@ -150,7 +150,7 @@ def _check_servers(strategies: Sequence[AnyStrategy], servers: int) -> None:
 
 def _fetched(recipe: str, choices: Choices, tell: Callable[[str], None]) -> Choices:
     if choices.data is not None:
-        raise ConfigError(f"--data {choices.data} and --download were both given: leave one out")
+        raise ConfigError(f"--data {choices.data} and --download exclude each other: leave one out")
     return replace(choices, data=recipes.fetch(recipe, tell))
 
 

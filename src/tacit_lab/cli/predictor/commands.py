@@ -291,7 +291,7 @@ def evaluate(
         ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Epochs; by default the recipe's own, e.g. 2", show_default=False)
+        int | None, typer.Option(help="Epochs; by default the recipe's, e.g. 2", show_default=False)
     ] = None,
     workers: Annotated[int, typer.Option(help="Number of replicas, all in this process, e.g. 8")] = 4,
     share: Share = 0.44,

@@ -58,7 +58,7 @@ class RecordOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptOptions:
-    """What `tacit predictor record -- SCRIPT` does.
+    """The checked options of `tacit predictor record -- SCRIPT`.
 
     Attributes:
         command: What is run.
@@ -83,11 +83,11 @@ class GainTrials(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What `tacit predictor train` does.
+    """The checked options of `tacit predictor train`.
 
     Attributes:
         network: "mp2" or "wnn".
-        arguments: Keyword arguments for the network's own `train`.
+        arguments: Keyword arguments for the network's `train`.
         gain_trials: How the gain of mp2 is chosen; None for wnn, which has none.
         layers: The recorded layers to learn from.
         command: What was typed, for the note in the file.

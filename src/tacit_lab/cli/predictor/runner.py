@@ -65,7 +65,7 @@ def _ended(command: Sequence[str], variables: Mapping[str, str]) -> int:
 
 def _tell_of(layers: Sequence[Layer], out: Path, tell: Tell) -> None:
     changes = sum(layer.changes.numel() for layer in layers)
-    tell(f"{len(layers)} stretches of layers, {changes:,} changes: {out}")
+    tell(f"{len(layers)} recorded layers, {changes:,} changes: {out}")
 
 
 def train(options: TrainOptions, tell: Tell) -> None:

@@ -22,7 +22,7 @@ EPILOG = (
     "that the nodes' interfaces sent from the start of a node's first rank to the end of its last, summed "
     "over the nodes. MB by the formulas is what the sessions of all ranks sent by the formulas of the "
     "collectives, also inside nodes. MB by the formulas and compute share are empty if no round was "
-    "counted, as with ddp. The exit code is the script's own: that of the rank that failed first. It is 2 "
+    "counted, as with ddp. The exit code is the script's: that of the rank that failed first. It is 2 "
     "if an option is not possible or had no effect, 124 after the time limit, and 130 or 143 after a "
     "signal. An error that several ranks raise is printed once; the traceback of each rank is in the "
     "folder of run.json, in errors."
@@ -58,7 +58,7 @@ def command(
     servers: Annotated[
         int,
         typer.Option(
-            help="Number of parameter servers, each on a node of its own, for ps and the like, e.g. 2"
+            help="Number of parameter servers, each on a separate node, for ps and the like, e.g. 2"
         ),
     ] = 0,
     checkpoint: Annotated[
@@ -77,8 +77,8 @@ def command(
         list[str] | None,
         typer.Option(
             "--import",
-            help="Module with compressors of your own, which the parameter servers then can read; beside the "
-            "script or in the current folder; may be given several times, e.g. my_codecs",
+            help="Module with compressors of your own, which the parameter servers then can read; "
+            "next to the script or in the current folder; may be repeated, e.g. my_codecs",
             metavar="MODULE",
             show_default=False,
         ),
@@ -86,10 +86,10 @@ def command(
     restarts: Annotated[
         int | None,
         typer.Option(
-            help="Start each worker as a world of its own, which goes on if others die, and restart it at "
+            help="Start each worker as a separate world, which goes on if others die, and restart it at "
             "most so many times if it dies; it then takes the servers' parameters. For ps-async and others "
             "whose workers do not wait for each other. "
-            f"{WORKER} and {WORKERS} tell a script its share of the data, e.g. 1",
+            f"{WORKER} and {WORKERS} give a script its share of the data, e.g. 1",
             show_default=False,
         ),
     ] = None,

@@ -17,7 +17,7 @@ from tacit_lab.testbed.results import Ending, verb
 __all__ = ["FailureGroup", "format_groups", "group_endings", "write_tracebacks"]
 
 _FRAMES = 4
-"""At most so many frames of the user's own code are shown, the last ones."""
+"""The most frames of the user's code that are shown, the last ones."""
 _GROUPS = 4
 """At most so many groups are shown."""
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line \d+')
@@ -33,7 +33,7 @@ class FailureGroup:
         ranks: Their numbers, in order.
         reason: How they ended, such as "exit code 1".
         error: The lines of the error's message; empty if there is no traceback.
-        frames: The lines of the traceback that are about the user's own code.
+        frames: The lines of the traceback that are about the user's code.
     """
 
     ranks: tuple[int, ...]
@@ -85,12 +85,12 @@ def format_groups(groups: Sequence[FailureGroup], summary: str) -> list[str]:
 
 
 def write_tracebacks(endings: Iterable[Ending], folder: Path) -> list[str]:
-    """Write each rank's traceback into a file of its own. Returns the files' names, without the folder."""
+    """Write each rank's traceback into a separate file. Returns the files' names, without the folder."""
     tracebacks: Mapping[str, str] = {
         f"rank{ending.rank}.txt": ending.traceback for ending in endings if ending.traceback
     }
     names: list[str] = []
-    with spared(f"tracebacks are not kept in {folder}"):
+    with spared(f"tracebacks are not saved in {folder}"):
         if tracebacks:
             folder.mkdir(exist_ok=True)
         for name in sorted(tracebacks, key=lambda name: (len(name), name)):
@@ -100,7 +100,7 @@ def write_tracebacks(endings: Iterable[Ending], folder: Path) -> list[str]:
 
 
 def _parts(traceback: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The frames of the user's own code and the error, of the last traceback in a chain of them."""
+    """The frames of the user's code and the error, of the last traceback in a chain of them."""
     lines = traceback.splitlines()
     start = max((i for i, line in enumerate(lines) if line.startswith("Traceback ")), default=-1) + 1
     end = next((i for i in range(start, len(lines)) if not lines[i].startswith(" ")), len(lines))

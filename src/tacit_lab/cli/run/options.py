@@ -41,9 +41,9 @@ class RunOptions:
         folder: A folder that exists and can be written.
         tensorboard: The folder for curves; None for no curves.
         serving: How the cluster's parameter servers are run; None if it has none.
-        restarts: How often each worker, which then is a world of its own, is started again. None: all
-            workers are one world.
-        profile: Whether the ranks' processor time is told apart.
+        restarts: How often each worker, which then is a separate world, is started again. None: all workers
+            are one world.
+        profile: Whether the ranks' processor time is profiled by thread and stage.
     """
 
     script: tuple[str, ...]
@@ -204,7 +204,7 @@ def _serving(
             raise ConfigError(
                 f"--import {module!r} is no module that Python finds in {Path.cwd()}"
                 f"{f' or {folder}' if folder else ''}: write for example --import my_codecs for my_codecs.py "
-                "beside the script"
+                f"next to the script"
             )
     serving = Serving(every=every, modules=modules, folder=folder if modules else None)
     if checkpoint is None:

@@ -1,7 +1,7 @@
 """Run by `tacit run` around each rank of a script: counts the bytes that the node's interface sends.
 
 `python rank_counter.py FOLDER SCRIPT ARGS` runs `python -u SCRIPT ARGS`, writes `process<rank>.json` into the
-folder, and ends as the script did. It is a process of its own, so it also counts for scripts that do not use
+folder, and ends as the script did. It is a separate process, so it also counts for scripts that do not use
 tacit, and for those that are killed. It imports little, so that it costs a rank some ten milliseconds.
 """
 
@@ -64,7 +64,7 @@ def _write(folder: Path, counts: dict[str, Any]) -> None:
     with suppress(OSError):  # of a rank that was started again: count from its first start
         first = json.loads(file.read_text(encoding="utf-8"))
         counts |= {key: first[key] for key in ("before", "exchanged_before") if key in first}
-    with files.spared(f"the bytes of the nodes are not kept in {folder}"):
+    with files.spared(f"the bytes of the nodes are not saved in {folder}"):
         files.put(file, json.dumps({"rank": rank, "node": node, **counts}))
 
 

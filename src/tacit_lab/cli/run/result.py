@@ -43,7 +43,7 @@ class RunResult:
 
     Attributes:
         script: The script and its arguments.
-        algorithm: What the script was told to use.
+        algorithm: The algorithm of --algorithm.
         attached: The strategies that it did attach.
         cluster: The emulated cluster.
         status: "unfinished" while the run goes on, and if the command was killed.
@@ -199,7 +199,7 @@ def _without_effect(options: RunOptions, called: set[str], attached: Sequence[st
     asked = None if options.strategy is None else options.strategy.name
     if asked is None or asked in attached:
         return None
-    # Plain DDP needs nothing attached; and a script may make another strategy of what it was told.
+    # Plain DDP needs nothing attached; and a script may attach another strategy than --algorithm's.
     if "from_env" in called and (asked == DEFAULT or len(called) > 1):
         return None
     did = f"attached {', '.join(attached)} instead" if attached else "attached nothing"
@@ -223,8 +223,8 @@ def _without_profile(options: RunOptions, found: Sequence[profiles.RankProfile])
     if not options.profile or found:
         return None
     return (
-        f"{options.name} told no profile, so --profile had no effect: have an optimizer of torch.optim make "
-        "two steps or more in the rank's own process, and end the process as usual, without os._exit"
+        f"{options.name} wrote no profile, so --profile had no effect: have an optimizer of torch.optim make "
+        "two steps or more in the rank's process, and end the process as usual, without os._exit"
     )
 
 

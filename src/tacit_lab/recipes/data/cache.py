@@ -30,9 +30,9 @@ _HEAD = 4096
 
 def folder() -> Path:
     """Where decoded and downloaded data is kept: TACIT_CACHE, or tacit in the user's folder for caches."""
-    told = os.environ.get(CACHE)
-    if told:
-        return Path(told).absolute()
+    named = os.environ.get(CACHE)
+    if named:
+        return Path(named).absolute()
     home = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if os.path.isabs(home) else Path("~/.cache").expanduser()) / "tacit"
 

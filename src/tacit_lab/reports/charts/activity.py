@@ -1,4 +1,4 @@
-"""Where the time of a rank went, stretch by stretch: computing, waiting, and what went on meanwhile."""
+"""The time of a rank, span by span: computing, waiting, and exchanges meanwhile."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from tacit.timelines import Exchange, Span, Step, Timeline
 
-__all__ = ["Stretch", "hidden", "outside", "rows", "stretches", "waits"]
+__all__ = ["ActivitySpan", "activity_spans", "hidden", "outside", "rows", "waits"]
 
 
-class Stretch(NamedTuple):
+class ActivitySpan(NamedTuple):
     """A part of a rank's training: computing, or waiting for exchanges of these levels."""
 
     begun: float
@@ -23,34 +23,34 @@ class Stretch(NamedTuple):
         return bool(self.levels)
 
 
-def waits(timeline: Timeline) -> list[Stretch]:
+def waits(timeline: Timeline) -> list[ActivitySpan]:
     """When training waited, in order; waits that overlap, or touch, are one."""
-    found: list[Stretch] = []
+    found: list[ActivitySpan] = []
     for wait, level in sorted((wait, each.level) for each in timeline.exchanges for wait in each.waits):
         if found and wait.begun <= found[-1].ended:
             last = found.pop()
             levels = tuple(sorted({*last.levels, level}))
-            found.append(Stretch(last.begun, max(last.ended, wait.ended), levels))
+            found.append(ActivitySpan(last.begun, max(last.ended, wait.ended), levels))
         else:
-            found.append(Stretch(wait.begun, wait.ended, (level,)))
+            found.append(ActivitySpan(wait.begun, wait.ended, (level,)))
     return found
 
 
-def stretches(step: Step, waits: Iterable[Stretch]) -> list[Stretch]:
-    """A step as alternating stretches of computing and waiting, without a gap."""
+def activity_spans(step: Step, waits: Iterable[ActivitySpan]) -> list[ActivitySpan]:
+    """A step as alternating spans of computing and waiting, without a gap."""
     found, at = [], step.begun
     for wait in waits:
         begun, ended = max(wait.begun, at), min(wait.ended, step.ended)
         if begun >= ended:
             continue
         if begun > at:
-            found.append(Stretch(at, begun))
-        found.append(Stretch(begun, ended, wait.levels))
+            found.append(ActivitySpan(at, begun))
+        found.append(ActivitySpan(begun, ended, wait.levels))
         at = ended
-    return [*found, Stretch(at, step.ended)] if at < step.ended else found
+    return [*found, ActivitySpan(at, step.ended)] if at < step.ended else found
 
 
-def outside(steps: Sequence[Step], waited: Iterable[Stretch]) -> list[Stretch]:
+def outside(steps: Sequence[Step], waited: Iterable[ActivitySpan]) -> list[ActivitySpan]:
     """Waits between steps, such as before an evaluation or at the end of training."""
     return [
         wait

@@ -21,7 +21,7 @@ Reading: TypeAlias = Callable[[EpochRecord], float | None]
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 """Fewer than colours, so that the two do not begin again together."""
 _OF_APART = (
-    "How far replicas are from their mean, on average, over the length of the mean. Measured behind each "
+    "How far replicas are from their mean, on average, over the length of the mean. Measured after each "
     "epoch, in the last one just before they are made equal; 0 where they have just met."
 )
 LOG_FROM = 8.0

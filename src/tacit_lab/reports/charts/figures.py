@@ -1,7 +1,7 @@
-"""What the page's charts have in common: figures of plotly.js in plain dicts.
+"""The common parts of the page's charts: figures of plotly.js in plain dicts.
 
-Colours stand as CSS variables, `var(--c0)`, which the page's script looks up when it draws: so light and dark
-are told apart in one place, the style sheet.
+Colours are CSS variables, `var(--c0)`, which the page's script looks up when it draws: so light and dark
+differ only in the style sheet.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Chart", "Figure", "Style", "line_at", "styles", "tint"]
 Figure: TypeAlias = dict[str, Any]
 
 PALETTE = 7
-"""How many colours page.css has beside the neutral one."""
+"""The number of colours of page.css besides the neutral one."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 
@@ -42,7 +42,7 @@ class Style:
 def styles(comparison: Comparison) -> dict[str, Style]:
     """A style for each algorithm; plain DDP always has the neutral one.
 
-    Dashes change when all colours have been used, so up to 28 others are told apart.
+    Dashes change when all colours have been used, so up to 28 others can be distinguished.
     """
     others = [row.algorithm for row in comparison.rows if row.algorithm != BASE]
     return {BASE: Style("--base")} | {

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from tacit.timelines import PlannedMessage, Span, Timeline
-from tacit_lab.reports.charts.activity import stretches, waits
+from tacit_lab.reports.charts.activity import activity_spans, waits
 from tacit_lab.reports.charts.figures import Chart, Figure, Style, tint
 from tacit_lab.reports.charts.spans import SpanBar, solid, span_trace, striped
 from tacit_lab.reports.charts.window import cut
@@ -16,13 +16,13 @@ __all__ = ["LANES", "STEPS", "lanes_chart"]
 STEPS = 3
 """So many are drawn, of one rank: in each there may be dozens of messages."""
 LANES = 32
-"""Lanes that are drawn where there are more: the first, for which a forward pass waits first."""
+"""The most lanes that are drawn: the first, for which a forward pass waits first."""
 TALL, LANE, SPACE = 22, 15, 14
 """Pixels: of training's bar, of a lane, and between the two."""
 THICK, THIN = LANE - 4, 3
 """Pixels: of a message that is under way, and of one that is ready."""
 LETTERS = 16
-"""Of a parameter's name, beside its lane; the whole name is under the pointer."""
+"""The most characters of a parameter's name next to its lane; the whole name is under the pointer."""
 
 
 def lanes_chart(timelines: Sequence[Timeline], paint: Mapping[str, Style], place: int) -> Chart | None:
@@ -102,7 +102,7 @@ def _lanes(messages: Sequence[PlannedMessage]) -> Iterator[tuple[PlannedMessage,
 
 
 def _bars(messages: Sequence[PlannedMessage], what: str) -> Iterator[SpanBar]:
-    """Of each message the time for which it was ready, or under way."""
+    """The bars of the times for which each message was ready, or under way."""
     for each, y in _lanes(messages):
         span = Span(each.ready, each.left) if what == "ready" else Span(each.left, each.came)
         yield SpanBar(y, THIN if what == "ready" else THICK, span, f"{_told(each)}, {what}")
@@ -117,7 +117,7 @@ def _waited_for(messages: Sequence[PlannedMessage]) -> Iterator[SpanBar]:
 def _training(timeline: Timeline, *, waiting: bool) -> Iterator[SpanBar]:
     waited = waits(timeline)
     for step in timeline.steps:
-        for each in stretches(step, waited):
+        for each in activity_spans(step, waited):
             if each.waiting == waiting:
                 what = "waiting" if waiting else "computing"
                 yield SpanBar(TALL / 2, TALL, Span(each.begun, each.ended), f"step {step.step}: {what}")

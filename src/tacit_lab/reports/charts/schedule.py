@@ -43,7 +43,7 @@ def schedule_chart(
 
     Args:
         timeline: Of one of its ranks; the schedule is equal on all.
-        records: Of all algorithms; they tell how many steps an epoch has.
+        records: Of all algorithms; they have the number of steps of an epoch.
         paint: The algorithms' styles.
         place: Of the chart among its like, which makes its key.
     """

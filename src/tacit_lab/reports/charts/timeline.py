@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tacit.timelines import Exchange, Span, Timeline
-from tacit_lab.reports.charts.activity import hidden, outside, stretches, waits
+from tacit_lab.reports.charts.activity import activity_spans, hidden, outside, waits
 from tacit_lab.reports.charts.figures import Chart, Figure, Style, tint
 from tacit_lab.reports.charts.spans import FAINT, SpanBar, solid, span_trace, striped
 from tacit_lab.reports.charts.window import Window, cut
@@ -15,7 +15,7 @@ __all__ = ["timeline_chart"]
 TALL, FLAT, SPACE = 22, 11, 13
 """Pixels: of training's bar, of a level's, and between two ranks."""
 LONG = 10.0
-"""Seconds from which on a window is told in seconds, and not in milliseconds."""
+"""The length in seconds from which a window is labelled in seconds, and not in milliseconds."""
 
 
 def timeline_chart(timelines: Sequence[Timeline], paint: Mapping[str, Style], place: int) -> Chart | None:
@@ -79,11 +79,11 @@ class _Bars:
         return place * self._each + SPACE / 2
 
     def training(self, *, waiting: bool) -> Iterator[SpanBar]:
-        """The bars of the stretches in which training waited, or in which it did not."""
+        """The bars of the spans in which training waited, or in which it did not."""
         for place, timeline in enumerate(self._timelines if self._levels else ()):
             waited = waits(timeline)
             for step in timeline.steps:
-                for begun, ended, levels in stretches(step, waited):
+                for begun, ended, levels in activity_spans(step, waited):
                     if bool(levels) == waiting:
                         what = f"waiting for {self._names(levels)}" if waiting else "computing"
                         yield self._upper(place, Span(begun, ended), f"step {step.step}: {what}")
@@ -98,7 +98,7 @@ class _Bars:
                 yield self._upper(place, Span(step.begun, step.ended), f"step {step.step}")
 
     def exchanges(self, *, waiting: bool) -> Iterator[SpanBar]:
-        """The bars of rounds, for the stretches in which training waited for them, or in which it did not."""
+        """The bars of rounds, for the spans in which training waited for them, or in which it did not."""
         for place, timeline in enumerate(self._timelines):
             for each in timeline.exchanges:
                 for span in each.waits if waiting else hidden(each):
@@ -123,7 +123,7 @@ def _note(window: Window) -> str:
     of = "" if shown == window.ranks else f" on {shown} of {window.ranks} ranks"
     steps = f"Steps {window.first} to {window.last}{of}."
     if not levels:
-        return f"{steps} torch's own exchange is inside them, and does not say when training waits for it."
+        return f"{steps} torch's exchange is inside them, and does not say when training waits for it."
     if len(levels) == 1:
         return steps
     return f"{steps} Below each rank its levels: {', '.join(levels[:-1])}, and {levels[-1]} lowest."

@@ -1,6 +1,6 @@
 """A background load: a process on a node that sends at a steady rate, to the switch, which drops it.
 
-It goes out by the node's own link, as a neighbour's traffic would. It is UDP: it does not give way to others.
+It uses the node's link, as a neighbour's traffic would. It is UDP: it does not give way to others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HEADERS = 20 + 14
 WIRE_BYTES = _FRAGMENTS * (_FRAGMENT + _HEADERS)
 """Bytes of each datagram as an interface counts them."""
 _DEBT = 0.05
-"""Seconds that it makes up for, where it was kept from sending."""
+"""The most seconds of delayed traffic that it catches up on."""
 _BUFFERED = 0.1
 _LEAST_BUFFER = 1 << 18
 _COUNTERS = Path("/proc/self/net/snmp")

@@ -127,7 +127,7 @@ def _explained(error: Exception, purpose: str, module: str) -> TestbedError:
 
 
 def _prepare_network() -> None:
-    """What all nodes have alike, in this process's network namespace, whatever the machine has.
+    """Set what all nodes have in common, in this process's network namespace, whatever the machine has.
 
     No IPv6: it would announce itself, and so be counted. And the congestion control that Linux has by
     default. With BBR, which some machines have, each connection sends next to nothing for 200 ms every ten

@@ -44,7 +44,7 @@ def _check(status: int, what: str) -> None:
 
 
 def unshare(flags: Clone) -> None:
-    """Give this process new namespaces of its own."""
+    """Give this process new namespaces."""
     _check(_libc.unshare(int(flags)), f"unshare {flags!r}")
 
 

@@ -1,4 +1,4 @@
-"""Enters the namespaces that hold a testbed, and says what permits them where they are refused."""
+"""Enters the namespaces of a testbed; errors say how to permit them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SETTINGS = {
 
 
 def leave() -> None:
-    """Have the children of this process live in a PID namespace of their own; as root if need be."""
+    """Put the children of this process into a new PID namespace; as root if necessary."""
     if os.geteuid() == 0:
         try:
             unshare(Clone.PID)
@@ -36,7 +36,7 @@ def leave() -> None:
 
 
 def furnish(nodes: int) -> int:
-    """As PID 1, make mounts and a network of one's own; an open directory in memory that ends with PID 1."""
+    """As PID 1, make new mounts and a network. Returns an open directory in memory that ends with PID 1."""
     try:
         unshare(Clone.MOUNT | Clone.NETWORK)
         mount("none", "/", None, Mount.RECURSIVE | Mount.PRIVATE)
@@ -58,7 +58,7 @@ def _scratch() -> int:
 
 
 def _bind(scratch: int, name: str, text: str, over: str) -> None:
-    """Put a file of our own over one of the machine's."""
+    """Mount a file with this text over one of the machine's."""
     with open(os.open(name, os.O_WRONLY | os.O_CREAT, 0o644, dir_fd=scratch), "w") as file:
         file.write(text)
     if Path(over).exists():

@@ -1,4 +1,4 @@
-"""What the nodes of a testbed are called, and where they are found."""
+"""The names and addresses of a testbed's nodes."""
 
 from __future__ import annotations
 
