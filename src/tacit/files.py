@@ -1,8 +1,7 @@
 """Files that are written: what may be one, how one is put in place, and what a failure to write means.
 
 A file that the user names is checked before anything is launched (`output`, `folder`) and replaced as a whole
-(`put`). What is only written down beside a training is `spared`: a failure is said once, and training goes
-on.
+(`put`). What is only recorded during a training is `spared`: a failure is said once, and training goes on.
 """
 
 from __future__ import annotations
@@ -210,7 +209,7 @@ def say(text: str) -> None:
 
 
 def _target(path: Path) -> Path:
-    """Where a file is really written: behind all links.
+    """The file that is really written, at the end of all links.
 
     Raises:
         OSError: there is something that is no regular file, or the folder is not there.

@@ -26,7 +26,7 @@ from tacit.rounds import EveryStep, MomentPeriods, Renewals
 from tacit.topologies.auto import Auto
 
 Subject = Literal["nothing", "gradient", "delta"]
-Beside = Literal["local", "averaged", "reset"]
+MomentumUse = Literal["local", "averaged", "reset"]
 Buffers = Literal["averaged", "local", "on_sync"]
 Variance = Literal["local", "scaled"]
 Accept: TypeAlias = Literal["exact", "lossless", "feedback", "periodic"]
@@ -71,7 +71,7 @@ class Strategy:
     topology: Topology = Auto()
     overlap: Overlap = Bucketwise()
     merge: Merge = Replace()
-    momentum: Beside | MomentPeriods = "local"
+    momentum: MomentumUse | MomentPeriods = "local"
     buffers: Buffers = "averaged"
     variance: Variance | Renewals = "local"
     name: str = field(default="custom", compare=False)
@@ -103,11 +103,11 @@ class Strategy:
             self._check_delta()
         if self.blocking is not None:
             self._check_blocking(self.blocking)
-        self._check_beside("momentum", self.momentum, Beside, "local")
-        self._check_beside("buffers", self.buffers, Buffers, "averaged")
-        self._check_beside("variance", self.variance, Variance, "local")
+        self._check_replica_option("momentum", self.momentum, MomentumUse, "local")
+        self._check_replica_option("buffers", self.buffers, Buffers, "averaged")
+        self._check_replica_option("variance", self.variance, Variance, "local")
 
-    def _check_beside(self, what: str, given: object, kinds: Any, default: str) -> None:
+    def _check_replica_option(self, what: str, given: object, kinds: Any, default: str) -> None:
         if not isinstance(given, _OF_STEPS.get(what, ())):
             checks.one_of(what, given, typing.get_args(kinds))
         if self.server is not None and self.server.optimizer == "server" and given != default:

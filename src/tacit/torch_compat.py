@@ -191,7 +191,7 @@ def compiled_module(model: object) -> object | None:
 
 
 def behind_accumulation(p: Tensor, call: Callable[[], None]) -> RemovableHandle:
-    """Call it in each backward when the gradient of `p` is added up, behind the hooks that there are by now.
+    """Call `call` in each backward when the gradient of `p` is accumulated, after the present hooks.
 
     By the node that adds, which an expanded view of `p` leads to; DDP's own hooks are there.
     """
@@ -253,7 +253,7 @@ at_end_of_backward: Callable[[Callable[[], None]], None] = (
 )
 """Has a function called in backward's thread when the graph is done; by `Variable._execution_engine`.
 
-To be called in backward. What is queued while these are called, is called behind them."""
+To be called in backward. Functions that are queued by these are called after them."""
 
 in_join: Callable[[DistributedDataParallel], bool] = attrgetter("_join_config.enable")
 """Whether a DDP model's forward and backward take part in torch's `Join`; by `_join_config`."""

@@ -305,7 +305,7 @@ def _load(word: str, whole: str) -> float:
     if unit not in _RATES or not value:
         raise ConfigError(
             f"cannot read {word!r} as the rate of a load, in the cluster {whole!r}: write for example "
-            f"{_LOAD}10mbit, behind the link. {_UNEVEN_EXAMPLES}"
+            f"{_LOAD}10mbit, after the link. {_UNEVEN_EXAMPLES}"
         )
     return value
 

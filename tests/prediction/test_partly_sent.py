@@ -20,7 +20,7 @@ from tacit.prediction.networks import weight_files
 from tacit.prediction.networks.mp2 import MP2, MP2Network
 from tacit.prediction.networks.wnn import WNN
 from tacit.prediction.predictor import KINDS, Predictor, Seen, kind_of
-from tacit.prediction.sent_subsets import beside
+from tacit.prediction.sent_subsets import drawn_others
 from tacit.topologies import Flat
 from tacit.transports.meter import DryRun, run_dry
 
@@ -243,7 +243,7 @@ def test_who_is_drawn_was_not_taken() -> None:
         free = total - len(taken)
         seen = Counter[int]()
         for seed in range(200):
-            drawn = beside(total, min(free, 3), torch.tensor(taken, dtype=torch.int64), seed).tolist()
+            drawn = drawn_others(total, min(free, 3), torch.tensor(taken, dtype=torch.int64), seed).tolist()
             assert drawn == sorted(set(drawn) - set(taken))
             seen.update(drawn)
         assert set(seen) == set(range(total)) - set(taken)

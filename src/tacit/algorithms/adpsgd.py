@@ -9,11 +9,11 @@ AD-PSGD (Lian et al., ICML 2018, arXiv 1710.06952), on each worker i:         he
     (appendix) active workers ask, passive ones answer; graph bipartite       even ranks, odd ranks
 
 x_i is the rank's store, which a passive rank's neighbours change while it computes; x^_i is read from it
-behind each round. The order of a round is that of the appendix: the step is added to x_i, and what an average
+after each round. The order of a round is that of the appendix: the step is added to x_i, and what an average
 brings in the meantime is added to it and not put in its place.
 
 Differences. Parameters are averaged chunk by chunk, each chunk at one moment: parts of a model may be met by
-two neighbours in turn. A rank averages behind its step and waits for the message, but for no
+two neighbours in turn. A rank averages after its step and waits for the message, but for no
 step; with `late=1` it waits for neither, and takes the answer a step later, as the paper's second thread
 does. Neighbours are drawn alike often, but in the same round different ones. Floating-point buffers
 (BatchNorm's statistics) are averaged with the parameters; the optimizer's state stays local.

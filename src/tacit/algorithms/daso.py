@@ -31,7 +31,7 @@ from tacit.compressors.dense import Dense
 from tacit.contracts import NODE
 from tacit.merges import StaleMean
 from tacit.rounds import Cycling, NodeRounds
-from tacit.strategy import Beside, Buffers, Levels, Strategy
+from tacit.strategy import Buffers, Levels, MomentumUse, Strategy
 from tacit.topologies.flat import Flat
 from tacit.topologies.hierarchical import Hierarchical
 
@@ -54,7 +54,7 @@ def daso(
     staleness: float = 2.0,
     by: Literal["turns", "slices", "leaders"] = "turns",
     bits: int | Literal["paper"] = "paper",
-    momentum: Beside = "local",
+    momentum: MomentumUse = "local",
     buffers: Buffers = "averaged",
 ) -> Levels:
     """Gradients inside the node in every step; parameters between nodes every few steps, and late."""

@@ -6,13 +6,13 @@ The paper's algorithm 1 on each worker i:                          here:
     z_i <- x_i^(t+1/2) - x_i^t                                     DifferenceCopy: what is sent
     x_i^(t+1) <- x_i^t + C(z_i), and so for each neighbour j       DifferenceCopy: its state; Mix applies it
 
-It mixes beside the step, as in the paper, and not behind it as `gossip` does: a replica's own step is in its
-message. With `late` it would not be the paper's, and there is none.
+It mixes at the same time as the step, as in the paper, and not after it as `gossip` does: a replica's own
+step is in its message. With `late` it would not be the paper's, and there is none.
 
 C must be right in the mean, and its error below the paper's bound, which depends on the graph: it is QSGD.
 With 4 and 8 bits the quadratic of the tests converges as it does densely; with 2 bits it diverged.
 
-Differences from the paper: biases and norms take part in the mix densely, behind the step, where QSGD exempts
+Differences from the paper: biases and norms take part in the mix densely, after the step, where QSGD exempts
 them. The neighbours' copies are one sum.
 """
 

@@ -22,7 +22,7 @@ step.
 DiLoCo's round is of all parameters as they are after H steps, and the next step begins from its answer: none
 of it can leave before, and training waits for all of it. Who would rather not wait has `streaming_diloco`:
 with `fragment_update_alpha=0` and `fragment_sync_delay=0` it is DiLoCo fragment by fragment, each at its own
-time, and with a delay fragments travel behind the steps.
+time, and with a delay fragments travel during the steps.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from tacit.contracts import NODE, Overlap, Rounds
 from tacit.merges import Average
 from tacit.overlap import Bucketwise
 from tacit.rounds import EveryEpoch
-from tacit.strategy import Beside, Buffers, Levels, Strategy
+from tacit.strategy import Buffers, Levels, MomentumUse, Strategy
 from tacit.topologies.flat import Flat
 from tacit.topologies.hierarchical import Hierarchical
 
@@ -45,7 +45,7 @@ from tacit.topologies.hierarchical import Hierarchical
 def ednncomm(
     sync_every: int | Literal["auto"] = "auto",
     by: Literal["slices", "leaders", "turns"] = "slices",
-    momentum: Beside = "local",
+    momentum: MomentumUse = "local",
     buffers: Buffers = "averaged",
     bits: int = 32,
     fragments: int = 1,

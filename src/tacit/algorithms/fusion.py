@@ -8,7 +8,7 @@ The paper:                                                           here:
     or within a of that (theorem 1, algorithm 1)                     one by one can add up
     send each joined message when all of its gradients are there     LayerwiseHook
 
-Differences from the paper: times are the median of five steps of rank 0, behind three that are left out; the
+Differences from the paper: times are the median of five steps of rank 0, after three that are left out; the
 bytes of encoded messages count as they are on the wire; and the means are given back when backward ends.
 """
 

@@ -24,7 +24,7 @@ from tacit.algorithms.options.codecs import of_bits
 from tacit.algorithms.options.named_options import AdditiveWay, staggered, way
 from tacit.algorithms.registry import algorithm
 from tacit.merges import Average
-from tacit.strategy import Beside, Buffers, Strategy, Variance
+from tacit.strategy import Buffers, MomentumUse, Strategy, Variance
 
 
 @algorithm(
@@ -35,7 +35,7 @@ from tacit.strategy import Beside, Buffers, Strategy, Variance
 )
 def localsgd(
     sync_every: int = 8,
-    momentum: Beside = "local",
+    momentum: MomentumUse = "local",
     buffers: Buffers = "averaged",
     bits: int = 32,
     topology: AdditiveWay = "auto",

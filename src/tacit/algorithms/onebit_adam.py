@@ -8,7 +8,7 @@ The paper's algorithm 1, on each worker r:          here:
     m   <- C(mean_r(s_r) + e);  e likewise          TwoPhase: the rank whose slice it is
     x   <- x - lr * m / sqrt(v)                     the user's Adam or AdamW
 
-The optimizer must be torch's Adam or AdamW; what it does beside is its own: decay, `eps`, the learning rate.
+The optimizer must be torch's Adam or AdamW; all else stays the optimizer's: decay, `eps`, the learning rate.
 `bits` of 2 to 8 send that many bits an entry by blocks (`Blockwise`) in place of signs.
 
 A variance that was found in the first steps of a short training is not that of its later ones. So for
@@ -23,7 +23,7 @@ Differences from the paper: a magnitude for each block of 512 entries, not for e
 out; residuals follow the learning rate (`ErrorFeedback.rescale`), and what is owed to a gradient is 1 - beta1
 of that to a momentum; and a step divides by the root of beta2 v + (1 - beta2) m^2, as Adam forms it, of which
 v alone is kept. So where a momentum outgrows the old variance, its step is bounded, and v rises to the least
-that Adam ever has beside m: it is 0 where gradients had not begun, as of rare tokens' rows, and steps would
+that Adam ever has with m: it is 0 where gradients had not begun, as of rare tokens' rows, and steps would
 then not end with m. Biases and norms are sent densely, with the same momentum.
 """
 

@@ -9,7 +9,7 @@ better so, with ResNets and with ViTs by AdamW, as long as the learning rate fal
 local SGD. Without `alpha` the period is `sync_every` at the largest rate so far, and grows by the inverse
 square from there. In the first round, and while the rate rises as in a warm-up, it is `sync_every` with any
 `alpha`: by the small rates of a warm-up replicas would part at once. `longest` bounds it, as tacit is not
-told when training ends; the steps behind the last round are averaged by `session.sync()`, and as the session
+told when training ends; the steps after the last round are averaged by `session.sync()`, and as the session
 closes.
 """
 
@@ -20,7 +20,7 @@ from tacit.algorithms.options.named_options import AdditiveWay, way
 from tacit.algorithms.registry import algorithm
 from tacit.merges import Average
 from tacit.rounds import ByLearningRate
-from tacit.strategy import Beside, Strategy, Variance
+from tacit.strategy import MomentumUse, Strategy, Variance
 
 
 @algorithm(
@@ -33,7 +33,7 @@ def qsr(
     sync_every: int = 4,
     alpha: float | None = None,
     longest: int = 128,
-    momentum: Beside = "local",
+    momentum: MomentumUse = "local",
     bits: int = 32,
     topology: AdditiveWay = "auto",
     variance: Variance = "local",

@@ -357,7 +357,7 @@ def check(given: AttachSpec, decider: Decider) -> None:
             f"weight={given.weight!r} with 'auto' is not possible, as it begins with plain averages: leave "
             "it out, or attach an algorithm that averages replicas, such as 'localsgd'"
         )
-    checks.whole("the decider's steps", decider.steps, 1, None, "it decides behind a step")
+    checks.whole("the decider's steps", decider.steps, 1, None, "it decides after a step")
 
 
 def step_seconds(ends: Sequence[float], window: int, period: int) -> float:

@@ -174,7 +174,7 @@ def fuse(
 
 
 def _joined(requests: Sequence[Request], beside: Request | None = None) -> Generator[Request, Any, list[Any]]:
-    """Ask all of them, in as few messages as can be; their answers. `beside` joins the first message."""
+    """Post all requests, in as few messages as possible; returns their answers. `beside` joins the first."""
     if beside is None and len(requests) == 1:
         return [(yield requests[0])]
     for request in requests:

@@ -1,4 +1,4 @@
-"""For Accelerate: `attach(accelerator, model, optimizer, "dgc")` behind `accelerator.prepare`.
+"""For Accelerate: `attach(accelerator, model, optimizer, "dgc")` after `accelerator.prepare`.
 
 `tacit.attach(model, optimizer, "dgc", scaler=accelerator.scaler)` does the same but for the checkpoints.
 """

@@ -16,12 +16,12 @@ _SHARED = "shared/"
 
 
 def state_of_rank(session: Attached) -> dict[str, Any]:
-    """What this rank needs to go on, beside the model and the optimizer as any rank has them."""
+    """The state that this rank needs to go on, besides the model and the optimizer, which all ranks share."""
     return {"session": session.state_dict()}
 
 
 def load_ranks(session: Attached, states: Sequence[Mapping[str, Any]]) -> None:
-    """Go on from what all ranks have saved, in their order; those behind the first may lack what is shared.
+    """Go on from what all ranks have saved, in their order; those after the first may lack what is shared.
 
     On another number of ranks, what each had of its own is shared out anew.
 
@@ -34,7 +34,7 @@ def load_ranks(session: Attached, states: Sequence[Mapping[str, Any]]) -> None:
         )
     session.load_state_dict(join_states(state["session"] for state in states))
     if len(states) == session.options.group.size():
-        mine = states[session.options.group.rank()]  # older ones have the optimizers beside the session
+        mine = states[session.options.group.rank()]  # older ones have the optimizers next to the session
         for optimizer, state in zip(session.optimizers, mine.get("optimizers", ()), strict=False):
             optimizer.load_state_dict(state)
 
@@ -52,7 +52,7 @@ class AllRanks:
         self._session = session
 
     def state_dict(self) -> dict[str, Any]:
-        """What all ranks have on rank 0, and nothing elsewhere or behind `close`. A collective call.
+        """What all ranks have on rank 0, and nothing elsewhere or after `close`. A collective call.
 
         Replicas that have moved on their own are made equal before.
 

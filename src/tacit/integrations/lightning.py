@@ -110,7 +110,7 @@ class Tacit(_Callback):  # type: ignore[misc]
             AllRanks(session).load_state_dict(loaded)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Look, behind the first step, whether anything was exchanged."""
+        """Check after the first step that something was exchanged."""
         if trainer.global_step > self._first:
             self._managed.stepped()
 

@@ -74,7 +74,7 @@ class ManagedSession:
         return self.session
 
     def stepped(self) -> None:
-        """To be called behind every step: raises if torch has not called the hooks in the first one."""
+        """Check after every step: raises if torch has not called the hooks in the first one."""
         if self.session is not None and not self._looked:
             self._looked = True
             self.session.check_called()

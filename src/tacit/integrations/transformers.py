@@ -84,7 +84,7 @@ class Tacit(transformers.TrainerCallback):  # type: ignore[misc]
             load_ranks(session, self._saved(args, state))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Look, behind the first step, whether anything was exchanged; and be equal for what follows."""
+        """Check after the first step that something was exchanged; make replicas equal where that is due."""
         self._managed.stepped()
         self._be_equal(control)
 
@@ -93,7 +93,7 @@ class Tacit(transformers.TrainerCallback):  # type: ignore[misc]
         self._be_equal(control)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write this rank's session beside what Trainer has saved."""
+        """Write this rank's session next to Trainer's files."""
         session = self._managed.session
         if session is None or args.save_only_model:
             return

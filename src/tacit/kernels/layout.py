@@ -11,7 +11,7 @@ m + i, ..., 4 m + i, and its byte is c0 + 3 c1 + 9 c2 + 27 c3 + 81 c4.
 **Positions** that rise are written in one of four formats. Which one follows from how many there are among
 how many entries, so that the size is known beforehand: a bitmap; low and high parts (Elias 1974, Fano 1971),
 with low parts of one or two bytes; or int32. The low parts are the lowest byte, or two, of each position. The
-rest of the j-th position, which only ever rises, is a 1 at bit rest + j of the bits behind them. That is
+rest of the j-th position, which only ever rises, is a 1 at bit rest + j of the bits after them. That is
 within 2 bits an entry of the least there can be.
 """
 

@@ -32,7 +32,7 @@ from tacit.errors import ConfigError
 from tacit.exchange.health import refuse_overflow
 from tacit.kernels.layout import position_bytes
 from tacit.prediction.agreement_check import MARKS
-from tacit.prediction.sent_subsets import at_random, beside, by_layers, in_turn, placed, places, size
+from tacit.prediction.sent_subsets import at_random, by_layers, drawn_others, in_turn, placed, places, size
 
 _log = logging.getLogger("tacit")
 
@@ -244,7 +244,7 @@ class Budgeted(Compressor):
         if not full:
             count = self._room - self._drawn
             chosen = _rotated(self.subset, self._turning, count, ctx.round, always, now)
-        drawn = beside(self._turning, self._drawn, chosen, zlib.crc32(f"{now}|drawn".encode()))
+        drawn = drawn_others(self._turning, self._drawn, chosen, zlib.crc32(f"{now}|drawn".encode()))
         if full:
             return SentEntries(True, places(self.matrices), placed(self._taking_turns, drawn))
         both = placed(self._taking_turns, torch.cat((chosen, drawn)))

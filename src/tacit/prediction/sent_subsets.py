@@ -42,7 +42,7 @@ def by_layers(total: int, count: int, round_: int) -> Tensor:
     return ((torch.arange(count) + round_ * count) % max(total, 1)).sort().values
 
 
-def beside(total: int, count: int, taken: Tensor, seed: int) -> Tensor:
+def drawn_others(total: int, count: int, taken: Tensor, seed: int) -> Tensor:
     """`count` of those of `total` entries that are not `taken` (rising), drawn at random; rising."""
     at = at_random(total - len(taken), count, seed)
     # The number of entries not taken before each that is.

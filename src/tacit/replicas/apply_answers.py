@@ -13,7 +13,7 @@ from tacit.contracts import NODE, Application, State
 from tacit.exchange.joined_requests import average_
 from tacit.kernels import deltas
 from tacit.replicas.local_deltas import LocalDeltas
-from tacit.replicas.replica import Place, Replica, beside, largest_of_types, wide_like
+from tacit.replicas.replica import Place, Replica, largest_of_types, part_for, wide_like
 from tacit.session import Session
 
 
@@ -83,9 +83,9 @@ class Answers:
     ) -> None:
         """Let the merge apply the answer to these parameters; if learning rates matter, rate by rate."""
         mine = self._local.of_answer(i, places, params)
-        anchor, mean = (beside(params, places, each[i]) for each in (self._anchors, self._flats))
+        anchor, mean = (part_for(params, places, each[i]) for each in (self._anchors, self._flats))
         mean = self._replica.widened(i, mean)
-        state = {field: beside(params, places, each) for field, each in self.states[i].items()}
+        state = {field: part_for(params, places, each) for field, each in self.states[i].items()}
         for here, lr in self._spans(places, at, rates):
             self._merge.apply_(
                 params[here],

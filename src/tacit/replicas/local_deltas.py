@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.kernels import deltas
-from tacit.replicas.replica import Place, Replica, beside
+from tacit.replicas.replica import Place, Replica, part_for
 from tacit.strategy import Strategy
 
 MINE = "local_delta"
@@ -90,11 +90,11 @@ class LocalDeltas:
         whole, unsent, given = self.mine[i], self.unsent[i], self._given[i]
         if whole is None:
             return None
-        mine = beside(params, places, whole)
+        mine = part_for(params, places, whole)
         if unsent is not None and unsent is not whole:
-            mine.add_(self._replica.widened(i, beside(params, places, unsent)))
+            mine.add_(self._replica.widened(i, part_for(params, places, unsent)))
         if given is not None:  # add the steps since
-            anchor, before = (beside(params, places, each) for each in (self._anchors[i], given))
+            anchor, before = (part_for(params, places, each) for each in (self._anchors[i], given))
             deltas.add_steps_(mine, params, anchor, before)
         return mine
 

@@ -180,9 +180,9 @@ class Replica:
         for places in self._runs[i] if on_host(anchor) else [self._places[i]]:
             view = self._direct(places, anchor)
             if view is not None:
-                beside_out = beside(view, places, out)
-                second = None if also is None else beside(view, places, also)
-                deltas.subtract(view, beside(view, places, anchor), beside_out, second)
+                out_part = part_for(view, places, out)
+                second = None if also is None else part_for(view, places, also)
+                deltas.subtract(view, part_for(view, places, anchor), out_part, second)
                 continue
             self._read(places, out)
             here = span_of(places)
@@ -253,7 +253,7 @@ def span_of(places: Sequence[Place]) -> slice:
     return slice(places[0].start, places[-1].stop)
 
 
-def beside(params: Tensor, places: Sequence[Place], flat: Tensor) -> Tensor:
+def part_for(params: Tensor, places: Sequence[Place], flat: Tensor) -> Tensor:
     """The part of a bucket's flat tensor for these parameters, in the shape of `params`."""
     here = flat[span_of(places)]
     return here if params.dim() == 1 else here.view(params.shape)

@@ -189,7 +189,7 @@ class ImageRecipe(Recipe):
         start, there = self._samples, len(self._images.train.targets)
         if start + count > there:
             raise ConfigError(
-                f"{count} images behind the first {start} are more than the {there} there are: lower limit"
+                f"{count} images after the first {start} are more than the {there} there are: lower limit"
             )
         return self._judged(model, *(tensor[start : start + count] for tensor in self._images.train))
 

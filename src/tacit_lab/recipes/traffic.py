@@ -23,7 +23,7 @@ class Traffic:
 
     Args:
         nodes: that have ranks.
-        servers: how many nodes come behind them, which count nothing themselves: what they sent is what the
+        servers: how many nodes come after them, which count nothing themselves: what they sent is what the
             others received of them.
         node: this one; None where this process is to count nothing.
     """

@@ -224,7 +224,7 @@ class _TrainingRun:
         self._epoch += 1
         session = self._replica.session
         if self._epoch < self._task.epochs and isinstance(session, Attached):
-            measure_consensus(session)  # behind the last epoch `sync` has, before it made them equal
+            measure_consensus(session)  # after the last epoch `sync` has, before it made them equal
         self._evaluate()
         self._record(self._epoch_record())
         self._report(self._meter.seconds, self._loss, self._megabytes())

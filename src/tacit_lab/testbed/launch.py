@@ -21,7 +21,7 @@ _FIRST_SERVER_PORT = 40000  # one for each server of each run
 _FREE_PORTS = range(15000, 32000)
 _RANK = Path(__file__).with_name("rank.py")
 
-# What an outer torchrun left behind would otherwise be taken for ours.
+# Variables of an outer torchrun would otherwise be taken for the testbed's.
 _STALE = ("PET_", "TORCHELASTIC_")
 _STALE_NAMES = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "ROLE_NAME"),

@@ -64,7 +64,7 @@ up."""
 
 
 def way(topology: str) -> OnAxis:
-    """The topology of that name, the numbers behind it included.
+    """The topology of that name, the numbers after it included.
 
     Raises:
         ConfigError: there is none.

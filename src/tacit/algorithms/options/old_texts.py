@@ -15,7 +15,7 @@ OURS = {"bits", "late", "entropy", "bound", "variance"}
 
 
 def check_mp2(pairs: Mapping[str, str]) -> None:
-    """Refuse what stood behind `mp2` before, and say once that the name alone means something else now.
+    """Refuse what stood after `mp2` before, and say once that the name alone means something else now.
 
     Raises:
         ConfigError: `form` is given, or what only `lowbit` has; says what to write.

@@ -49,7 +49,7 @@ def parameters(build: Callable[..., AnyStrategy]) -> dict[str, tuple[Any, Any]]:
             declared = "of no type" if kind is None else f"a {getattr(kind, '__name__', kind)}"
             raise ConfigError(
                 f"the parameter {name!r} of {build.__module__}.{build.__name__} is {declared}, by which its "
-                "text could be read: write int, float, bool, str or a Literal behind it, or one | None"
+                "text could be read: write int, float, bool, str or a Literal after it, or one | None"
             )
     return found
 

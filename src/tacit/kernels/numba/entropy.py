@@ -87,7 +87,7 @@ def _divisors(freqs: Any) -> Any:
 
 
 def _pushed(x: Any, row: Any, words: Any, at: Any) -> Any:
-    """The state behind one more group, and where words begin; no branch, as it would be guessed wrongly."""
+    """The state after one more group, and where words begin; no branch, as it would be guessed wrongly."""
     full = np.uint64(x >= row[0])
     words[at - np.uint64(1)] = np.uint16(x & np.uint64(0xFFFF))
     x >>= full << np.uint64(4)

@@ -160,7 +160,7 @@ def predicted(older: Any, newer: Any, rows: Any, weights: Any, width: Any, limit
 
 @inline
 def stage(source: Any, step: Any, start: Any, count: Any, row: Any) -> None:
-    """Numbers of `count` elements from `start` on, which lie `step` apart, as a row; 1 behind them."""
+    """Numbers of `count` elements from `start` on, which lie `step` apart, as a row; 1 after them."""
     here, there = floats_at(source, 0, start + count), floats_at(row, 0, LANES)
     for i in range(LANES):
         there[i] = here[(start + i) * step] if i < count else ONE
@@ -168,7 +168,7 @@ def stage(source: Any, step: Any, start: Any, count: Any, row: Any) -> None:
 
 @inline
 def apart(step: Any, numel: Any) -> Any:
-    """How far the number of the newer change lies behind that of the older one."""
+    """The distance from the number of the older change to that of the newer one."""
     return numel if step else 1
 
 

@@ -33,7 +33,7 @@ def fetch_ahead(at: Any) -> None:
 
 @inline
 def load_sum(x: Any, residual: Any, at: Any) -> Any:
-    """64 entries of x + residual, or of x where `residual` is 0, from `at` bytes behind the addresses on."""
+    """64 entries of x + residual, or of x where `residual` is 0, from `at` bytes after the addresses on."""
     a = load_floats(x + at)
     return a + load_floats(residual + at) if residual else a
 

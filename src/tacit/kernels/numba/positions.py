@@ -24,7 +24,7 @@ CACHED = 1 << 12
 
 
 def _pack(places: Any, count: Any, k: Any, low: Any, target: Any, size: Any) -> None:
-    """Write low parts of `low` bytes, byte by byte of all positions, and the bits behind them. By address."""
+    """Write low parts of `low` bytes, byte by byte of all positions, and the bits after them. By address."""
     index, packed = ints_at(places, 0, count), bytes_at(target, 0, size)
     first = low * k
     shift = 8 * low

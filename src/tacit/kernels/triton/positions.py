@@ -37,7 +37,7 @@ def pack_kernel(
 
 @jit
 def bit_at(row: tensor, size: tensor, piece: tensor, BITS: tl.constexpr) -> tensor:
-    """Indices, and the bit at each; 0 behind the end."""
+    """Indices, and the bit at each; 0 after the end."""
     place = piece * BITS + tl.arange(0, BITS)
     byte = tl.load(row + (place >> 3), (place >> 3) < size, 0).to(tl.int32)
     return place, (byte >> (place & 7)) & 1

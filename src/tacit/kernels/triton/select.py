@@ -2,7 +2,7 @@
 
 The k largest of all: magnitudes are ranked by their bits, 8 at a time, from the highest on. A pass counts how
 many there are in each bin, and all programs of the next pass work out from these counts in which bin the k-th
-largest lies. Then each piece counts what it selects, and writes that behind what the pieces before it
+largest lies. Then each piece counts what it selects, and writes that after what the pieces before it
 selected. The host waits for none of it, and does the same whatever the entries are.
 """
 
@@ -257,7 +257,7 @@ def write_reaching_kernel(
     x: tensor, residual: tensor, new_residual: tensor, ends: tensor, positions: tensor, values: tensor,
     numel: tensor, threshold: tensor, PIECE: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write what reaches it behind that of the pieces before, and what is left to `new_residual`."""
+    """Write what reaches it after that of the pieces before, and what is left to `new_residual`."""
     piece = tl.program_id(0)
     place, mask, a, hit = load_threshold_piece(x, residual, numel, threshold, PIECE, HAS_RESIDUAL)
     found = tl.cumsum(hit.to(tl.int32), axis=0)

@@ -17,7 +17,7 @@ POOL_BEHIND = (0, 1, 3, 5, 7)
 def vgg11(classes: int = 10, channels: int = 3) -> nn.Sequential:
     """VGG-11 without batch normalization, for images of shape (channels, 32, 32): 9.2 million parameters.
 
-    Source: Simonyan & Zisserman 2015, configuration A, with one linear layer behind the convolutions, as is
+    Source: Simonyan & Zisserman 2015, configuration A, with one linear layer after the convolutions, as is
     usual for CIFAR.
     """
     return _vgg(CHANNELS, classes, channels)
