@@ -142,7 +142,7 @@ def test_what_asks_the_host_nothing_runs_in_stream_order(algorithm: str) -> None
     assert where(algorithm) == Placement()
     with emulated_device():
         assert where(algorithm) == where(algorithm, "device") == IN_STREAM
-        assert where(algorithm, HOST) == Placement(CPU, False, "on the host by gloo (as told)")
+        assert where(algorithm, HOST) == Placement(CPU, False, "on the host by gloo (as requested)")
 
 
 @pytest.mark.parametrize("algorithm", ON_HOST)

@@ -6,12 +6,12 @@ The paper's step t of Adam, on each worker r:       here:
     if t mod K_v = 0: v_r <- mean_r(v_r)            MomentPeriods(second_every=K_v)
     u_r, v_r, x_r <- Adam(g_r)                      the user's optimizer
 
-Averages come after the steps K, 2 K, ... counted from 1, where the paper's come before a step. By default
-K_u = 3 K_x and K_v = 6 K_x, as accounts of the paper recommend: what changes slowly is averaged seldom.
-What is momentum, and what a second moment, is told by the names of torch's optimizers: `exp_avg_sq`,
-`max_exp_avg_sq`, `square_avg`, `sum` and `exp_inf` are second moments, all else of a parameter's shape is
-first. With K_x = K_u = K_v it is Local Adam, `localsgd:momentum=averaged`. In K_v
-steps it sends as much as 6 + 2 + 1 dense rounds of parameters.
+Averages come after the steps K, 2 K, ... counted from 1, where the paper's come before a step. By default K_u
+= 3 K_x and K_v = 6 K_x, as accounts of the paper recommend: what changes slowly is averaged seldom. Momentum
+and second moments are recognized by the names of torch's optimizers: `exp_avg_sq`, `max_exp_avg_sq`,
+`square_avg`, `sum` and `exp_inf` are second moments, all else of a parameter's shape is first. With K_x = K_u
+= K_v it is Local Adam, `localsgd:momentum=averaged`. In K_v steps it sends as much as 6 + 2 + 1 dense rounds
+of parameters.
 
 After an average of first moments alone second ones rise to the least that Adam can have with these: of an
 entry whose gradients were all on other replicas it is 0 else, and the next step is divided by `eps`.

@@ -30,7 +30,7 @@ z_r from which that goes on, and answers how far it is off:
     worker r: z_r <- z_r + a; x_r <- x_r + (a - s_r)           CommonPoint
 
 X + mean(d_r) changes by exactly the mean of the workers' own progress: one that misses a round counts as 0,
-keeps its d_r, and is told of all rounds that it has missed by its next answer. One that comes back, or joins
+keeps its d_r, and gets all rounds that it has missed with its next answer. One that comes back, or joins
 late, gets X whole, and starts there; what the dead one had not sent is lost.
 
 Error feedback on both sides is DoubleSqueeze's (Tang et al., ICML 2019, arXiv 1905.05957), of gradients; here

@@ -104,7 +104,7 @@ def placed(
                 "exchange_on='device' is for a model on a GPU, and this one is on the CPU: leave it out"
             )
         return Placement()
-    why = "as told" if wanted == HOST else _needs_host(strategy, named, policy, group, first.device)
+    why = "as requested" if wanted == HOST else _needs_host(strategy, named, policy, group, first.device)
     if not why:
         return Placement(None, True, "on the GPU in stream order")
     if wanted == DEVICE:

@@ -247,4 +247,4 @@ def _check_nan(group: RanksInProcess) -> None:
     except TacitError:
         return  # an overflow, or a payload that a peer has refused: no rank has applied anything
     assert told, f"a NaN in {group.first} on one rank was not seen: hides_nonfinite must be True"
-    assert group.first in told, f"a NaN in {group.first} is told as: {told}"
+    assert group.first in told, f"a NaN in {group.first} is reported as: {told}"

@@ -59,7 +59,7 @@ class Timekeeper:
         last = self._session.timeline()
         if last is None:
             return []
-        # A schedule is the same on all ranks, and told of the whole run.
+        # A schedule is the same on all ranks, and recorded for the whole run.
         changes = last.changes if dist.get_rank() == 0 else ()
         mine = replace(self._kept or self._middle(last), algorithm=self._algorithm, changes=changes)
         everyone: list[Timeline] | None = [mine] * dist.get_world_size() if dist.get_rank() == 0 else None

@@ -81,7 +81,7 @@ def test_a_summary_is_the_mean_of_the_ranks_and_adds_up() -> None:
 
 
 def test_no_ranks_have_no_summary() -> None:
-    with pytest.raises(ConfigError, match="no rank has told its profile"):
+    with pytest.raises(ConfigError, match="no rank has written its profile"):
         Summary.of([])
 
 
