@@ -28,7 +28,7 @@ from tacit.api.attached import session_of
 from tacit.environment import DIAGNOSE
 from tacit.errors import TacitError
 from tacit.files import output
-from tacit.optimizer_hooks.every_step import after_steps
+from tacit.optimizer_hooks.global_hooks import after_steps
 from tacit.planning.live_diagnosis import DiagnoseRequest
 
 __all__ = ["main"]

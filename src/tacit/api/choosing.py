@@ -24,7 +24,7 @@ from tacit.described import JSON, Duration, Whole
 from tacit.errors import AttachError, CheckpointError, ConfigError, DecisionError
 from tacit.exchange.joined_requests import gather
 from tacit.levels.spec import AttachSpec
-from tacit.optimizer_hooks.every_step import StepsHandle, after_steps
+from tacit.optimizer_hooks.global_hooks import StepsHandle, after_steps
 from tacit.planning.candidates import CandidateCheck, Candidates
 from tacit.planning.decider import Choice, ChoosingSession, Decider, decided
 from tacit.session import in_turn

@@ -21,7 +21,7 @@ from tacit.model.frozen_check import FrozenCheck
 from tacit.model.not_copied import OnlyHere
 from tacit.model.torch_modes import shielded
 from tacit.optimizer_hooks.closures import with_gradients
-from tacit.optimizer_hooks.seen_steps import SeenSteps
+from tacit.optimizer_hooks.step_counting import StepCounting
 from tacit.session import Session
 from tacit.transports.process_groups import rank_in
 
@@ -61,7 +61,7 @@ class StepHooks:
         self._undo: list[Callable[[], None]] = []
         self._accumulating: AccumulationCheck | None = None
         self._scaled: ScaledSteps | None = None
-        self._seen: SeenSteps | None = None
+        self._seen: StepCounting | None = None
         self._warned = self.called = self._whole = False
         self._saved: tuple[str, str] | None = None
         self._before: list[Callable[[Optimizer], object]] = []
@@ -122,7 +122,7 @@ class StepHooks:
         spec = self._spec
         named = {} if spec.leaves_ddp_alone else spec.named
         backwards = self.backwards if counts else None
-        self._seen = seen = SeenSteps(
+        self._seen = seen = StepCounting(
             spec.optimizers, named, backwards, spec.strategy.name, self._before_step, self._after_step
         )
         self._undo.append(seen.remove)

@@ -23,7 +23,7 @@ from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.model.not_copied import OnlyHere
 from tacit.model.trained_model import local
-from tacit.optimizer_hooks.every_step import before_steps
+from tacit.optimizer_hooks.global_hooks import before_steps
 from tacit.replicas.buffers import found_in
 from tacit.replicas.replica import LiveTensors
 from tacit.torch_compat import is_normalising

@@ -23,7 +23,7 @@ from tacit.environment import DIAGNOSE
 from tacit.errors import AttachError
 from tacit.files import spared
 from tacit.levels.spec import AttachSpec
-from tacit.optimizer_hooks.every_step import after_steps
+from tacit.optimizer_hooks.global_hooks import after_steps
 from tacit.planning.culprits import diagnosed
 from tacit.planning.diagnosis import Diagnosis, Facts, RankSteps
 from tacit.planning.requests import TimedSession, requested

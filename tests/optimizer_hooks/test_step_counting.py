@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from cases import for_each
 from tacit.errors import AttachError
-from tacit.optimizer_hooks.seen_steps import SeenSteps
+from tacit.optimizer_hooks.step_counting import StepCounting
 
 
 class Bed:
@@ -24,7 +24,7 @@ class Bed:
         self.optimizers = [torch.optim.AdamW(layer.parameters(), lr=0.1) for layer in self.model]
         self.backwards = SimpleNamespace(begun=0, stepped=lambda: None)
         self.steps = self.begun = 0
-        self.seen = SeenSteps(
+        self.seen = StepCounting(
             self.optimizers[:given],
             dict(self.model.named_parameters()),
             self.backwards,  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def test_of_two_optimizers_one_around_the_other_either_may_be_given() -> None:
     for given in (inner, outer):
         counted: list[int] = []
         count = partial(counted.append, 1)
-        seen = SeenSteps([given], dict(layer.named_parameters()), None, "localsgd", lambda: None, count)
+        seen = StepCounting([given], dict(layer.named_parameters()), None, "localsgd", lambda: None, count)
         layer(torch.ones(1, 2)).sum().backward()
         outer.step()
         assert counted == [1]

@@ -16,13 +16,13 @@ from tacit.gradients.accumulation import has_gradient
 from tacit.gradients.ddp_hook import SyncedBackwards
 from tacit.model.not_copied import OnlyHere
 from tacit.optimizer_hooks.closures import closure_of
-from tacit.optimizer_hooks.every_step import before_steps
+from tacit.optimizer_hooks.global_hooks import before_steps
 
 Given = ParamSpec("Given")
 T = TypeVar("T")
 
 
-class SeenSteps:
+class StepCounting:
     """Counts a step when every optimizer has stepped, or when one is about to step once more.
 
     So they may step in any order, and one of them less often than another. A step without a backward pass
