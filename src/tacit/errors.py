@@ -52,7 +52,7 @@ class TacitError(Exception):
 
 
 class ConfigError(TacitError, ValueError):
-    """What the user gave cannot be; the message says what was given, why not, and what to write."""
+    """An argument is not possible; the message names it, and says why not, and what to write."""
 
 
 class AttachError(TacitError, ValueError):

@@ -261,7 +261,7 @@ class Strategy:
 
     @property
     def parts(self) -> int:
-        """How many parts the model is cut into, each with rounds of its own."""
+        """The number of parts of the model, each with separate rounds."""
         return self.rounds.fragments
 
     @property

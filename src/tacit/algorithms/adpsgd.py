@@ -50,7 +50,7 @@ def adpsgd(
 
 
 def in_pairs(name: str, topology: Pairs, sync_every: int, late: int) -> Strategy:
-    """A strategy whose replicas average two by two, from stores of their own."""
+    """A strategy whose replicas average two by two, each by a store of its parameters."""
     checks.whole("late", late, 0, None, "write 1, or 0 for answers that are applied at once")
     return Strategy(
         subject="delta",

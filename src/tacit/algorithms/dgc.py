@@ -12,8 +12,8 @@ The paper's algorithm, on each worker r:            here:
 
 With `nesterov`, g_r + m u_r is added to v_r. The optimizer must be SGD; its momentum is taken over while the
 strategy is attached, with what its buffers hold, and set to 0 there. Weight decay keeps its momentum, in a
-velocity of its own that is not compressed and does not travel, as in the authors' code. What waits in v_r
-follows the learning rate (`ErrorFeedback.rescale`); the paper leaves that open.
+separate velocity that is not compressed and is not sent, as in the authors' code. What waits in v_r follows
+the learning rate (`ErrorFeedback.rescale`); the paper leaves that open.
 
 By `topology=two-phase` each rank averages one slice for all and sends the largest entries of the mean:
 fewer bytes from 3 ranks on. Of what was sent a part then waits, though its momentum is masked already.

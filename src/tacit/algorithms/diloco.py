@@ -14,7 +14,7 @@ Streaming DiLoCo does so for one fragment p at a time:             here:
 
 Differences: fragments are neighbouring parameters of about equal size ("sequential"; the paper strides over
 layers). 4-bit values are QSGD's, equal steps of a bucket's norm rounded at random, where the paper has E3M0.
-From 3 ranks on, where that sends less, the mean is rounded once more on its way back (Auto, TwoPhase);
+From 3 ranks on, where that sends less, the mean is rounded once more when it is sent (Auto, TwoPhase);
 `topology=all-gather` rounds once, as in the paper. The inner optimizer's state stays local and is not reset,
 as in the papers. Closing the session, and `sync`, take the mean of the replicas as they are, without an outer
 step.

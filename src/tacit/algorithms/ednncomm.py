@@ -53,7 +53,7 @@ def ednncomm(
 ) -> Levels:
     """Gradients inside the node in every step, parameters between nodes every `sync_every` steps."""
     if sync_every == "auto":
-        hint = "with sync_every='auto' there is no period of so many steps; write sync_every=64 beside it"
+        hint = "with sync_every='auto' there is no period of so many steps; write sync_every=64 with it"
         checks.whole("fragments", fragments, 1, 1, hint)
         checks.whole("fragment_sync_delay", fragment_sync_delay, 0, 0, hint)
         rounds: Rounds = EveryEpoch()

@@ -8,7 +8,7 @@ On each worker r:                                   here:
     x   <- x - lr * mean_r(s_r q_r)                 Auto: all-gather, then widen and add P messages
 
 Where that sends less, and the second rounding adds little for it, each rank averages one slice for all and
-sends the mean compressed too, with error feedback of its own (Auto, TwoPhase). `topology=all-gather` sends it
+sends the mean compressed too, with separate error feedback (Auto, TwoPhase). `topology=all-gather` sends it
 as it is, `topology=two-phase` always so.
 
 Differences from the paper: it describes the formats and scales per tensor, for all of training; here one

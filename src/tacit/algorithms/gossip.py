@@ -106,7 +106,7 @@ def mixing(
     buffers: Buffers,
     compressor: Compressor | None = None,
 ) -> Strategy:
-    """Replicas that take steps of their own, and the mix that the topology gives each; None: densely."""
+    """A strategy of replicas that step alone, and take the topology's mix; None: densely."""
     checks.whole("late", late, 0, None, "write 1, or 0 for answers that are applied at once")
     return Strategy(
         subject="delta",

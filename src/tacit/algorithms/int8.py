@@ -8,7 +8,7 @@ On each worker r, for each block b of 512 entries:  here:
     x   <- x - lr * mean_r(s_r q_r)                 Auto: all-gather, then multiply and add P messages
 
 Where that sends less, and the second rounding adds little for it, each rank averages one slice for all and
-sends the mean compressed too, with error feedback of its own (Auto, TwoPhase). `topology=all-gather` sends it
+sends the mean compressed too, with separate error feedback (Auto, TwoPhase). `topology=all-gather` sends it
 as it is, `topology=two-phase` always so.
 
 Differences from the paper: equal steps in place of its dynamic tree, a scale for each block in place of one

@@ -15,8 +15,8 @@ two workers has 0.9 and 0.8. `decay` is that of their example with error feedbac
 Differences from the authors' code: it multiplies the delta by the outer rate before it is compressed, too,
 and parts values by the spread of a tensor, which with two bits they found better than equal steps; here two
 bits are a sign and two magnitudes of each 512 entries, and more bits QSGD's equal steps. From 3 ranks on,
-where that sends less, the mean is rounded once more on its way back, and what that loses is kept (Auto,
-TwoPhase); they simulate it.
+where that sends less, the mean is rounded once more when it is sent, with error feedback (Auto, TwoPhase);
+they simulate it.
 
 SNOO is DiLoCo's outer step with one worker:                        here:
     K steps of any optimizer from w, of all ranks: w'               DDP's mean gradient in every step

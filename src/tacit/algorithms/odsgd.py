@@ -7,8 +7,8 @@ The paper's idea, on each worker r:                                here:
     the global weights then replace them, with the own step        ... Average: own + mean - own delta, a step
     of t + 1 on top                                                later
 
-The paper has the global update on a parameter server with momentum of its own; here every rank has it, and
-the optimizer's state stays local.
+The paper has the global update on a parameter server with separate momentum; here every rank has it, and the
+optimizer's state stays local.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The paper's algorithm, on each worker r:            here:
     u_r, l_r <- mean of a_r where q_r is 1, is 0    OneBit.encode: two values a block
     e_r <- a_r - (u_r if q_r else l_r)              ErrorFeedback: what was not sent is the new residual
     the mean, quantized again in the same way       TwoPhase: each rank averages one slice for all, and
-                                                    sends it compressed too, with error feedback of its own
+                                                    sends it compressed too, with separate error feedback
     x   <- x - lr * (what came back)                the optimizer
 
 By `topology=all-gather` the mean arrives as it is.

@@ -7,7 +7,7 @@ In a round after every `sync_every` steps, on each worker r:        here:
     x_r <- x + what r has not sent of its d_r                       LocalResidual
 
 Two predictions are in it. Where nothing arrives, all workers first assume the change of the last round.
-Then each assumes its own change, which is the better prediction: a worker's own steps tell more of the mean
+Then each assumes its own change, which is the better prediction: a worker's own steps say more about the mean
 step than any extrapolation. MP² (Liu et al. 2024) uses neither: there what a worker knew of an entry
 that is not sent is lost.
 
@@ -39,13 +39,13 @@ Values: TypeAlias = Literal["fp32", "bf16"]
     family="predictive",
     paper="ours; compressed differences: EF21, arXiv 2106.05203; DIANA, arXiv 1901.09269",
     compresses=True,
-    changes="the largest of what the last round's progress does not foretell; each replica keeps its rest",
+    changes="the largest of what the last round's progress does not predict; each replica keeps its rest",
 )
 def predictive(
     ratio: float = 0.05, sync_every: int = 4, trust: float = 0.3, values: Values = "fp32"
 ) -> Strategy:
     """Every `sync_every` steps send the largest `ratio` of what is not predicted, and keep the rest."""
-    hint = "write 0.3, as is usual, or 0 to foretell nothing"
+    hint = "write 0.3, as is usual, or 0 to predict nothing"
     checks.real("trust", trust, hint, least=0, most=1)
     checks.one_of("values", values, ("fp32", "bf16"))
     largest = TopK(ratio=ratio, values=Dense() if values == "fp32" else BF16())

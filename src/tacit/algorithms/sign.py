@@ -7,7 +7,7 @@ The paper's algorithm, on each worker r:            here:
     x   <- x - lr * mean_r(D_r)                     Flat: all-gather, then unpack and add P messages
 
 By `topology=two-phase` each rank averages one slice for all and sends the mean compressed too, with error
-feedback of its own: fewer bytes from 3 ranks on (`efsign` is that, by blocks).
+separate feedback: fewer bytes from 3 ranks on (`efsign` is that, by blocks).
 
 The learning rate is applied after the mean, by the optimizer, where the paper has p_r = lr g_r + e_r; so that
 it comes to the same, e_r follows the learning rate (`ErrorFeedback.rescale`).

@@ -1,14 +1,13 @@
 """Sparse ternary compression, STC (Sattler, Wiedemann, Mueller & Samek, TNNLS 2019, arXiv 1903.02891).
 
-The paper's algorithm, on each worker r:            here:
-    a_r <- g_r + e_r                                ErrorFeedback: add the residual
-    S   <- the k entries of a_r largest in |.|      TopK.encode
-    mu  <- the mean of |a_r| over S                 Sign.encode, of the chosen entries
-    s_r <- mu sign(a_r) on S, 0 elsewhere           TopK(values=Sign()): positions, a bit an entry, and mu
-    e_r <- a_r - s_r                                ErrorFeedback: what was not sent is the new residual
-    m   <- mean_r(s_r) + e                          TwoPhase: each rank averages one slice for all, and
-    s   <- the same of m;  e <- m - s                   compresses the mean as the paper's server does, with
-    x   <- x - lr * s                                   error feedback of its own
+The paper's algorithm, on each worker r:            here: a_r <- g_r + e_r
+    ErrorFeedback: add the residual S   <- the k entries of a_r largest in |.|      TopK.encode mu  <- the
+    mean of |a_r| over S                 Sign.encode, of the chosen entries s_r <- mu sign(a_r) on S, 0
+    elsewhere           TopK(values=Sign()): positions, a bit an entry, and mu e_r <- a_r - s_r
+    ErrorFeedback: what was not sent is the new residual m   <- mean_r(s_r) + e
+    TwoPhase: each rank averages one slice for all, and s   <- the same of m;  e <- m - s
+    compresses the mean as the paper's server does, with x   <- x - lr * s
+    separate error feedback
 
 By `topology=all-gather` the mean arrives as it is: more bytes from 3 ranks on, and nothing is left out twice.
 

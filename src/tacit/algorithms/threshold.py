@@ -7,7 +7,7 @@ The paper's algorithm, on each worker r:            here:
     x   <- x - lr * sum_r(tau of the signs sent)    Flat: all-gather, then the mean of P messages
 
 By `topology=two-phase` each rank averages one slice for all and sends the mean compressed too, with error
-feedback of its own: fewer bytes from 3 ranks on, and an entry of the mean waits until it reaches tau.
+separate feedback: fewer bytes from 3 ranks on, and an entry of the mean waits until it reaches tau.
 
 Differences from the paper: a round sends each entry at most once, and at most a share of the entries, the
 largest; so that the size of a message is known beforehand. The mean, not the sum, is applied, by the

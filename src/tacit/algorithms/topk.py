@@ -8,7 +8,7 @@ The paper's algorithm, on each worker r:            here:
     warm-up (DGC's): k of 25 %, 6.25 %, ...         Scheduled, a quarter of `warmup_steps` each
 
 By `topology=two-phase` each rank averages one slice for all and sends the mean compressed too, with error
-feedback of its own: of the up to P k entries that came, the k largest; the others wait where they are. From 3
+separate feedback: of the up to P k entries that came, the k largest; the others wait where they are. From 3
 ranks on these are fewer bytes, and of P k entries k arrive: at equal bytes the two come to the same.
 
 By `chunk=4096` the choice is made among so many entries in a row at a time, as `sparseloco` does it to deltas

@@ -12,11 +12,11 @@ group generator hands out to ranks as they come                                 
 
 As they are by default, the groups of a round are known ahead and wait for their ranks, which keeps a run
 deterministic. With `wagma:wait=false` a group waits for none of them, as in the paper: its ranks average two
-by two, each from a store of its own that answers at any time, and of a late rank what its store holds is
-taken. A late rank's step is added to what came meanwhile, where the paper gives it a share of S + 1: no
-replica counts for more than another, and the mean of all stays exact. In every `global_every`-th round all
-wait for all, as in the paper. An average begins when the one of the two ranks that asks (an even number of
-bits is set in its own number) has taken its step, in the paper when the first rank of the group has.
+by two, each by a store that answers at any time, and of a late rank what its store holds is taken. A late
+rank's step is added to what came meanwhile, where the paper gives it a share of S + 1: no replica counts for
+more than another, and the mean of all stays exact. In every `global_every`-th round all wait for all, as in
+the paper. An average begins when the one of the two ranks that asks (an even number of bits is set in its own
+number) has taken its step, in the paper when the first rank of the group has.
 
 Prague's groups are drawn ahead here, and wait. Random pairs that wait for nobody: `adpsgd`. With `late=1` an
 answer is applied a step later, which hides the messages.

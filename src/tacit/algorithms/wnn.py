@@ -1,14 +1,14 @@
 """WNN, the weight nowcaster, as a way to need fewer epochs (Jang, Ko, Park & Lee, ICML 2023).
 
-The paper's procedure:                                  here:
-    train an epoch as ever; remember the weights        Every(1), Average; a look after each `period` rounds
+The paper's procedure:                                  here: train an epoch as usual; remember the weights
+    Every(1), Average; a look after each `period` rounds
     after every fifth epoch: w <- forecast, for five    Nowcast: a leap of all replicas, from what all know
       epochs later, by one network a kind of layer      prediction.WNN, without the slips of the authors' code
     the optimizer's state stays                         it stays
 
 It sends as much in a round as `ddp` does. What it can save is rounds, as a run may end earlier. Where there
 are parameter servers, they average. The paper leaves batch norm's layers out, and forecasts biases; here all
-tensors of one dimension are left out, as nothing tells a bias from batch norm's statistics there.
+tensors of one dimension are left out, as nothing distinguishes a bias from batch norm's statistics there.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tacit.strategy import AutoStrategy
 
 
 class AutoSession(Attached):
-    """A session whose strategy is chosen while it trains, with what a decider is given besides.
+    """A session whose strategy is chosen during training, with what a decider needs besides.
 
     Args:
         given: the arguments of the user's `attach`.

@@ -333,7 +333,7 @@ class OneShot(Compressor):
     def check(self, payload: Payload, out: Tensor) -> None:
         """Check in O(1) that the payload's parts have the sizes and types of a payload for `out`.
 
-        Where a codec has no check of its own: those that it makes of a meta tensor.
+        By default, compared with those that the codec makes of a meta tensor.
 
         Raises:
             PayloadError: they do not; names what was received and what was expected.

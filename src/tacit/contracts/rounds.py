@@ -44,7 +44,7 @@ class Rounds(ABC):
     sync_every: int | None = None
     """The period in steps, where there is one that does not change."""
     fragments: int = 1
-    """How many parts the model is cut into, each with rounds of its own."""
+    """The number of parts of the model, each with separate rounds."""
     start_step: int = 0
     """The first step in which replicas step alone; before it another level keeps them equal."""
 

@@ -117,7 +117,8 @@ class Lane:
         name: the algorithm's name, for the profiler.
 
     Attributes:
-        submitted: how many jobs it was given; `submitted_at`: when the last of them.
+        submitted: the number of its jobs.
+        submitted_at: when the last one was submitted.
     """
 
     def __init__(

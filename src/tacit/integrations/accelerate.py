@@ -33,7 +33,7 @@ def attach(
     """Put a strategy to work on what `accelerator.prepare` has returned. A collective call.
 
     `accelerator.save_state` then saves the state of all ranks' sessions, and `load_state` loads it. Before
-    that, replicas that move on their own are made equal, which is a round: every rank saves, as ever.
+    that, replicas that step alone are made equal, which is a round: every rank saves, as ever.
 
     Args:
         accelerator: an `accelerate.Accelerator`; its GradScaler is used, where it has one.

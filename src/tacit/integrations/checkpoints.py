@@ -23,7 +23,7 @@ def state_of_rank(session: Attached) -> dict[str, Any]:
 def load_ranks(session: Attached, states: Sequence[Mapping[str, Any]]) -> None:
     """Go on from what all ranks have saved, in their order; those after the first may lack what is shared.
 
-    On another number of ranks, what each had of its own is shared out anew.
+    On another number of ranks, residuals are divided again.
 
     Raises:
         CheckpointError: it does not fit.
@@ -54,7 +54,7 @@ class AllRanks:
     def state_dict(self) -> dict[str, Any]:
         """What all ranks have on rank 0, and nothing elsewhere or after `close`. A collective call.
 
-        Replicas that have moved on their own are made equal before.
+        Replicas that have stepped alone are made equal first.
 
         Raises:
             CheckpointError: the model is sharded; says what to save it with.

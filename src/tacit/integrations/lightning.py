@@ -43,7 +43,7 @@ class Tacit(_Callback):  # type: ignore[misc]
     """Attaches a strategy when training starts, and closes the session when it ends.
 
     Lightning's checkpoints then hold the state of all ranks' sessions, and a run that goes on from one goes
-    on with it. Before a validation and a checkpoint, replicas that move on their own are made equal.
+    on with it. Before a validation and a checkpoint, replicas that step alone are made equal.
 
     Args:
         strategy: a value, or its text form such as "topk:ratio=0.01".

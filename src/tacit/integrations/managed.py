@@ -80,7 +80,7 @@ class ManagedSession:
             self.session.check_called()
 
     def sync(self) -> None:
-        """Make replicas equal, where a session is open and they move on their own. A collective call."""
+        """Make replicas equal, if a session is open and they step alone. A collective call."""
         if self.session is not None and self.session.options.periodic:
             self.session.sync()
 

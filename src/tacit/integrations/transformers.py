@@ -23,14 +23,14 @@ class Tacit(transformers.TrainerCallback):  # type: ignore[misc]
     """Attaches a strategy when training begins, and closes the session when it ends.
 
     Every rank writes its session into the folder of each checkpoint, as `tacit/rank0.pt` and so on. Before an
-    evaluation and a checkpoint, replicas that move on their own are made equal.
+    evaluation and a checkpoint, replicas that step alone are made equal.
 
     Args:
         strategy: a value, or its text form such as "topk:ratio=0.01".
-        trainer: to which the callback is added; Trainer gives callbacks the model without its wrapper.
-        checkpoint: the folder that `trainer.train(resume_from_checkpoint=...)` is given, which callbacks are
-            not told. Where not given: `args.resume_from_checkpoint`, else the one of `args.output_dir` with
-            the step. False: a session begins anew, also where training goes on from a checkpoint.
+        trainer: the Trainer with the callback; it passes the model to callbacks without its wrapper.
+        checkpoint: the folder of `trainer.train(resume_from_checkpoint=...)`, which callbacks do not get. By
+            default: `args.resume_from_checkpoint`, else the one of `args.output_dir` with the step. False:
+            the session starts anew, also if training goes on from a checkpoint.
         options: `policy`, `timeout`, `steps_per_epoch`, `epochs`, `weight`, `servers`, `seed` and
             `exchange_on`, as `tacit.attach` has them.
 

@@ -5,7 +5,7 @@ one. The unit is the block's largest magnitude / top in bf16, rounded up, so tha
 (fp16 would lack the range of fp32.) A block whose unit would be below 2^-126 sends zeros; magnitudes count as
 the largest number of bf16 at most.
 
-Codes (level + top) are packed as `layout` tells: of 2 bits, whose levels are three, five a byte.
+Codes (level + top) are packed as `layout` describes: of 2 bits, whose levels are three, five a byte.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def subtract(a: Tensor, b: Tensor, out: Tensor, also: Tensor | None = None) -> N
 
 @kernel("local", "anchor", "given", triton=(), loads_numba=False)
 def add_steps_(local: Tensor, params: Tensor, anchor: Tensor, given: Tensor) -> None:
-    """Add `params - anchor - given` to `local`: of a late answer, the steps since the round left.
+    """Add `params - anchor - given` to `local`: for a late answer, the steps since the round started.
 
     `params` may be in channels-last.
     """
@@ -31,7 +31,7 @@ def add_steps_(local: Tensor, params: Tensor, anchor: Tensor, given: Tensor) -> 
 
 @kernel("anchor", "mean", "local", triton=(), loads_numba=False)
 def move_(anchor: Tensor, mean: Tensor, params: Tensor, local: Tensor | None = None) -> None:
-    """Add `mean` to the anchor, and write it to `params`, with `local` on top of it.
+    """Add `mean` to the anchor, and write the sum of anchor and `local` to `params`.
 
     `params` may be in channels-last.
     """

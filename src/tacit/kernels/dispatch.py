@@ -100,9 +100,9 @@ def on_host(x: Tensor) -> bool:
 
 
 def pieces(x: Tensor, most: int) -> Iterator[slice]:
-    """Stretches of the flat `x`, of at most so many entries, that a cache holds.
+    """Spans of the flat `x`, of at most `most` entries, that fit into a cache.
 
-    Elsewhere than on the host it is one, as launches cost more than a cache saves.
+    On a GPU it is one span, as launches cost more than a cache saves.
     """
     size = most if on_host(x) else max(x.numel(), 1)
     for start in range(0, x.numel(), size):

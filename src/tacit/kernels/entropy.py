@@ -3,7 +3,7 @@
 Levels near zero are frequent, so that a code takes fewer bits than its packed width. Codes are coded in
 groups, as that takes fewer steps: the five of a byte where they have 2 bits, else two. A message says how
 often each code occurs, in 4096ths, and then all groups in as many bits as these shares ask for. There are
-eight streams that take turns, so that a processor works at them side by side. It is for the host alone, and
+eight streams that take turns, so that a processor works on them in parallel. It is for the host alone, and
 its length is known only when it is made.
 
     kind: a byte       0: the packed codes follow, as they would be no longer; 1: what stands below

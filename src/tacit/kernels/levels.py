@@ -4,7 +4,7 @@ A bucket of entries shares one unit; each entry becomes a whole number of units 
 2^(bits - 1) - 1, rounded up or down at random so that it is right in the mean. Each entry takes 16 random
 bits, so the mean is right to 2^-17 of a unit.
 
-Codes (level + top) are packed as `layout` tells.
+Codes (level + top) are packed as `layout` describes.
 """
 
 from __future__ import annotations

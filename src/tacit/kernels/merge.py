@@ -1,4 +1,4 @@
-"""Merge sorted lists of entries pairwise, keep the k largest, and find out which of one's own were kept.
+"""Merge sorted lists of entries pairwise, keep the k largest, and find which of this rank's were kept.
 
 Lists have rising positions (int32), each at most once. What is kept follows the rule of `select`: the k
 largest magnitudes; of equal ones those at the lowest positions; a NaN is smaller than everything. It does not
@@ -39,10 +39,10 @@ def common_positions(one: Tensor, other: Tensor, positions: Tensor, where: Tenso
 def keep_arrived(
     own: Selection, arrived: Tensor, buffer: EntryBuffer, residual: Tensor | None = None
 ) -> Selection:
-    """The own entries whose positions have arrived; the others are added to `residual` (flat).
+    """This rank's entries whose positions have arrived; the others are added to `residual` (flat).
 
     Args:
-        buffer: as long as `own`; is overwritten by what is returned.
-        residual: may be of a wider type than the values; then it holds there what rounding took from them.
+        buffer: as long as `own`; overwritten by the result.
+        residual: may be of a wider type than the values; then it already holds their rounding errors.
     """
     return own

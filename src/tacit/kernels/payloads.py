@@ -19,7 +19,7 @@ def expect(tensor: Tensor, what: str, numel: int, dtype: torch.dtype, entries: i
     """Refuse a part of a payload that has another size or type than those for so many entries.
 
     Raises:
-        PayloadError: says what is there, and what was expected.
+        PayloadError: names what was received, and what was expected.
     """
     if tensor.numel() != numel or tensor.dtype != dtype or not tensor.is_contiguous():
         given = f"{tensor.numel() * tensor.element_size()} bytes of {tensor.dtype}"
@@ -45,4 +45,4 @@ def expect_parts(payload: Sequence[Tensor], entries: int, *parts: tuple[str, int
         )
     for tensor, (what, numel, dtype) in zip(payload, parts, strict=True):
         if tensor.numel() != numel or tensor.dtype != dtype or not tensor.is_contiguous():
-            expect(tensor, what, numel, dtype, entries)  # which says what is wrong
+            expect(tensor, what, numel, dtype, entries)  # which raises the error

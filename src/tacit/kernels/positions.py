@@ -22,9 +22,9 @@ def pack_positions(positions: Tensor, numel: int, k: int, packed: Tensor) -> Non
 
 
 def unpack_positions(packed: Tensor, numel: int, k: int, buffer: Tensor | None = None) -> Tensor:
-    """The positions, int32. Compiled code writes them to `buffer`, of k + 1 entries, where it is given.
+    """The positions, int32. Compiled code writes them to `buffer`, of k + 1 entries, if there is one.
 
-    On a device they are `k`, and -1 stands for each that the payload lacks.
+    On a device there are `k`, with -1 for each that the payload lacks.
 
     Raises:
         PayloadError: `packed` is not of so many.

@@ -1,8 +1,8 @@
 """Products of a bucket's matrices with thin factors, as PowerSGD takes them: in few passes, or few launches.
 
 Of each matrix M (rows x columns) in the flat x, P (rows x rank) and Q (columns x rank) lie by columns, matrix
-after matrix. All answer whether they did it: of types that no kernel was written for, and of ranks that a GPU
-does not hold, the caller takes torch's own products.
+after matrix. All return whether they did it: for types without a kernel, and for ranks too large for a GPU's
+kernel, the caller uses torch's products.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def times_q_(
     x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: int,
     residual: Tensor | None = None, total: Tensor | None = None,
 ) -> bool:  # fmt: skip
-    """P = M Q; where there is a residual, of M + residual, which `total` becomes: on the host alone.
+    """P = M Q; with a residual, P = (M + residual) Q, and `total` becomes that sum: on the host only.
 
-    What lies between the matrices is left alone in `total`.
+    Entries between the matrices are left alone in `total`.
     """
     return False
 
@@ -48,7 +48,7 @@ def expand_(
 def expand_and_subtract_(
     x: Tensor, rest: Tensor, p: Tensor, q: Tensor, own: Tensor, matrices: Sequence[Place], rank: int
 ) -> bool:
-    """M = P Q', and of `rest`, which has matrices in the same places, M - P own'; on the host alone."""
+    """M = P Q', and subtract P own' from the matrices of `rest`, at the same positions; on the host only."""
     return False
 
 

@@ -1,7 +1,7 @@
 """Select the k entries of largest magnitude: exactly k of them, at little more than one pass over memory.
 
 A threshold from a sample lets through a little more than k candidates; the exact choice is made among them,
-and the others are given back. What is selected does not depend on the threshold, nor on which version of the
+and the others are put back. What is selected does not depend on the threshold, nor on which version of the
 kernels runs: the k largest magnitudes; of equal ones those at the lowest positions; a NaN is smaller than
 everything. They come in the order of their positions.
 """
@@ -24,10 +24,10 @@ def select_largest(
     """The `k` entries of largest magnitude of the flat tensor a = x + residual; of `x`, without `residual`.
 
     Args:
-        buffer: is overwritten; `new_buffer` says how large.
+        buffer: overwritten; `new_buffer` makes one of the right size.
         residual: with `new_residual`, or both are None.
         new_residual: becomes a, with zeros where entries were selected.
-        look: is called, unless all entries of a were seen to be finite.
+        look: called unless all entries of a were found to be finite.
     """
     return first_of(buffer or new_buffer(x, k), k)
 

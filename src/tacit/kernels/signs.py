@@ -1,12 +1,13 @@
 """Signs, with one or two values for each block of 512 entries; also with error feedback, in one pass.
 
-Bits are packed as `layout` tells, 1 where an entry is not negative (so not for NaN). The values are the mean
+Bits are packed as `layout` describes, 1 where an entry is not negative (so not for NaN). The values are the
+mean
 magnitude, or two: the mean of the entries that are not negative, and that of the others.
 
 With `keep_zeros` zeros stay zeros. A block of which some entries are zeros sends the half of its entries that
-has more magnitude: the sign bit of its first value tells of it, and the lowest bit of that which half it is,
-the entries in the lower four bits of each byte or those in the upper. The other four bits tell which of these
-are other than zero. The rest of the block decodes to zero, and waits where there is error feedback.
+has more magnitude: the sign bit of its first value marks it, and the lowest bit of that value says which half
+it is, the entries in the lower four bits of each byte or those in the upper. The other four bits mark which
+of these are not zero. The rest of the block decodes to zero, and waits where there is error feedback.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def buffer_size(numel: int, k: int) -> int:
     """How large an `EntryBuffer` must be to select k of `numel` entries."""
     sample = sample_size(numel, 1)
     wanted = sample_rank(numel, k, sample)
-    # As likely as not there are as many as wanted; 4 sigma more are so rare that the slow way will do.
+    # As likely as not there are as many as wanted; 4 sigma more are so rare that the slow algorithm suffices.
     most = math.ceil((wanted + 4 * math.sqrt(wanted)) * numel / max(sample, 1))
     return min(numel, max(k, most)) + MARGIN
 

@@ -1,4 +1,4 @@
-"""Scratch memory for decoding, which has no workspace of its own: each thread keeps its own, and it grows."""
+"""Scratch memory for decoding, which has no workspace: one for each thread, which grows as needed."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The magnitudes are the means of those above the bucket's mean magnitude, and of the others, in bf16. A code
 has bit 0 where its entry is of the larger ones, and bit 1 where it is negative; codes are packed as `layout`
-tells. A bucket whose largest magnitude is below 2^-126 sends zeros; one with NaN or infinity the largest
+describes. A bucket whose largest magnitude is below 2^-126 sends zeros; one with NaN or infinity the largest
 numbers.
 
 On a GPU plain torch runs: few values are sent so.

@@ -63,8 +63,12 @@ def ended(session: Counted) -> None:
 
 
 def _numbers(session: Counted, *, closed: bool) -> dict[str, Any]:
-    told: dict[str, Any] = {"strategy": session.strategy.name, "closed": closed, "metrics": session.metrics()}
-    return told if session.choice is None else {**told, "choice": session.choice.to_json()}
+    numbers: dict[str, Any] = {
+        "strategy": session.strategy.name,
+        "closed": closed,
+        "metrics": session.metrics(),
+    }
+    return numbers if session.choice is None else {**numbers, "choice": session.choice.to_json()}
 
 
 def _at_exit(process: int) -> None:

@@ -182,7 +182,7 @@ def _in_groups(groups: Sequence[Sequence[int]], peers: int) -> tuple[Partners, .
 def _doubled(
     request: ReduceEncoded, swaps: Sequence[Partners], me: int
 ) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
-    """Average with one rank after the other; what this one has is encoded anew for each."""
+    """Average with one rank after the other; this rank's tensor is encoded again for each."""
     codec, work, out = request.codec, request.ctx, request.ctx.out
     payload = encoded(request)
     mixed, theirs = (work.scratch(name, out, out.shape, out.dtype) for name in ("mixed", "theirs"))

@@ -208,12 +208,12 @@ class _SentInStretches(Transmitted):
             yield self.codec.sent(payload, whole[start:stop]), whole[start:stop]
 
     def subtract_from_(self, new_residual: Tensor) -> None:
-        for sent, stretch in self._each(new_residual):
-            sent.subtract_from_(stretch)
+        for sent, part in self._each(new_residual):
+            sent.subtract_from_(part)
 
     def clear_(self, x: Tensor) -> None:
-        for sent, stretch in self._each(x):
-            sent.clear_(stretch)
+        for sent, part in self._each(x):
+            sent.clear_(part)
 
     def dense(self, like: Tensor) -> Tensor:
         whole = like.new_empty(like.shape)

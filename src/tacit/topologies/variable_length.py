@@ -62,9 +62,9 @@ def _message(codec: OneShot, payload: Payload, numel: int) -> Tensor:
 def _lengths(messages: Sequence[Tensor]) -> Generator[Request, Any, Lengths]:
     """Of each peer, in rank order, the lengths of its messages."""
     mine = [each.numel() for each in messages]
-    told = torch.tensor(mine, dtype=torch.int32, device=messages[0].device)
-    answered = yield AllGather((told,))
-    return [mine if told.is_meta else each.tolist() for (each,) in answered]
+    lengths = torch.tensor(mine, dtype=torch.int32, device=messages[0].device)
+    answered = yield AllGather((lengths,))
+    return [mine if lengths.is_meta else each.tolist() for (each,) in answered]
 
 
 def _restored(codec: OneShot, message: Tensor, numel: int, like: Payload) -> Payload:

@@ -82,7 +82,7 @@ def ranks_of(group: dist.ProcessGroup | None = None) -> list[int]:
 
 
 def backend_of(group: dist.ProcessGroup) -> str:
-    """The backend's name as it was given, such as "gloo" or "cpu:gloo,cuda:nccl"."""
+    """The backend's name, as passed to torch, such as "gloo" or "cpu:gloo,cuda:nccl"."""
     return dist.get_backend(group)
 
 

@@ -46,12 +46,12 @@ def turn_back(turned: Any, channels: Any, area: Any, at: Any) -> None:
             here[k * channels + c] = turned[c * area + k]
 
 
-# ---- of one stretch -------------------------------------------------------------------------------------
+# ---- one span -------------------------------------------------------------------------------------
 
 
 @inline
 def subtract_here(a: Any, b: Any, out: Any, also: Any, numel: Any, whole_numel: Any) -> None:
-    """`_subtract`, in one order of memory, of a stretch of a tensor with `whole_numel` entries."""
+    """`_subtract`, in one order of memory, for a span of a tensor with `whole_numel` entries."""
     whole, past_caches, also_past = numel // LANES, streams(out, whole_numel), streams(also, whole_numel)
     for at in range(0, whole * VECTOR_BYTES, VECTOR_BYTES):
         difference = load(a + at) - load(b + at)

@@ -98,7 +98,7 @@ def _pushed(x: Any, row: Any, words: Any, at: Any) -> Any:
 def _encode(groups: Any, freqs: Any, states: Any, words: Any) -> int:
     """Write the states in the end, and words from the end of `words` backwards; how many words that were.
 
-    `words` has one place more than there are groups.
+    `words` has one element more than there are groups.
     """
     table = divisors(freqs)
     x = np.empty(STREAMS, np.uint64)

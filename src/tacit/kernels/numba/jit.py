@@ -9,7 +9,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def compile_now(function: Callable[..., object], signatures: Sequence[str]) -> Any:
-    """Compile for these signatures; kept in numba's cache. The compiled function releases the GIL.
+    """Compile for these signatures; stored in numba's cache. The compiled function releases the GIL.
 
     Nothing may be reordered or fused: the bits are those of the reference.
     """

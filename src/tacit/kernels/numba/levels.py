@@ -40,7 +40,7 @@ def sum_of_squares(piece: Any, inverse: Any, lanes: Any, partial: Any) -> Any:
 
 @inline
 def square_root(square: Any) -> Any:
-    """The square root by way of fp64: torch's own in fp32 is not rounded correctly."""
+    """The square root by fp64: torch's in fp32 is not rounded correctly."""
     return np.float32(np.sqrt(np.float64(square)))
 
 

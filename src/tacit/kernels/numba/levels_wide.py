@@ -116,7 +116,7 @@ def round_at_random(at: Any, inverse: Any, top: Any, random: Any) -> Any:
 
 @inline
 def wide_encode(at: Any, inverse: Any, top: Any, seed: Any, first: Any, bits: Any, codes: Any) -> None:
-    """The codes of a bucket, packed as `layout` tells; random bits in the order of `philox.random_uint16`."""
+    """The codes of a bucket, packed as in `layout`; random bits in the order of `philox.random_uint16`."""
     four, two, six = byte_vector(np.uint8(4)), byte_vector(np.uint8(2)), byte_vector(np.uint8(6))
     for half in range(2):
         r0, r1, r2, r3 = philox_uint16(seed, np.uint64(first + half * COUNTERS))

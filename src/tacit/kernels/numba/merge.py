@@ -1,4 +1,4 @@
-"""`kernels.merge` by numba: merge two sorted lists, find what both have, and what arrived of one's own."""
+"""`kernels.merge` by numba: merge two sorted lists, find common entries, and which of this rank's arrived."""
 
 from __future__ import annotations
 

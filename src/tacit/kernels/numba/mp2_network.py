@@ -116,7 +116,7 @@ def second_layer(rows: Any, weights: Any, width: Any) -> None:
 
 @inline
 def attention(rows: Any, weights: Any, width: Any) -> None:
-    """Squeeze and excite: of each channel what is given to the sigmoid."""
+    """Squeeze and excite: the input of the sigmoid for each channel."""
     both, narrow = TAPS * width, max(1, width // 4)
     squeeze = both * INPUTS + width + both * both + width
     excite = squeeze + narrow * width + narrow

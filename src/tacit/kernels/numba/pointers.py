@@ -1,4 +1,4 @@
-"""Arrays at the addresses that compiled kernels are given: for any number of peers, and without wrapping."""
+"""Arrays at the addresses that are passed to compiled kernels: for any number of peers, without wrapping."""
 
 from __future__ import annotations
 

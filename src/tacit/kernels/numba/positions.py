@@ -38,7 +38,7 @@ def _pack(places: Any, count: Any, k: Any, low: Any, target: Any, size: Any) -> 
 
 
 def _unpack(source: Any, size: Any, k: Any, low: Any, places: Any) -> Any:
-    """Write the positions, one more than there can be; how many there are. By address.
+    """Write the positions, with room for one more than possible; returns their number. By address.
 
     Every bit is written as if it were set, and only set ones advance, so that no branch depends on it.
     """
@@ -91,7 +91,7 @@ def _scatter_all(
     is overwritten with zeros first.
 
     Returns:
-        False where the positions of a peer do not rise, or are not in `out`: then nothing is written.
+        False if the positions of a peer do not rise, or are not in `out`: then nothing is written.
     """
     for peer in range(peers):
         index, last = ints_at(places[peer], 0, counts[peer]), np.int64(-1)

@@ -1,4 +1,4 @@
-"""`kernels.products` by numba: each product reads the matrices once, and adds or subtracts on the way.
+"""`kernels.products` by numba: each product reads the matrices once, and adds or subtracts in the same pass.
 
 Four columns of the factors are taken together; a rank that is no multiple of four is filled up with columns
 of zeros. All sums are in one order, whatever the processor.
@@ -25,9 +25,9 @@ TOGETHER = 4
 BLOCK = 1024
 """Columns of a matrix that are gone through at once: so much of four columns of Q stays in a core's cache."""
 ZEROS = np.zeros(BLOCK, np.float32)
-"""What is read in place of columns beyond the rank."""
+"""The zeros that are read in place of columns beyond the rank."""
 ZEROS_AT: int = ZEROS.ctypes.data
-"""Its address, which kernels are given as `zeros`."""
+"""Their address, which is passed to kernels as `zeros`."""
 
 
 @inline

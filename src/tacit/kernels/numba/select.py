@@ -55,7 +55,7 @@ def collect_vector(
     x: Any, residual: Any, new_residual: Any, i: Any, threshold: Any, found: Any, positions: Any, values: Any,
     past_caches: Any,
 ) -> Any:  # fmt: skip
-    """Append what reaches the threshold, or is NaN, among the 64 entries from 64 i on; the new count."""
+    """Append entries that reach the threshold, or are NaN, of the 64 from 64 i on; returns the new count."""
     at = i * VECTOR_BYTES
     a = load_and_fetch(x, residual, at) if past_caches else load_sum(x, residual, at)
     below = magnitude(a) < float_vector(threshold)
@@ -74,7 +74,7 @@ def collect_vector(
 
 @inline
 def drop_nan(found: Any, positions: Any, values: Any, new_residual: Any) -> Any:
-    """Give the NaN among the found back; how many are left, and whether all were finite."""
+    """Put back NaN among the found entries; returns how many are left, and whether all were finite."""
     at, entries, bits = ints_at(positions, 0, found), floats_at(values, 0, found), ints_at(values, 0, found)
     largest = np.int32(0)
     for j in range(found):
@@ -97,9 +97,8 @@ def _select_reaching(
 ) -> Any:  # fmt: skip
     """`select.select_reaching` by address; `residual` is 0 where there is none.
 
-    Returns:
-        How many were found, or -1 where the buffer is too small; `new_residual` is then unfinished. And
-        whether all entries were seen to be finite.
+    Returns: The number of found entries, or -1 if the buffer is too small; `new_residual` is then unfinished.
+        And whether all entries were finite.
     """
     at, entries, found = ints_at(positions, 0, capacity), floats_at(values, 0, capacity), np.int64(0)
     whole, step, past_caches = numel // LANES, PIECE // LANES, streams(new_residual, numel)
@@ -202,9 +201,9 @@ def _guess_threshold(x: Any, residual: Any, numel: Any, step: Any, wanted: Any, 
 
 
 def _keep_above(positions: Any, values: Any, least: Any, equal: int, new_residual: Any) -> Any:
-    """Move to the front what is larger than `least`, and the first `equal` that equal it; how many these are.
+    """Move to the front what is larger than `least`, and the first `equal` that equal it; returns the count.
 
-    The others are given back to `new_residual`, where that is not empty.
+    The others are put back into `new_residual`, if that is not empty.
     """
     kept: Any = 0
     left: Any = equal

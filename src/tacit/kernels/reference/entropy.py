@@ -37,7 +37,7 @@ def join(groups: Bytes, codes: Bytes) -> None:
 
 
 def _alike(size: int) -> Iterator[tuple[int, int, int]]:
-    """From which to which byte there are how many lanes: of whole blocks of 3 bits, and of the last one."""
+    """(start byte, stop byte, number of lanes): of whole blocks of 3 bits, and of the last one."""
     whole = size - size % (3 * LANES)
     if whole:
         yield 0, whole, LANES

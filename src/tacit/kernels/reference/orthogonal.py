@@ -22,7 +22,7 @@ def scale_(q: Tensor, lengths: Sequence[int], rank: int) -> None:
         if rows.numel():
             largest = rows.abs().amax(1, keepdim=True)
             if q.dtype != torch.float64:
-                largest = largest.float()  # not all devices take bf16 apart
+                largest = largest.float()  # not all devices implement frexp for bf16
             exponent = torch.frexp(largest).exponent.clamp_(-most, most)
             power = ((127 - exponent) << 23).view(torch.float32)  # as torch.ldexp is exact on the CPU only
             rows.mul_(power.to(q.dtype))

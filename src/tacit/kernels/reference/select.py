@@ -172,7 +172,7 @@ def keep_largest(found: Selection, k: int, new_residual: Tensor | None) -> Selec
 def keep_above(found: Selection, least: float, equal: int, new_residual: Tensor | None) -> None:
     """Move what is above `least`, and the first `equal` that equal it, to the front.
 
-    The others are given back to `new_residual`.
+    The others are put back into `new_residual`.
     """
     ties = found.values.abs() == least
     keep = (found.values.abs() > least) | (ties & (ties.cumsum(0) <= equal))
@@ -202,7 +202,7 @@ def fill_with_zeros(
 def select_by_kthvalue(
     x: Tensor, k: int, buffer: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
 ) -> None:
-    """`kernels.select.select_largest`, whatever the entries are: the slow way of the host."""
+    """`kernels.select.select_largest`, for any entries: the slow algorithm on the host."""
     a = _sum(x, residual, new_residual)
     magnitudes = a.abs().nan_to_num_(nan=-1.0, posinf=math.inf)
     least = float(torch.kthvalue(magnitudes, magnitudes.numel() - k + 1).values)
