@@ -1,7 +1,7 @@
-"""Files that are written: what may be one, how one is put in place, and what a failure to write means.
+"""Writing files: checks of their paths, replacing them as a whole, and handling failures to write.
 
 A file that the user names is checked before anything is launched (`output`, `folder`) and replaced as a whole
-(`put`). What is only recorded during a training is `spared`: a failure is said once, and training goes on.
+(`put`). Writing during a training is `spared`: a failure is reported once, and training goes on.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _KINDS = {
     stat.S_ISSOCK: "a socket",
 }
 _LONGEST = 255
-"""Bytes of a name, on all file systems of Linux that are in use."""
+"""The most bytes of a file name, on all common file systems of Linux."""
 _NOTE = 1000
-"""Characters of a note; so it is written in one piece, and is not mixed with those of other ranks."""
+"""The most characters of a note, so that it is written at once, and not mixed with those of other ranks."""
 _PART = ".part"
 _SAID: set[str] = set()
 
 
 def output(path: Path, option: str) -> Path:
-    """See to it that a regular file can be written at `path`, as far as that is known beforehand.
+    """Check that a regular file can be written at `path`, as far as that is known beforehand.
 
     A symbolic link is followed, so that a link to another disk stays one; what it leads to must be a regular
     file, or not there yet. Everything else keeps its place: a device or a pipe is never replaced.
 
     Args:
-        option: what the user gave it as, such as "--out".
+        option: the user's option, such as "--out".
 
     Raises:
-        ConfigError: it cannot be one; says why, and what to write instead.
+        ConfigError: it cannot be written; the message says why, and what to write instead.
     """
     try:
         target = _target(path)
@@ -62,10 +62,10 @@ def output(path: Path, option: str) -> Path:
 
 
 def folder(path: Path, option: str) -> Path:
-    """See to it that `path` is a folder that can be written to, or can be made; nothing is made.
+    """Check that `path` is a folder that can be written to, or can be made; nothing is made.
 
     Raises:
-        ConfigError: it is not; says why, and what to write instead.
+        ConfigError: it is not; the message says why, and what to write instead.
     """
     try:
         whole = Path(os.path.abspath(path))
@@ -83,22 +83,22 @@ def folder(path: Path, option: str) -> Path:
 
 
 def unmake(*paths: Path) -> None:
-    """Remove files, and folders that are empty then, that were made for what could not begin."""
+    """Remove files, and then empty folders, that were made for a run which could not begin."""
     for path in paths:
         with suppress(OSError):
             path.rmdir() if path.is_dir() else path.unlink()
 
 
 def put(path: Path, content: str | bytes, *, durable: bool = False) -> None:
-    """Write a file so that there is a whole one at any time: the old one, or the new one.
+    """Replace a file so that it is whole at any time: the old one, or the new one.
 
-    Links are followed as in `output`. Text is written as UTF-8; what is no text in it becomes "?".
+    Links are followed as in `output`. Text is written as UTF-8; characters that cannot be encoded become "?".
 
     Args:
         durable: whether it must be on the disk before this returns, which takes the disk's time.
 
     Raises:
-        ConfigError: it cannot be written, or is no regular file; what was there is still there.
+        ConfigError: it cannot be written, or is no regular file; the old file is unchanged.
     """
     data = content.encode(errors="replace") if isinstance(content, str) else content
     try:
@@ -114,7 +114,7 @@ def put(path: Path, content: str | bytes, *, durable: bool = False) -> None:
                 if target.exists():
                     os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
             draft.replace(target)
-        except BaseException:  # an interruption too leaves nothing behind
+        except BaseException:  # an interruption, too, leaves no draft
             with suppress(OSError):
                 draft.unlink()
             raise
@@ -123,7 +123,7 @@ def put(path: Path, content: str | bytes, *, durable: bool = False) -> None:
 
 
 def sweep(path: Path) -> None:
-    """Remove what writers that were killed have left of a file; nobody else may be writing it now."""
+    """Remove drafts of a file that killed writers have left; it must have no other writer now."""
     with suppress(OSError, ValueError):
         target = _target(path)
         for each in target.parent.iterdir():
@@ -169,7 +169,7 @@ class Log:
 
 
 def _whole(file: io.FileIO) -> int:
-    """How many bytes there are up to the end of the last whole line."""
+    """The number of bytes up to the end of the last whole line."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - (1 << 16))
@@ -182,7 +182,7 @@ def _whole(file: io.FileIO) -> int:
 
 
 def _draft(target: Path) -> str:
-    """How the names of its drafts begin."""
+    """The prefix of the names of a file's drafts."""
     return f".{zlib.crc32(os.fsencode(target.name)):08x}."
 
 
@@ -197,7 +197,7 @@ def spared(what: str) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Say it on stderr, once in a process; the command that started this rank says it once for all ranks."""
+    """Print a note on stderr, once a process; the command that started the ranks prints it once for all."""
     if text in _SAID:
         return
     _SAID.add(text)
@@ -212,7 +212,7 @@ def _target(path: Path) -> Path:
     """The file that is really written, at the end of all links.
 
     Raises:
-        OSError: there is something that is no regular file, or the folder is not there.
+        OSError: it is no regular file, or the folder does not exist.
     """
     target = Path(os.path.realpath(path))
     _fits(target)

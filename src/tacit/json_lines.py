@@ -1,4 +1,4 @@
-"""Files of JSON, one object a line: how a line is written, read back and checked.
+"""Files of JSON, one object a line: lines are written, read back and checked.
 
 Records of runs (`lab.records`) and timelines are such lines.
 Each says its kind and the version of its schema.
@@ -29,13 +29,13 @@ _LEAST = {
     **dict.fromkeys(("seconds", "seconds_to_target", "bytes_between_nodes", "mb_between_nodes"), 0),
     **dict.fromkeys(("consensus_distance", "consensus_relative"), 0),
 }
-"""What a number of this name is at least, whatever the record."""
+"""The least value of numbers with this name, in any record."""
 _SHARES = ("accuracy", "target")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What all records share: the way to JSON and back."""
+    """The base of all records: to JSON and back."""
 
     kind: ClassVar[str]
     algorithm: str

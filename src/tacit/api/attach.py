@@ -100,31 +100,31 @@ def attach(
     """Put a strategy to work on a model of DDP or FSDP2. A collective call: every rank of the model makes it.
 
     Args:
-        model: the wrapped model, compiled or not; torch is entered by its own hooks, and nothing is patched.
-            Of one that `fully_shard` shards on the near axis of a mesh, gradients or parameters are averaged
-            along the far axis.
-        optimizer: of the model's parameters, or several, all that step them; a step counts when each has
-            stepped, or when one is about to step again. Wrappers of Accelerate and Lightning are fine. None
-            will do where gradients are exchanged.
+        model: a DistributedDataParallel, compiled or not, or a model that `fully_shard` shards along the near
+            axis of a mesh: its gradients or parameters are averaged along the far axis. Only torch's hooks
+            are used, and nothing is patched.
+        optimizer: the optimizer of the model's parameters, or a list of all that step them. A step counts
+            when each has stepped, or when one is about to step again. Wrappers of Accelerate and Lightning
+            are accepted. None is enough if gradients are exchanged.
         strategy: a value, or its text form such as "topk:ratio=0.01". By default "auto", which chooses by
             what the first steps have measured.
         scaler: the GradScaler that scales the loss, if there is one. All ranks then skip a step in which a
             gradient overflows, where infinity is an error without it; replicas that step alone skip steps
             alone. Steps are then counted by backward passes: accumulate under `no_sync`.
-        policy: `(name, parameter) -> Compressor | None`: which compressor handles which parameter; None
-            keeps it dense. Without it: the strategy's, and dense for parameters of fewer than two dimensions
-            where its compressor exempts them.
-        timeout: how long a peer may take to answer before that is an error, such as timedelta(minutes=5); by
-            default that of the process group.
+        policy: `(name, parameter) -> Compressor | None` chooses the compressor of each parameter; None: it is
+            sent dense. By default it is the strategy's compressor, or dense for parameters that this exempts,
+            mostly those of fewer than two dimensions.
+        timeout: the time after which a peer that does not answer is an error, such as timedelta(minutes=5);
+            by default that of the process group.
         steps_per_epoch: steps of the optimizer in an epoch, for strategies that depend on epochs:
             len(loader) // accumulation, where so many backward passes make one step.
         epochs: the number of epochs of the training, for strategies that change towards its end.
-        mesh: of nodes x ranks of a node, for strategies that go by node; torchrun and Slurm say it too. For
-            a sharded model: the mesh of which `fully_shard` got all axes but one.
+        mesh: the mesh of nodes x ranks of a node, for strategies by node; by default it is known from
+            torchrun or Slurm. For a sharded model: the mesh of which `fully_shard` got all axes but one.
         group: for a sharded model without such a mesh, the ranks that have the same shards as this one.
-        weight: how much this rank counts in the average of the replicas, and in means of gradients between
-            two averages. Above 0, such as its number of samples (FedAvg: McMahan et al. 2017). By default
-            all ranks count alike.
+        weight: the weight of this rank in averages of replicas, and in means of gradients between two
+            averages: above 0, such as its number of samples (FedAvg: McMahan et al. 2017). By default all
+            weights are equal.
         servers: host:port of each parameter server, in the same order everywhere; by default those that the
             launcher names (`TACIT_SERVERS`).
         seed: decides all random choices while ranks train, such as which entries are sent and how levels are
@@ -134,17 +134,17 @@ def attach(
             NCCL, and a strategy that needs no value on the host), or on the host, on copies that travel by
             Gloo ("host": less memory on the GPU, as residuals and anchors are on the host). By default
             on the GPU if that is possible. `session.active_path` says which, and why.
-        reduction: of a sharded model's gradients along the far axis: "mean", or "sum" where the loss is
-            divided by the samples of all ranks, as torchtitan's is.
+        reduction: how gradients of a sharded model are reduced along the far axis: "mean", or "sum" if the
+            loss is divided by the samples of all ranks, as torchtitan's is.
         probe: whether to measure the links between all ranks' nodes now, for about a second a pair of nodes:
             `session.links` then has them.
-        decider: for "auto": chooses the strategy by what the first steps have measured. Of the same kind on
-            every rank. By default the planner, which predicts how long a step takes with each candidate.
+        decider: for "auto": chooses the strategy by what the first steps have measured. It has the same type
+            on every rank. By default the planner, which predicts how long a step takes with each candidate.
 
     Returns:
-        The attached session: a context manager. `close` (or leaving the block) takes the optimizer's hooks
-        away. DDP keeps its communication hook for life, which then averages as plain DDP does; FSDP2's are
-        taken away, and it then averages along its near axis alone.
+        The attached session: a context manager. `close` (or leaving the block) removes the optimizer's hooks.
+        DDP keeps its communication hook for life, which then averages as plain DDP does; FSDP2's hooks are
+        removed, and it then averages along its near axis only.
 
     Raises:
         ConfigError: the strategy's text, or a number, is wrong.

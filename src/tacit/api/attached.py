@@ -65,15 +65,15 @@ class Attached:
     `attach` and `CommState` make one. That is a collective call: the ranks first compare what they attach.
 
     Args:
-        spec: what to attach, and to what; checked.
+        spec: the arguments of `attach`, checked.
         dispatcher: answers the communication hook that the user registers; None: tacit registers its own.
-        strategy: what the user named, where another strategy is at work (`auto`).
+        strategy: the strategy that the user named, if another one is at work (`auto`).
 
     Attributes:
         strategy: as the user named it.
         optimizers: those whose steps it follows, without what frameworks wrap around them.
-        links: what the links between nodes carry, where `attach` was to measure them, or the strategy goes by
-            them.
+        links: the measured links between nodes, if `attach` was asked to measure them, or the strategy
+            depends on them; else None.
     """
 
     strategy: AnyStrategy
@@ -155,8 +155,7 @@ class Attached:
         Args:
             wish: whether this rank asks for it; one rank is enough.
 
-        Returns:
-            Whether the step is taken back; the same on all ranks.
+        Returns: Whether the step is taken back; equal on all ranks.
 
         Raises:
             AttachError: there is no backward to take back, `wish` is no bool, or the strategy cannot do it.
@@ -169,7 +168,7 @@ class Attached:
     def flush(self) -> None:
         """Wait until no message is in flight, for example before a checkpoint.
 
-        An answer that is due in a later step is kept, and applied then.
+        An answer that is due in a later step is still applied then.
 
         Raises:
             RoundError: an exchange failed.
@@ -180,17 +179,18 @@ class Attached:
         """Check after the first step that torch calls the hooks; for frameworks that attach for a script.
 
         Raises:
-            AttachError: torch has not called them, so nothing was exchanged; says why that may be.
+            AttachError: torch has not called them, so nothing was exchanged; the message says why that may
+                be.
         """
         self._at_work.check_called()
 
     def sync(self) -> None:
         """Make all replicas equal now. A collective call, after the same step on every rank.
 
-        The replicas become their mean, or what the strategy has in its place, such as the centre of `easgd`;
-        what has changed is sent uncompressed. Weights that the script has written become their mean, and all
-        replicas begin again from there. The ranks compare a checksum of their parameters: where gradients are
-        averaged, a warning names the rank that alone was written to. After `close` it does nothing.
+        The replicas become their mean, or the strategy's common point, such as the centre of `easgd`; changes
+        are sent uncompressed. Weights that the script has written become their mean, and all replicas begin
+        again from there. The ranks compare a checksum of their parameters: where gradients are averaged, a
+        warning names the rank that alone was written to. After `close` it does nothing.
 
         Raises:
             AttachError: a Parameter of the model has been replaced by another.
@@ -225,16 +225,15 @@ class Attached:
         * `steps`, also those before a checkpoint that was loaded; `rounds`; `void_rounds`: of these, how many
           came to nothing, as a scaled gradient overflowed or the step was discarded;
         * `bytes_out`: sent by this rank in training, by the formulas of the collectives; `ddp_bytes_out`:
-          what DDP's all-reduce would have sent from a rank in the session's steps; `compression`: how
-          many times as much that is. `closing_bytes_out`: sent by closing the session, where replicas are
-          averaged;
+          what DDP's all-reduce would have sent from a rank in the session's steps; `compression`: the ratio
+          of the two. `closing_bytes_out`: sent when the session closes, if replicas are averaged then;
         * `exchange_seconds`: how long a round was under way; `exposed_seconds`: of these, how long training
           waited; `compute_share`: the share of the time between rounds that was not spent waiting;
         * `lag`: how many steps after the start of its round an answer was applied, on average.
 
-        Where replicas differ, and were averaged by `sync` or `tacit.measure_consensus`, how far from their
-        mean they were just before: `consensus_distance`, the mean over the replicas of ||x_i - mean x||, and
-        `consensus_relative`, that over ||mean x||.
+        If replicas differ, and were averaged by `sync` or `tacit.measure_consensus`, their distance to the
+        mean just before: `consensus_distance`, the mean over the replicas of ||x_i - mean x||, and
+        `consensus_relative`, that divided by ||mean x||.
 
         With parameter servers also `push_bytes`, `pull_bytes`, `queue_seconds` and `staleness`. Of several
         levels: their sums (`lag`: that of the farthest), and `rounds_0`, `bytes_out_0`, `rounds_1` and so on
@@ -256,7 +255,7 @@ class Attached:
         return [facts for level in self.levels for facts in level.servers()]
 
     def footprint(self) -> dict[str, int]:
-        """Bytes that this rank keeps in addition to model, gradients and optimizer, by what they are.
+        """The bytes of memory that the session adds on this rank to model, gradients and optimizer, by label.
 
         E.g. `residual` and `anchor`; `second buffers`: what a round writes while the old state is kept, so
         that a round that fails leaves no trace; `messages`: what is sent and received, used again in the next
@@ -272,7 +271,7 @@ class Attached:
 
         Each of these steps is timed, which costs some microseconds a parameter. After the last one all ranks
         compare, which takes some seconds: links are measured, and the times of other strategies predicted.
-        Rank 0 logs what was found.
+        Rank 0 logs the diagnosis.
 
         Args:
             steps: how many steps are timed, 2 or more, after five that are skipped. By default 20, or two
@@ -282,8 +281,8 @@ class Attached:
             An object whose `result` is None until then, and then a `Diagnosis`, equal on all ranks.
 
         Raises:
-            AttachError: attach was given no optimizer, or the model is on a GPU.
-            ConfigError: so many steps are not possible.
+            AttachError: attach got no optimizer, or the model is on a GPU.
+            ConfigError: this number of steps is not possible.
         """
         from tacit.planning.live_diagnosis import Diagnosing
 

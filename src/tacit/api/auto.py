@@ -20,7 +20,7 @@ class AutoSession(Attached):
 
     Args:
         given: the arguments of the user's `attach`.
-        strategy: what may be chosen, and how it is watched.
+        strategy: the strategies that may be chosen, and how they are watched.
         decider: chooses; the same on all ranks.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""`auto` at work: it measures, has a strategy chosen, goes on with that, and watches it."""
+"""`auto` at work: it measures steps, lets a decider choose a strategy, goes on with that, and watches it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tacit.transports.process_groups import gathered, rank_in, ranks_of
 _log = logging.getLogger("tacit")
 
 BLOCKS = 5
-"""The time of a step is the median over at least so many periods of the strategy."""
+"""The least number of periods of the strategy over whose median the time of a step is taken."""
 
 
 class _SavedChoice(TypedDict):
@@ -73,12 +73,12 @@ class Choosing:
     Args:
         first: the strategy that is at work while steps are measured.
         given: the arguments of the user's `attach`.
-        strategy: what may be chosen, and how it is watched.
+        strategy: the strategies that may be chosen, and how they are watched.
         decider: chooses; the same on all ranks.
 
     Attributes:
         now: the strategy at work.
-        choice: what was chosen, and on what grounds; None before.
+        choice: the chosen strategy with the reasons; None before.
         ranks: the ranks of the world that train the model.
     """
 
@@ -179,7 +179,7 @@ class Choosing:
     # ---- checkpoints ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """As `AtWork.state_dict`: the strategy at work, and what was chosen on what grounds."""
+        """As `AtWork.state_dict`: the strategy at work, and the choice with its reasons."""
         choice = None if self.choice is None else self.choice.to_json()
         due = None if math.isinf(self._due) else self._due
         told = json.dumps({"begun": self._begun, "due": due, "choice": choice})
@@ -235,7 +235,7 @@ class Choosing:
 
     @property
     def _steps(self) -> int:
-        """How many steps were taken, with all strategies; the same on all ranks."""
+        """The number of steps taken with all strategies; equal on all ranks."""
         return self._begun + self.now.levels[-1].session.step
 
     def _stepped(self, optimizer: Optimizer) -> None:
@@ -275,7 +275,7 @@ class Choosing:
         return step_seconds(ends, max(self._strategy.watch or 0, BLOCKS * period), period)
 
     def _choose(self) -> None:
-        """Have a strategy chosen, and go on with it. A collective call."""
+        """Let the decider choose a strategy, and go on with it. A collective call."""
         self.now.flush()
         self._check.observed = bool(self.from_all(torch.tensor([self._observes])).all())
         choice = decided(self._decider, self._session)
@@ -340,7 +340,7 @@ class Choosing:
 
 
 def check(given: AttachSpec, decider: Decider) -> None:
-    """Refuse what `auto` cannot begin with.
+    """Refuse arguments with which `auto` cannot begin.
 
     Raises:
         AttachError: there is nobody to exchange with, or no optimizer whose steps could be counted.
@@ -361,15 +361,14 @@ def check(given: AttachSpec, decider: Decider) -> None:
 
 
 def step_seconds(ends: Sequence[float], window: int, period: int) -> float:
-    """How long a step takes: the median over the periods in the last steps, so that a pause does not count.
+    """The seconds of a step: the median over the periods in the last steps, so that a pause does not count.
 
     Args:
         ends: when each step ended, the last thousand or so.
-        window: how many of the last steps count.
-        period: after how many steps the rounds repeat; the mean over one is a step's time.
+        window: the number of last steps that count.
+        period: the number of steps after which the rounds repeat; the mean over one period is a step's time.
 
-    Returns:
-        Seconds; infinite where there was no whole period.
+    Returns: Seconds; infinite if there was no whole period.
     """
     marks = [*ends][-window - 1 :][::-period]
     periods = [(later - sooner) / period for later, sooner in pairwise(marks)]

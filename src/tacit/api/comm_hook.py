@@ -1,4 +1,4 @@
-"""The bare hook: a strategy as torch's own `register_comm_hook(state, hook)` takes it, without `attach`."""
+"""The bare hook: a strategy for torch's `register_comm_hook(state, hook)`, without `attach`."""
 
 # No `from __future__ import annotations` here: DDP checks the hook's annotations as objects.
 from collections.abc import Mapping

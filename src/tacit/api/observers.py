@@ -21,13 +21,13 @@ def called(function: str) -> None:
 
 
 def began(session: object) -> None:
-    """Tell those that are asked for of a session that is at work."""
+    """Notify the requested observers of a session that is at work."""
     for each in _asked_for(_REPORTS) + _asked_for(_STUDIES):
         each.began(session)
 
 
 def ended(session: object) -> None:
-    """Tell them that it was closed."""
+    """Notify them that it was closed."""
     for each in _asked_for(_REPORTS):
         each.ended(session)
 

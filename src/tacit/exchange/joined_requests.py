@@ -44,15 +44,15 @@ def conducted(
     flags: Tensor | None = None,
     finite_probe: Tensor | None = None,
 ) -> Generator[Request, Any, T]:
-    """Run `exchange`, and have its requests answered.
+    """Run `exchange`: set the axis of its requests, and answer or extend them.
 
     Args:
-        axis: of every request that names none.
+        axis: the axis of every request that names none.
         reduce: answers each `ReduceEncoded` by other requests; None: they are passed on.
-        flags: are averaged with the first message.
-        finite_probe: of shape (n,); the first `AllReduce` adds to its first number, and so on; those after
-            the n-th add to the last. So the rank that had a NaN first can be found: a later input of a rank
-            may depend on an earlier mean.
+        flags: averaged with the first message.
+        finite_probe: a tensor of shape (n,); the first `AllReduce` adds to its first number, and so on; those
+            after the n-th add to the last. So the rank that had a NaN first can be found: a later input of a
+            rank may depend on an earlier mean.
     """
     beside = None if flags is None else AllReduce((flags,))
     means = 0
@@ -178,7 +178,7 @@ def _joined(requests: Sequence[Request], beside: Request | None = None) -> Gener
     if beside is None and len(requests) == 1:
         return [(yield requests[0])]
     for request in requests:
-        if isinstance(request, _FOR_TOPOLOGIES):  # which know what they become, and join them with the others
+        if isinstance(request, _FOR_TOPOLOGIES):  # server requests join themselves
             every = requests if beside is None else (*requests, beside)
             return list((yield Grouped(tuple(every))))[: len(requests)]
     answers: list[Any] = [None] * len(requests)
@@ -203,7 +203,7 @@ def _joined(requests: Sequence[Request], beside: Request | None = None) -> Gener
 
 
 def _alike(requests: Sequence[Request]) -> Collection[Sequence[int]]:
-    """Which requests can travel together, by their places; in a fixed order."""
+    """The indices of requests that can travel together, group by group; in a fixed order."""
     carried: dict[str, str] = {}
     for request in requests:
         # In an all-to-all whose messages differ in size a receiver could not find another request's part.

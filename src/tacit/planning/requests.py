@@ -1,4 +1,4 @@
-"""What a launcher asks of a session: an environment variable names a file, or says as JSON what is wanted."""
+"""Requests of a launcher to a session: an environment variable with a file's name, or options as JSON."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class TimedSession(Protocol):
     """The session whose steps are timed.
 
     Attributes:
-        links: what the links carry, where they were measured before.
+        links: the measured links; None: they were not measured.
     """
 
     links: Links | None
 
     @property
     def options(self) -> AttachSpec:
-        """What is at work, and on what."""
+        """The strategy at work, the model and the optimizers."""
 
     @property
     def levels(self) -> Sequence[Level]:
@@ -42,7 +42,7 @@ class TimedSession(Protocol):
 
 
 def requested(variable: str, kind: Callable[[str], R]) -> R | None:
-    """The request in an environment variable, of a class that has a file alone, or more as JSON says."""
+    """The request in an environment variable: an object of `kind`, from a file's name or from JSON."""
     text = os.environ.get(variable, "")
     if text.startswith("{"):
         found: R = read(text, Annotated[kind, JSON], variable)

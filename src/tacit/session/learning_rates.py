@@ -1,4 +1,4 @@
-"""The learning rates as the optimizers have them now, and residuals of gradients, which follow them."""
+"""The optimizers' present learning rates, and residuals of gradients, which are rescaled with them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Rescaling:
         self._largest: dict[str, float] = {}
         self._before = self._units, self._largest
         self._followed: Mapping[str, float] | None = None
-        """Rates by which nothing has changed."""
+        """The last rates, if they have changed nothing."""
 
     def changes(self, rates: Mapping[str, float]) -> dict[str, float]:
         """The parameters whose rate has changed, with their new rates; a parameter's first rate is no change.
