@@ -106,7 +106,7 @@ def asks(servers: Any, xs: Mapping[str, Any]) -> None:
     posted = []
     for name, x in xs.items():
         piece, back = pieces(x)
-        posted.append(servers.of(name).post(PushPull(((x,),), (piece,), (back,)), f"{name}/0"))
+        posted.append(servers.server_of(name).post(PushPull(((x,),), (piece,), (back,)), f"{name}/0"))
     for each in posted:
         each.done.wait()
         each.answer()
@@ -166,7 +166,7 @@ class Alone:
 
     server: Any
 
-    def of(self, name: str) -> Any:
+    def server_of(self, name: str) -> Any:
         """It."""
         return self.server
 
@@ -181,7 +181,7 @@ def _slow(me: tuple[int, int], where: Addresses, seconds: int, slow: float) -> t
 
     x = torch.ones(250_000)
     servers = joined(Star(Asynchronous()), {"0": 0}, {"0": x.numel()}, me, where)
-    servers.of("0").enter(x, "0/0", PayloadSpec(None, x.numel(), x.dtype))
+    servers.server_of("0").enter(x, "0/0", PayloadSpec(None, x.numel(), x.dtype))
     dist.barrier()
     pause, steps, end = 0.05 * (slow if me[0] == 3 else 1.0), 0, time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -348,7 +348,7 @@ def _life(
     torch.set_num_threads(1)
     where = [("127.0.0.1", int(port.read_text()))]
     servers = joined(Star(Asynchronous()), {"0": 0}, {"0": ENTRIES}, (worker, 2), where)
-    server = servers.of("0")
+    server = servers.server_of("0")
     mine = slice(worker * ENTRIES // 2, (worker + 1) * ENTRIES // 2)
     back = PayloadSpec(None, ENTRIES, torch.float32)
     x = server.enter(torch.zeros(ENTRIES), "0/0", back)

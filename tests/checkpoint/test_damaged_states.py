@@ -135,7 +135,7 @@ def flipped(x: Tensor) -> Tensor:
 def now(level: Any) -> list[Any]:
     """All that loading a state changes."""
     session = level.session
-    kept = session.store.named_state() | (level.progress.kept() if level.progress else {})
+    kept = session.store.named_state() | (level.progress.saved_state() if level.progress else {})
     counted = session.step, session.round, dict(session.schedule.state), session_state._own(session)
     return [counted, {key: each.tensor.clone() for key, each in kept.items()}]
 

@@ -54,11 +54,11 @@ def test_means_follow_their_parameters_into_other_lots(monkeypatch: pytest.Monke
     buffers = means(monkeypatch)
     for i, flat in enumerate(buffers.flats):
         flat.copy_(torch.arange(float(flat.numel())) + 1000 * i)
-    before = {name: mean.clone() for name, mean in buffers.kept().items()}
+    before = {name: mean.clone() for name, mean in buffers.saved_state().items()}
     buffers._session.rebucket([["a"], ["c"], ["b"]])
     buffers.follow_buckets()
     assert [flat.numel() for flat in buffers.flats] == [300, 205, 10]
-    assert all(torch.equal(mean, before[name]) for name, mean in buffers.kept().items())
+    assert all(torch.equal(mean, before[name]) for name, mean in buffers.saved_state().items())
 
 
 def test_delays_and_warm_ups() -> None:

@@ -206,13 +206,13 @@ def test_a_build_without_gloo_is_told_so(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_what_a_strategy_keeps(algorithm: str, expected: dict[str, int]) -> None:
     (strategy,) = parse(algorithm).levels
-    assert memory.kept(strategy, NAMED) == expected
+    assert memory.state_bytes(strategy, NAMED) == expected
 
 
 def test_of_types_of_two_bytes_progress_is_kept_wide() -> None:
     (strategy,) = parse("localsgd").levels
     named = {name: x.bfloat16() for name, x in NAMED.items()}
-    assert memory.kept(strategy, named) == {"anchor": 4 * 630, "delta": 2 * 630}
+    assert memory.state_bytes(strategy, named) == {"anchor": 4 * 630, "delta": 2 * 630}
 
 
 @pytest.mark.parametrize("algorithm", ["topk:ratio=0.1", "dgc:ratio=0.1", "powersgd", "efsign"])
@@ -224,7 +224,7 @@ def test_a_session_keeps_as_much(algorithm: str) -> None:
     held += [x for each in holdings._workspaces for x in each.spares.values()]
     topologys = sum(x.numel() * 4 for (_, field), x in _state(session) if field.startswith("topology.")) * 2
     assert (
-        sum(memory.kept(strategy, NAMED).values())
+        sum(memory.state_bytes(strategy, NAMED).values())
         == sum(x.numel() * x.element_size() for x in held) - topologys
     )
 

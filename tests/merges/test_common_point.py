@@ -45,7 +45,7 @@ def strategy(
 
 def kept(replica: Replica, field: str) -> Tensor:
     """A field of all parameters, in their order."""
-    found = replica.progress.kept()
+    found = replica.progress.saved_state()
     return torch.cat([found[name, field].tensor.double() for name in replica.named])
 
 

@@ -144,7 +144,7 @@ def test_a_run_that_is_resumed_is_the_run_that_never_stopped(stop: int, loads: s
     whole, again = Replica(KINDS["AdamW"]), Replica(KINDS["AdamW"])
     for _ in range(stop):
         whole.stepped()
-    saved, told = deepcopy(whole.optimizer.state_dict()), deepcopy(whole.variance.kept())
+    saved, told = deepcopy(whole.optimizer.state_dict()), deepcopy(whole.variance.saved_state())
     for name, p in again.parameters.items():
         p.data.copy_(whole.parameters[name].detach())
     again.step = stop
@@ -153,7 +153,7 @@ def test_a_run_that_is_resumed_is_the_run_that_never_stopped(stop: int, loads: s
     again.variance.resume(told)
     if loads == "behind":
         again.optimizer.load_state_dict(saved)
-    assert again.variance.kept() == told
+    assert again.variance.saved_state() == told
     for _ in range(stop, STEPS):
         whole.stepped()
         again.stepped()

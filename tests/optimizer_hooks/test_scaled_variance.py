@@ -219,9 +219,9 @@ def test_what_is_not_finite_is_no_sample() -> None:
             if step == 2 and rank == 1:
                 next(iter(each.named.values())).grad.fill_(math.nan)  # type: ignore[union-attr]
             each.optimizer.step()
-        before = scaled(crew[0]).kept()
+        before = scaled(crew[0]).saved_state()
         in_threads(P, lambda rank: crew[rank].levels[0].after_step())
-    assert [scaled(each).kept() for each in crew] == [before] * P
+    assert [scaled(each).saved_state() for each in crew] == [before] * P
     assert {each.step for each in scaled(crew[0]).squares.values()} == {1}
     for each in crew:
         each.close()

@@ -40,7 +40,7 @@ def crew(
 
 
 def anchor(replica: Replica, name: str) -> Tensor:
-    return replica.progress.kept()[name, "anchor"].tensor
+    return replica.progress.saved_state()[name, "anchor"].tensor
 
 
 def said(crew: Crew, steps: int) -> list[str]:

@@ -124,7 +124,7 @@ def test_a_variance_that_a_server_has_below_zero_is_zero_here() -> None:
     for member in (*[ahead] * 12, behind):
         norm(member).running_var.zero_()
         member.progress.after_step()
-    there = behind.progress.kept()["1.running_var", "anchor"].tensor
+    there = behind.progress.saved_state()["1.running_var", "anchor"].tensor
     assert float(there.max()) < -0.4
     assert float(norm(behind).running_var.min()) == 0
     for _ in range(12):

@@ -34,7 +34,7 @@ def assert_a_server_knows(text: str, dtype: torch.dtype) -> None:
     for _ in range(5):
         crew.train(4)
         for rank, replica in enumerate(crew.replicas):
-            kept = replica.progress.kept()
+            kept = replica.progress.saved_state()
             for name in SIZES:
                 taken = crew.server.states[f"{name}/0"].taken[rank]
                 assert torch.equal(kept[name, "anchor"].tensor, taken.to(kept[name, "anchor"].tensor.dtype))

@@ -182,7 +182,7 @@ def the_momentum_of_weight_decay_is_in_a_checkpoint() -> None:
                 x for key, x in session.state_dict().items() if "0.weight/weight_decay_momentum" in key
             )
             close_to(decayed, 0.1 * first, 1e-7)  # whatever its layout, a checkpoint has it row by row
-            assert session.levels[0].taken.kept()["0.weight"].stride() == weight.stride()
+            assert session.levels[0].taken.saved_state()["0.weight"].stride() == weight.stride()
             steps(model, optimizer, 5)
             saved = session.state_dict()
         if not stops:
@@ -560,7 +560,7 @@ def late_answers_land_on_all_ranks_alike() -> None:
         optimizer = sgd(model)
         with tacit.attach(model, optimizer, algorithm) as session:
             steps(model, optimizer, 10)
-            kept = session.levels[0].progress.kept()  # type: ignore[union-attr]
+            kept = session.levels[0].progress.saved_state()  # type: ignore[union-attr]
             for (name, field), each in kept.items():
                 if each.shared:
                     session.flush()

@@ -14,7 +14,9 @@ from tacit.strategy import AnyStrategy, Strategy
 MIB = 2**20
 
 
-def kept(strategy: Strategy, named: Mapping[str, Tensor], policy: Policy | None = None) -> dict[str, int]:
+def state_bytes(
+    strategy: Strategy, named: Mapping[str, Tensor], policy: Policy | None = None
+) -> dict[str, int]:
     """The bytes of one level's state, by label, without temporary buffers of a round."""
     if strategy.subject == "nothing":
         return {}
@@ -42,7 +44,7 @@ def too_large(
     """The text of the error if the GPU has no room for it."""
     parts: dict[str, int] = {}
     for level in strategy.levels:
-        for name, size in kept(level, named, policy).items():
+        for name, size in state_bytes(level, named, policy).items():
             parts[name] = parts.get(name, 0) + size
     each = ", ".join(f"{name} {size / MIB:,.0f} MiB" for name, size in parts.items() if size) or "little"
     model = sum(p.numel() * p.element_size() for p in named.values())

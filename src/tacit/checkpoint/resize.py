@@ -51,7 +51,7 @@ class SavedShares:
                 name = int(match["level"]), match["name"], match["field"]
                 self._owners[name][match["owner"]] = described.tensor(value, key, finite=False)
 
-    def of(self, level: int, name: str, field: str, shared: bool, by_node: bool, width: int) -> Tensor:
+    def state_of(self, level: int, name: str, field: str, shared: bool, by_node: bool, width: int) -> Tensor:
         """The state for each new rank, or node: a flat tensor of `width` elements.
 
         Raises:

@@ -37,14 +37,14 @@ Buckets: TypeAlias = list[list[str]]
 
 
 class ScaledSquares(TypedDict):
-    """The state of `ScaledVariance.kept`."""
+    """The state of `ScaledVariance.saved_state`."""
 
     replicas: Positive
     squares: dict[str, tuple[Duration, Duration, Annotated[int, Between(-1, 1 << 53)]]]
 
 
 class KeptSince(TypedDict):
-    """The state of `KeptVariance.kept`."""
+    """The state of `KeptVariance.saved_state`."""
 
     since: dict[str, Whole]
 

@@ -89,7 +89,7 @@ def saved(
         "layouts": [level.gradient.layout if level.gradient is not None else None for level in levels],
         RATES: json.dumps([_rates(level) for level in levels]),
     }
-    variances = {i: each.kept() for i, at in enumerate(levels) if (each := _variance(at)) is not None}
+    variances = {i: each.saved_state() for i, at in enumerate(levels) if (each := _variance(at)) is not None}
     if variances:
         state[VARIANCES] = json.dumps(variances)
     for i, (level, whole) in enumerate(zip(levels, wholes, strict=True)):
@@ -244,10 +244,10 @@ def _keeps(level: ActiveLevel, resized: bool) -> bool:
 def _of_hook(level: ActiveLevel) -> dict[tuple[str, str], StateSlice]:
     """The state of the level's hook: anchors, means, the decay's momentum."""
     if level.progress is not None:
-        return level.progress.kept()
+        return level.progress.saved_state()
     delayed = None if level.gradient is None else level.gradient.late
-    found = {DELAYED: {} if delayed is None else delayed.kept()}
-    found[DECAY] = {} if level.taken is None else level.taken.kept()
+    found = {DELAYED: {} if delayed is None else delayed.saved_state()}
+    found[DECAY] = {} if level.taken is None else level.taken.saved_state()
     return {
         (name, field): StateSlice(each, True, 0, each.numel())
         for field in found
@@ -342,7 +342,7 @@ def _found(
         if resized:
             by_node = session.context.by_node and field not in RANKS_OWN
             found[name, field] = saved_values.expected(
-                shares.of(i, name, field, shared, by_node, width), key, like
+                shares.state_of(i, name, field, shared, by_node, width), key, like
             )
             continue
         if key not in state and key.startswith("rank"):

@@ -24,7 +24,7 @@ class Halves:
         """Whether the first half has been asked for."""
         return self._exchange is not None
 
-    def of(self, open: Callable[[], Generator[Request, Any, Outcome]]) -> Generator[Request, Any, Any]:
+    def next_half(self, open: Callable[[], Generator[Request, Any, Outcome]]) -> Generator[Request, Any, Any]:
         """The next half of the exchange that `open` makes. Returns its outcome, or None after the first."""
         first = self._exchange is None
         if self._exchange is None:

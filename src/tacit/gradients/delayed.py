@@ -79,10 +79,10 @@ class DelayedMeans:
 
     def follow_buckets(self) -> None:
         """Move the means into the session's present buckets. Not while a round is under way."""
-        before = self.kept()
+        before = self.saved_state()
         self._buckets = self._session.buckets
         self._allocate()
-        for name, mean in self.kept().items():
+        for name, mean in self.saved_state().items():
             mean.copy_(before[name])
 
     def resume(self) -> None:
@@ -90,7 +90,7 @@ class DelayedMeans:
         self._began_at = None
         self.follow_buckets()
 
-    def kept(self) -> dict[str, Tensor]:
+    def saved_state(self) -> dict[str, Tensor]:
         """The latest means, for a checkpoint: views by parameter, equal on all ranks."""
         buckets = zip(self._buckets, self.flats, strict=True)
         return {

@@ -46,7 +46,7 @@ class SteppedLevel(Level):
         servers, star = self._servers, self.strategy.server
         assert servers is not None
         assert star is not None
-        self._hook.enter(lambda bucket, x: servers.of(bucket).enter(x, f"{bucket}/0", star.back(x)))
+        self._hook.enter(lambda bucket, x: servers.server_of(bucket).enter(x, f"{bucket}/0", star.back(x)))
         wait_for_all(self._spec.group)
 
     def reload(self) -> None:

@@ -31,7 +31,7 @@ class WorkerLevel(DeltaLevel):
         servers, star = self._servers, self.strategy.server
         assert servers is not None
         assert star is not None
-        return lambda bucket, x: servers.of(bucket).enter(x, f"{bucket}/0", star.back(x))
+        return lambda bucket, x: servers.server_of(bucket).enter(x, f"{bucket}/0", star.back(x))
 
     def fetch(self) -> None:
         self.progress.enter(self._kept())

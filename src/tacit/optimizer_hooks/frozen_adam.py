@@ -121,7 +121,7 @@ class FrozenAdam(KeepingVariance, Taken):
     def expect(self, names: AbstractSet[str]) -> None:
         """Do nothing: the variance is in the optimizer's state."""
 
-    def kept(self) -> dict[str, Tensor]:
+    def saved_state(self) -> dict[str, Tensor]:
         """Nothing."""
         return {}
 

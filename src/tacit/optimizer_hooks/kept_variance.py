@@ -103,12 +103,12 @@ class KeptVariance(KeepingVariance):
                 beta, steps = float(group["betas"][1]), int(optimizer.state[p]["step"])
                 there.mul_((1 - beta**steps) / (1 - beta**since))
 
-    def kept(self) -> dict[str, Any]:
+    def saved_state(self) -> dict[str, Any]:
         """The state for a checkpoint: plain values, equal on all ranks."""
         return {"since": {**self._saved, **{name: each.since for name, each in self._kept.items()}}}
 
     def resume(self, kept: Mapping[str, Any]) -> None:
-        """Go on from a state of `kept`, with optimizers that have or will have those variances."""
+        """Go on from a state of `saved_state`, with optimizers that have or will have those variances."""
         self._kept.clear()
         self._saved = dict(kept.get("since", {}))
 

@@ -195,13 +195,13 @@ class ScaledVariance(VarianceGuard):
 
     # ---- checkpoints ------------------------------------------------------------------------------
 
-    def kept(self) -> dict[str, Any]:
+    def saved_state(self) -> dict[str, Any]:
         """The state for a checkpoint: plain values, equal on all ranks."""
         found = {name: (each.own, each.common, each.step) for name, each in self.squares.items()}
         return {"replicas": self._replicas, "squares": found}
 
     def resume(self, kept: Mapping[str, Any]) -> None:
-        """Go on from a state of `kept`, with optimizers whose variances are the replicas'."""
+        """Go on from a state of `saved_state`, with optimizers whose variances are the replicas'."""
         for name, (own, common, step) in kept.get("squares", {}).items():
             if name in self.squares and step >= 0:
                 mean = of_others(own, common, kept["replicas"], self._replicas)

@@ -75,9 +75,9 @@ class TakenMomentum(Taken):
         """See `DecayMomentum.expect`."""
         self._decay.expect(names)
 
-    def kept(self) -> dict[str, Tensor]:
-        """See `DecayMomentum.kept`."""
-        return self._decay.kept()
+    def saved_state(self) -> dict[str, Tensor]:
+        """See `DecayMomentum.saved_state`."""
+        return self._decay.saved_state()
 
 
 def _check(momentum: Momentum, optimizer: Optimizer, group: Mapping[str, Any]) -> None:

@@ -91,7 +91,7 @@ class Taken(ABC):
         """Allocate state for these parameters, for a checkpoint to be loaded into."""
 
     @abstractmethod
-    def kept(self) -> dict[str, Tensor]:
+    def saved_state(self) -> dict[str, Tensor]:
         """Further state for a checkpoint, by parameter and in its shape; equal on all ranks."""
 
 

@@ -61,7 +61,7 @@ class DecayMomentum:
                 if p.grad is not None and id(p) in self._names:
                     self._add(p, p.grad, group["weight_decay"], weight)
 
-    def kept(self) -> dict[str, Tensor]:
+    def saved_state(self) -> dict[str, Tensor]:
         """The velocities for a checkpoint, by parameter and in its shape; equal on all ranks."""
         return dict(self._velocities)
 

@@ -284,7 +284,7 @@ class ReplicaBuffers:
 
     # ---- checkpoints --------------------------------------------------------------------------------
 
-    def kept(self) -> dict[tuple[str, str], StateSlice]:
+    def saved_state(self) -> dict[tuple[str, str], StateSlice]:
         """The state for a checkpoint, by (buffer, field), as views; always with those of pending rounds."""
         fields: dict[str, Sequence[Tensor | None]] = {
             COMMON: self._common,

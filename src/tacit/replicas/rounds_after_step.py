@@ -359,7 +359,7 @@ class OptimizerHook:
 
     # ---- checkpoints --------------------------------------------------------------------------------
 
-    def kept(self) -> dict[tuple[str, str], StateSlice]:
+    def saved_state(self) -> dict[tuple[str, str], StateSlice]:
         """The state for a checkpoint, by (parameter, field), as views; always with those of rounds under way.
 
         torch.distributed.checkpoint loads only what is in the present state.
@@ -376,4 +376,4 @@ class OptimizerHook:
             found |= fields_of(buckets, enumerate(tensors), field)
         if self._late or not self._session.strategy.merge.meets:
             found |= fields_of(buckets, enumerate(self._replica.put), PUT)
-        return found if self._buffers is None else found | self._buffers.kept()
+        return found if self._buffers is None else found | self._buffers.saved_state()

@@ -254,7 +254,7 @@ class Session:
         whole: Open[Outcome] = partial(self._exchanges.open, i, x, pending, x if out is None else out)
         if ready is not None:
             whole = partial(_behind, ready, whole)
-        open: Open[Outcome | None] = whole if halves is None else partial(halves.of, whole)
+        open: Open[Outcome | None] = whole if halves is None else partial(halves.next_half, whole)
 
         def complete(outcome: Outcome | None) -> None:
             if outcome is not None:

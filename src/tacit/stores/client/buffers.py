@@ -55,7 +55,7 @@ class ServerBuffers:
     def enter(self) -> None:
         """Overwrite the buffers by those that the servers have."""
         for bucket, have in zip(self._buckets, self._have, strict=True):
-            have.copy_(self._servers.of(bucket[0]).enter(have, f"{bucket[0]}/0", _whole(have)))
+            have.copy_(self._servers.server_of(bucket[0]).enter(have, f"{bucket[0]}/0", _whole(have)))
             self._write(bucket, have)
 
     def average(self) -> None:
@@ -70,12 +70,12 @@ class ServerBuffers:
             # What has not moved may be infinite, as a mask is: of that the difference would be no number.
             moved = torch.where(now == have, torch.zeros_like(now), now - have)
             ask = PushPull(((moved,),), (_whole(have),), (_whole(have),))
-            asked.append(self._servers.of(bucket[0]).post(ask, f"{bucket[0]}/0"))
+            asked.append(self._servers.server_of(bucket[0]).post(ask, f"{bucket[0]}/0"))
         for each in asked:
             _answer(each)
         for bucket, have in zip(self._buckets, self._have, strict=True):
             meet = PushPull((), (), (_whole(have),), do="meet")
-            ((whole,),) = _answer(self._servers.of(bucket[0]).post(meet, f"{bucket[0]}/0"))
+            ((whole,),) = _answer(self._servers.server_of(bucket[0]).post(meet, f"{bucket[0]}/0"))
             have.copy_(whole)
             self._write(bucket, have)
 

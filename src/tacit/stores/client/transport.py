@@ -51,7 +51,7 @@ class ServerGroup:
                 server.abort(error)
             raise
 
-    def of(self, key: str) -> ServerClient:
+    def server_of(self, key: str) -> ServerClient:
         """The one that has the bucket whose first parameter is `key`."""
         return self.each[self._homes[key]]
 
@@ -112,7 +112,7 @@ class StarTransport(BesidePeers):
     def post(self, request: Collective, stage: int, key: str) -> Posted:
         """Start it; see `contracts.Transport`."""
         if isinstance(request, PushPull):
-            server, staged = self.servers.of(key), f"{key}/{stage}"
+            server, staged = self.servers.server_of(key), f"{key}/{stage}"
             return (server.post_long if self.servers.average else server.post)(request, staged)
         return self.peers.post(request, stage, key)
 

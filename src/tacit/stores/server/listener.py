@@ -41,7 +41,7 @@ class RejectionLog:
         self._counts: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def of(self, address: str, why: str) -> None:
+    def note(self, address: str, why: str) -> None:
         """Note that a connection from `address` (host:port) was closed."""
         host = address.rpartition(":")[0]
         with self._lock:
@@ -189,7 +189,7 @@ class Listener:
 
     def _refuse(self, stranger: _Stranger, why: str) -> None:
         self._forget(stranger)
-        self._complaints.of(stranger.address, why)
+        self._complaints.note(stranger.address, why)
 
     def _forget(self, stranger: _Stranger, close: bool = True) -> None:
         del self._strangers[stranger.connection]

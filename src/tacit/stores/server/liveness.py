@@ -55,13 +55,13 @@ class Liveness:
         """Close a connection that sends no HELLO in time."""
         claims = any(claim.connection is connection for claim in self._registry.claims)
         if not (claims or connection.introduced) and now - connection.since > _HELLO_SECONDS:
-            self._rejections.of(connection.address, f"it said no HELLO within {_HELLO_SECONDS:g} s")
+            self._rejections.note(connection.address, f"it said no HELLO within {_HELLO_SECONDS:g} s")
             connection.channel.drop()
 
     def _ask_missing(self, bucket: BucketService, now: float) -> None:
         """Ask those for whom others wait whether they are there: they may wait for one that froze."""
         for worker in bucket.missing():
-            for connection in self._registry.of(worker):
+            for connection in self._registry.connections_of(worker):
                 if connection.here and connection.alive >= connection.asked:
                     connection.ask_alive(now)
 
@@ -70,7 +70,7 @@ class Liveness:
         said = f"was silent for {timeout:g} s while others waited for it"
         silent: list[Connection] = []
         for worker in bucket.missing():
-            connections = [each for each in self._registry.of(worker) if each.here]
+            connections = [each for each in self._registry.connections_of(worker) if each.here]
             if not connections:  # it never came, or is gone from here already
                 sender = Sender(worker, bucket.incarnation(worker))
                 self._services.leave(sender, f"rank {worker} {said}: gone or frozen")

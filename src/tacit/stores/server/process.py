@@ -91,7 +91,9 @@ class ServerProcess:
         """Receive from somebody who knows the secret; called by the listener."""
         connection = Connection(channel, address)
         if len(self._connected) >= 4 * self.workers + 16:
-            self._rejections.of(address, f"{len(self._connected)} others are connected that know the secret")
+            self._rejections.note(
+                address, f"{len(self._connected)} others are connected that know the secret"
+            )
             channel.close()
             return
         self._connected.add(connection)
@@ -108,7 +110,7 @@ class ServerProcess:
                     self._turn()
                     self._checkpoint.save(self._snapshot)
                 except Exception as error:  # a fault of ours, and no reason to leave the workers alone
-                    self._rejections.of("this server:0", f"{type(error).__name__}: {error}")
+                    self._rejections.note("this server:0", f"{type(error).__name__}: {error}")
             self._checkpoint.save(self._snapshot, last=True)
         finally:
             self._closing.set()
@@ -153,7 +155,7 @@ class ServerProcess:
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             name = connection.name
-            self._rejections.of(connection.address, f"{name} sent what this server cannot take: {why:.300}")
+            self._rejections.note(connection.address, f"{name} sent what this server cannot take: {why:.300}")
             self._lose(connection, f"{name} sent what this server cannot take")
             connection.channel.drop()
 

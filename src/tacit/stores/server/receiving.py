@@ -50,7 +50,7 @@ def receive(
     except Exception as error:
         why = f"{type(error).__name__}: {error}" if not isinstance(error, TacitError) else str(error)
         text = f"{_who(connection)} sent an invalid frame: {why:.300}"
-        rejections.of(connection.address, text)
+        rejections.note(connection.address, text)
         with contextlib.suppress(OSError):
             connection.channel.send(Header(FrameKind.DROPPED, ALL), as_body(text.encode(errors="replace")))
             connection.channel.drain(_ERROR_SECONDS)

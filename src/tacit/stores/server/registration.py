@@ -73,7 +73,7 @@ class Registry:
         self._given, self.timeout = timeout, timeout or 60.0
         self._lives: Counter[int] = Counter()
 
-    def of(self, worker: int) -> list[Connection]:
+    def connections_of(self, worker: int) -> list[Connection]:
         """The connections of a worker, which may be of several lives."""
         return [each for each in self.connections.values() if each.sender.worker == worker]
 
@@ -90,7 +90,7 @@ class Registry:
             AttachError: the message says why.
         """
         _check_place(hello, self.number, self.workers)
-        others = tuple(other for other in self.of(hello.worker) if other.here)
+        others = tuple(other for other in self.connections_of(hello.worker) if other.here)
         if any(other.process == hello.process for other in others):
             raise AttachError(
                 f"rank {hello.worker} has a session with these servers already, and they hold one model: "
@@ -124,7 +124,7 @@ class Registry:
     def welcome(self, connection: Connection, hello: Hello) -> None:
         """Give a worker its place."""
         worker = hello.worker
-        for gone in self.of(worker):
+        for gone in self.connections_of(worker):
             del self.connections[gone.sender]
         self.run = hello.run
         self._lives[worker] += 1
