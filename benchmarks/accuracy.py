@@ -390,7 +390,7 @@ def by_merit(tried: Sequence[Ended], seeds: int = 1) -> list[Ended]:
     """Trainings with several rates, or means of as many `seeds`, the best first.
 
     Of those whose accuracy on the validation split is within one standard error of the highest, which so few
-    images do not tell apart, the one with the lowest loss in training; then the others by that accuracy.
+    images do not distinguish, the one with the lowest loss in training; then the others by that accuracy.
     """
     highest = max(each.validation for each in tried)
     error = _error(highest) / math.sqrt(seeds)

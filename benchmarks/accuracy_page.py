@@ -214,7 +214,7 @@ How the learning rates are chosen:
 * Three multiples of the recipe's rate are tried (for `signsgd`, which moves by the rate itself, of a
   128th of it), more where the best is at an end, with a seed that is in no gap. The best is that with the
   highest accuracy on 2,000 training images that nobody trains on; of rates
-  within one standard error of it, which so few images do not tell apart, that with the lowest loss in
+  within one standard error of it, which so few images do not distinguish, that with the lowest loss in
   training.
 * One seed is often wrong in the shortest trainings of CIFAR-10, 16 x 16: how two neighbouring rates compare
   differs by one to two points from seed to seed. So there, rates within two standard errors of the best are
@@ -223,7 +223,7 @@ How the learning rates are chosen:
   the longer ones of the GPT, take the rate of a shorter one.
 * A rate with which one of the seeds collapses is given up for the next best, for all seeds.
 * With `entropy=true` a training has the numbers of the one without, bit for bit on one processor, so only its
-  bytes are measured anew.
+  bytes are measured again.
 
 An interval that holds 0 does not show that nothing is lost: it shows how much at most. It does not count that
 other images, or seeds, might have chosen another rate.

@@ -1,4 +1,4 @@
-"""What compressed gossip has in common: one codec, and what all peers have decoded."""
+"""The base of compressed gossip: one codec, and a sum over what peers have decoded."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from tacit.errors import ConfigError
 
 @dataclass(frozen=True)
 class CompressedMixing(Wrapper, MixingCompressor):
-    """Base of what sends something of a replica to its neighbours by a one-shot codec.
+    """Base of compressors that send to a replica's neighbours by a one-shot codec.
 
-    State and messages are in fp32 where parameters have two bytes, so that all ranks know the same.
+    State and messages are in fp32 where parameters have two bytes, so that all ranks have equal values.
     """
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class CompressedMixing(Wrapper, MixingCompressor):
         return None
 
     def exempted(self) -> Compressor | None:
-        """That of the codec; in this compressor too where it leaves something out."""
+        """That of the codec; wrapped too if it is lossy."""
         inner = self.inner.exempted()
         return replace(self, inner=inner) if isinstance(inner, OneShot) and not inner.linear else inner
 

@@ -16,7 +16,7 @@ from tacit.errors import ConfigError
 class DifferenceCopy(CompressedMixing):
     """Send the compressed change of a replica, and set the replica to the copy that its neighbours have.
 
-        z_i = sum_j W_ij public_j + (x_i - public_i) - public_i      the mix, the step, less what it was
+        z_i = sum_j W_ij public_j + (x_i - public_i) - public_i      the mix and the step, minus the copy
         public_i <- public_i + C(z_i);    answer = public_i
 
     DCD-PSGD (Tang, Gan, Zhang, Zhang & Liu, NeurIPS 2018, arXiv 1803.06443). What C leaves out of a step is

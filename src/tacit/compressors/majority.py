@@ -36,10 +36,9 @@ class MajoritySign(AddingCodec):
     one scale only.
 
     The paper's sign of 0 is 0, which one bit cannot encode. Where 64 entries side by side are 0, as in rows
-    of an embedding that no batch has used, the rank abstains there. Single zeros alternate: they vote +1
-    in one round and -1 in the next, and of two neighbouring ranks one votes +1 and one -1. So what
-    is 0 on all ranks is a tie where their number is even; else it moves to and fro by the learning rate, and
-    does not drift.
+    of an embedding that no batch has used, the rank abstains there. Single zeros alternate: they vote +1 in
+    one round and -1 in the next, and of two neighbouring ranks one votes +1 and one -1. So what is 0 on all
+    ranks is a tie where their number is even; else it oscillates by the learning rate, and does not drift.
 
     Differences from the paper: ranks exchange votes with each other (all-gather), as there is no server;
     single zeros; ties give 0, except with `TwoPhase`, which must be chosen: there they vote as single zeros.

@@ -33,7 +33,7 @@ class OuterMix(MixingCompressor):
     too, in any of its graphs. With `Mix`. With lr=1 and no momentum it is gossip.
 
     State: `slow` and `momentum`, of the tensor's shape, in fp32 where that is of two bytes, and so is what is
-    sent. Both begin anew where replicas are made equal.
+    sent. Both are reset when replicas are made equal.
 
     Attributes:
         lr: the outer learning rate, above 0.
@@ -54,7 +54,7 @@ class OuterMix(MixingCompressor):
         return False
 
     def init(self, like: Tensor) -> State:
-        """Zeros: at the anchor, where all replicas are, and at rest."""
+        """Zeros: all replicas are at the anchor, without momentum."""
         return {name: torch.zeros_like(like, dtype=state_dtype(like.dtype)) for name in ("slow", "momentum")}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:

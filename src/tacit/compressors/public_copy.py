@@ -1,4 +1,4 @@
-"""Replicas of which each neighbour has a copy, that compressed differences keep up to date (CHOCO-SGD)."""
+"""Replicas with public copies at their neighbours, which compressed differences update (CHOCO-SGD)."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class PublicCopy(CompressedMixing):
         answer       =  x_i + gamma * (neighbours_i - public_i)
 
     Koloskova, Stich & Jaggi, ICML 2019 (arXiv 1902.00340), in the form that needs no copy of each neighbour.
-    For `Gossip` in a graph that stays the same, with `Mix`. Q may be biased. What it leaves out is in no
-    residual: it is in the next difference.
+    For `Gossip` in a graph that stays the same, with `Mix`. Q may be biased. Its error needs no residual: it
+    is part of the next difference.
 
     State: `public` and `neighbours`, of the tensor's shape, in fp32 where that is of two bytes.
 
     Attributes:
         gamma: the consensus step size, in (0, 1]. The more the codec leaves out, the smaller it must be:
-            replicas diverge where it is too large, and come together slowly where it is too small. 1 is right
-            for a codec that loses nothing.
-        scale: what is decoded is multiplied by it, in (0, 1]; for an unbiased codec of variance omega, which
-            would overshoot, the papers take 1 / (1 + omega).
+            replicas diverge if it is too large, and converge slowly if it is too small. 1 is right for a
+            lossless codec.
+        scale: a factor of what is decoded, in (0, 1]; for an unbiased codec of variance omega, which would
+            overshoot, the papers take 1 / (1 + omega).
     """
 
     gamma: float = 0.05

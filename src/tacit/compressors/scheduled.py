@@ -16,20 +16,20 @@ from tacit.errors import ConfigError
 
 
 class ByStep(Compressor):
-    """Base of what compresses by one of several, which follows from the step; their state is one."""
+    """Base of compressors that use one of several, by the step; all share one state."""
 
     @property
     @abstractmethod
     def _all(self) -> tuple[Compressor, ...]:
-        """All that may be at work."""
+        """All compressors that may be used."""
 
     @abstractmethod
     def _at(self, step: int) -> Compressor:
-        """The one that is at work in this step."""
+        """The compressor of this step."""
 
     @property
     def hides_nonfinite(self) -> bool:  # type: ignore[override]
-        """Whether any of them does."""
+        """Whether any phase does."""
         return any(compressor.hides_nonfinite for compressor in self._all)
 
     @property
@@ -48,8 +48,8 @@ class ByStep(Compressor):
 class Scheduled(ByStep):
     """Compress by each of `phases` for its number of steps, and by `then` afterwards.
 
-    All of them have the same state fields, so that each phase goes on with the residual of the one before.
-    Bytes are those of the present phase; the session plans its buffers anew at each change.
+    All of them have the same state fields, so that each phase continues with the residual of the one before.
+    Bytes are those of the present phase; the session plans its buffers again at each change.
 
     Attributes:
         phases: (steps, compressor), in order; steps are attempts of the optimizer, 1 or more.
@@ -88,7 +88,7 @@ class Scheduled(ByStep):
 
     @property
     def takes_momentum(self) -> Momentum | None:
-        """The momentum that all of them have in common."""
+        """The momentum, which is the same in all phases."""
         return self.then.takes_momentum
 
     @property

@@ -49,8 +49,8 @@ class Sign(Signed):
     converge.
 
     With a magnitude for each block zeros stay zeros: where some entries of a block are zero, half of it is
-    sent in a round (see `kernels.signs`), and the rest waits. With one a bucket sign(0) is 1: an entry
-    that never has a gradient moves to and fro by that magnitude under error feedback, and does not drift.
+    sent in a round (see `kernels.signs`), and the rest waits. With one a bucket sign(0) is 1: an entry that
+    never has a gradient oscillates by that magnitude under error feedback, and does not drift.
 
     Difference from the papers: one magnitude for all tensors of a bucket, or for each block of 512 entries of
     it, not one a tensor. Blocks follow the scales of layers and rows, for 6 % more bytes:
@@ -86,7 +86,7 @@ class Sign(Signed):
     def encode_with_feedback(
         self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
     ) -> Payload:
-        """One pass by blocks. One magnitude for all is known only after it; then a second pass subtracts."""
+        """One pass with blocks; with one magnitude, which is known only after it, a second pass subtracts."""
         bits, means, magnitude = self._buffers(x, ctx)
         if self.block:
             encode_signs(x, bits, means, None, True, residual, new_residual)

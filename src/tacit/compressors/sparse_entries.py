@@ -1,4 +1,4 @@
-"""What sparse compressors share: choosing entries, and packing their positions and values."""
+"""The base of sparse compressors: choosing entries, and packing their positions and values."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from tacit.kernels.sparse import EntryBuffer, Selection, buffer_size
 from tacit.kernels.thread_scratch import thread_scratch
 
 AT_ONCE = 8
-"""Payloads that are decoded together: there is scratch memory for the entries of so many."""
+"""The number of payloads that are decoded together, which determines the scratch memory."""
 
 
 @dataclass(frozen=True)
 class Entries(OneShot):
     """Send some entries: what `write` makes of their values, and last in the payload their positions.
 
-    Positions take 4, or about 2.1, 1.1 or n / 8k bytes each, as `kernels.layout` says; n and k decide.
+    Positions take 4, or about 2.1, 1.1 or n / 8k bytes each, by n and k, as in `kernels.layout`.
     """
 
     sliceable: ClassVar[bool] = True
 
     @abstractmethod
     def most(self, numel: int) -> int:
-        """How many entries of a tensor of `numel` may be sent, for which there is room."""
+        """The most entries of a tensor of `numel` that may be sent."""
 
     @abstractmethod
     def choose(
@@ -57,7 +57,7 @@ class Entries(OneShot):
 
     @abstractmethod
     def read(self, written: Payload, out: Tensor, weight: float) -> Tensor:
-        """Overwrite `out` with `weight` times the decoded values, as many as it has; return it."""
+        """Fill `out` with `weight` times the decoded values, and return it."""
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
         """(the tensors of `write`, ..., positions)."""
@@ -97,7 +97,7 @@ class Entries(OneShot):
         return self.most(numel) if self.exact else None
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """Expects positions in as many bytes as they take; of exact entries, also their number."""
+        """Check the bytes of the positions, and for exact entries their number."""
         numel, most = out.numel(), self.most(out.numel())
         positions = ("positions", position_bytes(numel, most), torch.uint8)
         if self.exact:

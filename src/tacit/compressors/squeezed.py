@@ -26,8 +26,8 @@ class Squeezed(CompressedMixing):
     State: `error`, of the tensor's shape, in fp32 where that is of two bytes.
 
     Attributes:
-        gamma: the consensus step size, the paper's eta, in (0, 1]. As for `PublicCopy`, smaller where less
-            arrives.
+        gamma: the consensus step size, the paper's eta, in (0, 1]. As for `PublicCopy`, it must be smaller if
+            less arrives.
     """
 
     fixed_graph: ClassVar[bool] = False

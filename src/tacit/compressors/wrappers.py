@@ -69,7 +69,7 @@ class Wrapper(Compressor):
 
     @cached_property
     def hides_nonfinite(self) -> bool:  # type: ignore[override]
-        """Whether the inner compressor does."""
+        """As of the inner compressor."""
         return self.inner.hides_nonfinite
 
     @property
@@ -114,7 +114,7 @@ class Wrapper(Compressor):
 
 @dataclass(frozen=True)
 class Feedback(Wrapper):
-    """Base of what adds errors of one round to the next, of payloads or of means."""
+    """Base of wrappers that add the errors of one round, of payloads or of means, to the next."""
 
     @property
     def on_device(self) -> bool:
@@ -122,11 +122,11 @@ class Feedback(Wrapper):
 
     @property
     def shows_nonfinite(self) -> bool:  # type: ignore[override]
-        """Whether the inner compressor does; only of one that encodes once."""
+        """As of the inner compressor, if that encodes once; else False."""
         return isinstance(self.inner, OneShot) and self.inner.shows_nonfinite
 
     def exempted(self) -> Compressor | None:
-        """That of the inner compressor; in this wrapper too where it leaves something out."""
+        """That of the inner compressor; wrapped too if it is lossy."""
         inner = self.inner.exempted()
         return replace(self, inner=inner) if isinstance(inner, OneShot) and not inner.linear else inner
 
@@ -169,7 +169,7 @@ class ErrorFeedback(Feedback):
         return {"residual": residual, **outer_state(self.inner.init(like), "inner")}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Add the residual, run the inner exchange, and keep the error as the new residual."""
+        """Add the residual, run the inner exchange, and store the error as the new residual."""
         if (ctx.rescale and not self.rescale) or self.decay != 1.0:
             factors = ctx.rescale if self.rescale else ()
             ctx = replace(ctx, rescale=times(self.decay, factors, x.numel()))
@@ -197,13 +197,13 @@ class ErrorFeedback(Feedback):
         return done._replace(sent=sent, state={"residual": new_residual, **outer_state(done.state, "inner")})
 
     def _adds_itself(self, x: Tensor, residual: Tensor, ctx: Context) -> bool:
-        """Whether the inner compressor adds the residual, and takes from the sum what it sends."""
+        """Whether the inner compressor adds the residual itself, and subtracts what it sends."""
         plain = not ctx.rescale and residual.dtype == x.dtype
         return plain and self.inner.adds_residual and not self.inner.hides_nonfinite
 
 
 def times(decay: float, factors: Factors, numel: int) -> Factors:
-    """The factors of a tensor of `numel` entries, all multiplied by `decay` too."""
+    """The factors of a tensor of `numel` entries, each multiplied by `decay`."""
     if decay == 1.0:
         return factors
     found: list[tuple[int, int, float]] = []
@@ -245,8 +245,8 @@ class Partition(Compressor):
     usual case, a few dense biases in a large compressed bucket, costs no copy of the bucket.
 
     Attributes:
-        main: handles everything that no part does. It sees the whole tensor, and counts its entries so.
-        parts: each works on its spans, joined. Small ones, else the copies cost.
+        main: handles everything that no part does. It gets the whole tensor, and counts all of its entries.
+        parts: each works on its spans, joined. They should be small, as they are copied.
     """
 
     main: Compressor
@@ -262,12 +262,12 @@ class Partition(Compressor):
 
     @cached_property
     def hides_nonfinite(self) -> bool:  # type: ignore[override]
-        """Whether any of them does."""
+        """Whether any part does."""
         return self.main.hides_nonfinite or any(part.compressor.hides_nonfinite for part in self.parts)
 
     @property
     def shows_nonfinite(self) -> bool:  # type: ignore[override]
-        """Whether the main one does, to which the parts' spans are zeros: those it looks at itself."""
+        """As of `main`, which gets zeros in the parts' spans; those are checked here."""
         return self.main.shows_nonfinite
 
     @property
@@ -280,18 +280,18 @@ class Partition(Compressor):
         return tuple(sorted({*self.main.changes, *parts}))
 
     def one_shot(self, step: int) -> OneShotUse | None:
-        """That of `main`, with the spans of the parts as `others`."""
+        """The codec of `main`, with the spans of the parts as `others`."""
         one_shot = self.main.one_shot(step)
         others = tuple(sorted(span for part in self.parts for span in part.spans))
         return one_shot and one_shot._replace(others=others)
 
     def inside(self) -> Mapping[str, tuple[Compressor, Spans | None]]:
-        """The main one, and each part with its spans."""
+        """`main`, and each part with its spans."""
         parts = {f"part{i}": (part.compressor, part.spans) for i, part in enumerate(self.parts)}
         return {"main": (self.main, None), **parts}
 
     def counted_(self, x: Tensor, state: State) -> None:
-        """What the parts do that send their weight."""
+        """Overwrite the spans of parts that send a weight; see `Compressor.counted_`."""
         for part, (inside, spans) in self.inside().items():
             if inside.weighed:
                 spans = spans or ((0, len(x)),)
@@ -357,7 +357,7 @@ class Partition(Compressor):
 
     @cached_property
     def _shown(self) -> tuple[int, ...]:
-        """Which of the outcomes show what is not finite where others hide it: 0 is the main one's."""
+        """The numbers of the outcomes that show NaN although others hide it; 0 is that of `main`."""
         each = (self.main, *(part.compressor for part in self.parts))
         return tuple(i for i, mine in enumerate(each) if self.hides_nonfinite and not mine.hides_nonfinite)
 

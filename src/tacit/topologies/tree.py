@@ -43,8 +43,8 @@ class GlobalTopK(Topology):
 
     With P = 2^m ranks, m swaps: the first with the neighbour, the next two ranks away, then four (recursive
     doubling). A rank sends m payloads of k entries, s bytes each, where an all-gather costs (P - 1) s. What
-    remains is a set of k entries, the same on all ranks to the last bit; of equal magnitudes those that
-    stand first. Where P = 2^m + e, the last e ranks swap with the first e before that, and afterwards get the
+    remains is a set of k entries, the same on all ranks to the last bit; of equal magnitudes the first ones.
+    Where P = 2^m + e, the last e ranks swap with the first e before that, and afterwards get the
     result and ceil(k / 8) bytes more: the first e send m + 2 payloads, the last e one.
 
     An entry counts as sent if every merge on this rank's path has kept it, as its whole value is then in the
@@ -54,14 +54,14 @@ class GlobalTopK(Topology):
     Shi et al., ICDCS 2019 (arXiv 1901.04359), gTopKAllReduce. Differences: the paper merges the same pairs
     towards rank 0, which broadcasts the result; that is 2 m steps in place of m, with 2 (P - 1) s bytes in
     all in place of P m s, and as many from the rank that sends most. An entry that was rejected in one merge
-    and arrives by way of other ranks counts there as sent by all; what the first ranks had is lost.
+    and arrives from other ranks counts there as sent by all; the first ranks' part of it is lost.
 
     For compressors that send exact entries, such as `TopK`; additive requests in the same exchange
     (biases sent dense) become all-reduces.
     """
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
-        """The shape of its swaps."""
+        """A few words on its swaps."""
         return "a tree"
 
     def check(self, compressor: Compressor) -> None:
@@ -84,18 +84,18 @@ class GlobalTopK(Topology):
 
 
 def _entries(codec: OneShot, numel: int) -> int | None:
-    """How many entries the codec sends; None where its payloads add up."""
+    """The number of entries that the codec sends; None if its payloads are additive."""
     if codec.additive:
         return None
     if (count := codec.exact_entries(numel)) is not None:
         return count
     raise ConfigError(
-        f"{codec} does not send entries as they are, so that GlobalTopK cannot add up and choose among "
+        f"{codec} does not send exact entries, so that GlobalTopK cannot add up and choose among "
         "them: write TopK(ratio=...) with values=Dense(), or topology=Flat()"
     )
 
 
-# ---- who swaps with whom -----------------------------------------------------------------------------------
+# ---- swaps -----------------------------------------------------------------------------------
 
 
 def reduce_steps(peers: int) -> list[Ends]:
@@ -117,7 +117,7 @@ def _fold(peers: int) -> Ends:
 
 
 def result_step(peers: int) -> Ends:
-    """The last step: the ranks of the core send the result to the others; empty where P is a power of two."""
+    """The last step: the ranks of the core send the result to the others; empty if P is a power of two."""
     core = 1 << peers.bit_length() - 1
     return tuple(end if rank < core else None for rank, end in enumerate(_fold(peers)))
 

@@ -35,7 +35,7 @@ from tacit.topologies.variable_length import all_gathered, all_to_all
 SECOND = "topology.second"
 """The state field of the error of compressed means, for this rank's slice, in units of the mean."""
 GRAIN = 512
-"""Slices begin at multiples of it: the blocks in which codecs pack."""
+"""Slices begin at multiples of this number, the block in which codecs pack."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class TwoPhase(OnAxis):
     takes_variable_length: ClassVar[bool] = True
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
-        """The words of `Attached.active_path`."""
+        """A few words for `Attached.active_path`."""
         return "two phases"
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:
-        """As they are unlike a collective of that name."""
+        """The text for two phases, as no collective has that name."""
         return "two phases, which compress the mean too"
 
     def check(self, compressor: Compressor) -> None:
@@ -79,7 +79,7 @@ class TwoPhase(OnAxis):
         refuse_unsliceable(compressor)
 
     def fields(self, compressor: Compressor) -> tuple[str, ...]:
-        """The residual of the means, where the compressor has error feedback.
+        """The residual of the means, if the compressor has error feedback.
 
         Raises:
             ConfigError: a codec takes no slices; or a phase that keeps a residual of the means is followed by
