@@ -236,7 +236,7 @@ def test_a_diagnosis_is_saved_and_read(tmp_path) -> None:  # type: ignore[no-unt
     made = diagnosed(facts(links=links(slow=1e8), copying=0.01), ["the weather"])
     made.save(tmp_path / "one.json")
     assert Diagnosis.from_json((tmp_path / "one.json").read_text()) == made
-    assert "Not looked at: the weather." in str(made)
+    assert "Not measured: the weather." in str(made)
     assert "1.00 MB a step by eth0" in made.traffic
     with pytest.raises(ConfigError, match="holds no diagnosis"):
         Diagnosis.from_json("{}")

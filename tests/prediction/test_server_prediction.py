@@ -213,7 +213,7 @@ class ForeignValues(Foreign):
         (Foreign(), "a parameter server can read only compressors and predictors that are dataclasses"),
         (
             ForeignValues(),
-            r"a parameter server can read only tacit's own .*\.ForeignValues is none of them: .* --import",
+            r"can read only tacit's compressors .*\.ForeignValues is none of them: .* --import",
         ),
     ],
 )

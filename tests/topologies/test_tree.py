@@ -239,7 +239,7 @@ def test_the_bill_is_the_formula_and_what_is_sent(peers: int) -> None:
     ],
 )
 def test_entries_that_do_not_arrive_as_they_are_are_refused(compressor: Compressor) -> None:
-    with pytest.raises(ConfigError, match=r"does not send entries as they are.*write TopK\(ratio"):
+    with pytest.raises(ConfigError, match=r"does not send exact entries.*write TopK\(ratio"):
         Strategy(compressor=compressor, topology=GlobalTopK())
 
 
@@ -263,7 +263,7 @@ def test_a_policy_that_chooses_what_cannot_be_merged_is_refused() -> None:
         if fits:
             make()
         else:
-            with pytest.raises(ConfigError, match="does not send entries as they are"):
+            with pytest.raises(ConfigError, match="does not send exact entries"):
                 make()
 
 

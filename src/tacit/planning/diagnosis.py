@@ -205,7 +205,7 @@ class Diagnosis(Saved):
             *([self.traffic] if self.traffic else []),
             "",
             *self._finding_lines(),
-            *(f"Not looked at: {note}." for note in self.notes),
+            *(f"Not measured: {note}." for note in self.notes),
         ]
         return "\n".join(lines)
 

@@ -100,7 +100,7 @@ def test_every_traceback_is_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     assert failures.write_tracebacks([], tmp_path / "none") == []
     assert not (tmp_path / "none").exists()
     assert failures.write_tracebacks(ended, tmp_path / "gone" / "errors") == []
-    assert "tracebacks are not kept" in capsys.readouterr().err
+    assert "tracebacks are not saved" in capsys.readouterr().err
 
 
 def summary(tmp_path: Path, ended: Result) -> list[str]:
