@@ -37,7 +37,7 @@ from tacit.prediction.sent_subsets import at_random, by_layers, drawn_others, in
 _log = logging.getLogger("tacit")
 
 DEFAULT_HORIZON = 100
-"""The number of steps that a budget is for, if nobody gives one."""
+"""The default number of steps that a budget is for."""
 DRAWN = 16
 """One in this many entries of a round is drawn at random, where predictions are evaluated."""
 DROP = 0.5
@@ -80,7 +80,7 @@ class Budgeted(Compressor):
     Attributes:
         budget: bytes, as a share of what a dense round after every step would send.
         subset: "rotating": of each of k equal spans one entry, the next one in every round. "random": one
-            of each span, at random. "layers": k entries side by side, layer after layer.
+            of each span, at random. "layers": k adjacent entries, layer after layer.
             "magnitude": the largest of each rank, with their positions, so fewer; an entry that a rank has
             not sent and another has counts as 0.
         values: how entries are encoded: `BF16()` sends twice as many.
@@ -88,9 +88,9 @@ class Budgeted(Compressor):
         drops: how many more rounds send everything, each after one in which the learning rate was half of
             what it was at the last such round, or less.
         every: steps from round to round.
-        horizon: how many steps the budget is for. None: as many as `attach` is given (`steps_per_epoch`
-            times `epochs`), or 100. A longer training stays within the budget. A shorter one sends more, and
-            the log says so.
+        horizon: the number of steps that the budget is for. None: `steps_per_epoch` times `epochs` of
+            `attach`, or 100. A longer training stays within the budget. A shorter one sends more, and the log
+            says so.
         whole_below: parameters of fewer elements, and all of one dimension, are sent in every round.
         share: of the entries sent in rotation, the share sent in a round; filled in when it is attached.
         matrices: where the parameters lie in the flat tensor; filled in when it is attached.
@@ -182,7 +182,7 @@ class Budgeted(Compressor):
         return self
 
     def ended(self, steps: int) -> str:
-        """How much more than the budget a training that ends early has sent."""
+        """A warning if a training that ends early has sent more than the budget."""
         full = self.full_steps + self.every  # the first rounds, and the end
         partly = max(0, steps - self.full_steps) * self._each / self.every
         sent = (min(full, steps + self.every) / self.every + partly) / max(steps, 1)
@@ -291,7 +291,7 @@ class Budgeted(Compressor):
     # ---- rounds that send everything ------------------------------------------------------------------
 
     def is_full(self, rates: Tensor, ctx: Context) -> bool:
-        """Whether everything travels in this round."""
+        """Whether everything is sent in this round."""
         return ctx.step < self.full_steps or _dropped(rates, self.drops)
 
     def rates_after(self, rates: Tensor, heard: float, full: bool, ctx: Context) -> Tensor:
@@ -306,10 +306,10 @@ class Budgeted(Compressor):
 
 
 def _left(each: float, n: int, always: int) -> float:
-    """The share of entries taking turns that travels in a round, where `always` of n always travel.
+    """The share of rotating entries that is sent in a round, if `always` of n are always sent.
 
-    Where these need all that the round may send (`each`, as a share of a dense one's bytes), the others get
-    as much as if there were none: other buckets may be larger.
+    If these need all that the round may send (`each`, as a share of a dense one's bytes), the others get as
+    much as if there were none, as other buckets may be larger.
     """
     if always >= n:
         return each
@@ -318,7 +318,7 @@ def _left(each: float, n: int, always: int) -> float:
 
 
 def _rotated(subset: Subset, total: int, count: int, round_: int, always: int, now: int) -> Tensor:
-    """Of all entries that take turns, counted one after the other. Seeds: of the bucket, of the round."""
+    """This round's rotating entries, by their number among all of these. Seeds: the bucket's, the round's."""
     if subset == "layers":
         return by_layers(total, count, round_)
     if subset == "random":
@@ -329,12 +329,12 @@ def _rotated(subset: Subset, total: int, count: int, round_: int, always: int, n
 
 
 def _largest_within(room: int, of: int) -> int:
-    """How many of the largest entries travel, with their positions, in so many bytes."""
+    """The number of largest entries that fit into `room` bytes with their positions."""
     return max(1, bisect_right(range(of), room, key=lambda k: 4 * k + position_bytes(of, k)) - 1)
 
 
 def _dropped(rates: Tensor, drops: int) -> bool:
-    """Whether the learning rate has fallen far since all was sent; as the last round heard from all."""
+    """Whether the learning rate has fallen far since everything was sent, by the mean of the last round."""
     if not drops or rates.is_meta or not rates.numel():
         return False
     last, then, count = rates[:3].tolist()
@@ -376,6 +376,6 @@ def _largest_mean(
     arrived = (large & ~torch.isin(turning, index, assume_unique=True)).nonzero().squeeze(1)
     where, order = torch.cat((turning[arrived], index)).sort()
     own = torch.cat((sent.dense(values)[arrived], mine))
-    # What is large is not predicted, so that predictions are not judged by it either.
+    # Large entries are not predicted, so predictions are not judged by them either.
     drawn = drawn[~torch.isin(drawn, turning[large], assume_unique=True)]
     return where, torch.cat((mean[arrived], small))[order], own[order], drawn

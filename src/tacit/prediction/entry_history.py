@@ -53,7 +53,7 @@ class ReceivedHistory:
     ratios: Tensor
 
     def of(self, span: slice, i: int) -> Received:
-        """That of these entries of the parameter `i`."""
+        """The history of these entries of the parameter `i`."""
         before, last, age, gap = (self.state[field][span] for field in ("before", "last", "age", "gap"))
         return Received(before, last, age, gap, self.ratios[i])
 
@@ -87,6 +87,6 @@ def swings_after(state: State, values: Sequence[Tensor], ctx: Context) -> tuple[
 
 
 def root_mean_square(values: Tensor) -> float:
-    """In float64; 0 where there are no values."""
+    """The root mean square in float64; 0 without values."""
     size = float(torch.linalg.vector_norm(values, dtype=torch.float64)) if len(values) else 0.0
     return min(size, sys.float_info.max) / math.sqrt(max(1, len(values)))

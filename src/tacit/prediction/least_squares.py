@@ -20,7 +20,7 @@ KEPT = 0.9
 MOST = 1.5
 """The largest magnitude of a weight."""
 RISE = 2.0
-"""A past change counts as at most so many times what it was, however far the learning rate has risen."""
+"""The largest factor on a past change when the learning rate has risen."""
 LANES = 8192
 """The number of partial sums, which are then added in halves."""
 RIDGE = 1e-6
@@ -35,7 +35,7 @@ def products(vectors: Sequence[Tensor]) -> Tensor:
     for start in range(0, len(first), LANES):
         parts = [each[start : start + LANES].double() for each in vectors]
         for lane, (i, j) in zip(lanes, pairs, strict=True):
-            lane[: len(parts[0])].add_(parts[i] * parts[j])  # not fused, as devices would round otherwise
+            lane[: len(parts[0])].add_(parts[i] * parts[j])  # not fused, as devices would round differently
     sums = {pair: _halved(lane) for pair, lane in zip(pairs, lanes, strict=True)}
     each = range(count)
     return torch.stack([torch.stack([sums[max(i, j), min(i, j)] for j in each]) for i in each])
@@ -116,7 +116,7 @@ class LeastSquares(AnswerPredictor):
             for i, answer in enumerate(past):
                 torch.mul(answer[mine], row[i], out=term[mine])
                 if term is not guess:
-                    guess[mine].add_(term[mine])  # not fused, as devices would round otherwise
+                    guess[mine].add_(term[mine])  # not fused, as devices would round differently
 
     def learn_(self, fit: Tensor, answer: Tensor, past: Past, layers: Layers, ctx: Context) -> None:
         """Add the products of this round to the sums, and its rate to the rates."""

@@ -60,10 +60,10 @@ class Predicted(Budgeted):
     are `rates` and `answered` alone.
 
     Attributes:
-        predictor: computes the next change; `Stale` leaves as it is what is not sent.
+        predictor: computes the next change; with `Stale` entries that are not sent do not change.
         shrink: a factor on predictions besides the gain, in (0, 1]. Less trusts them less.
-        rescale: whether an entry that is sent stands for the rounds too in which it is not. In the mean
-            replicas then move as far as if all were sent; otherwise rho times as far.
+        rescale: whether a sent entry also stands for the rounds in which it is not sent. In the mean replicas
+            then move as far as if all were sent; otherwise rho times as far.
     """
 
     predictor: Predictor = Stale()
@@ -140,7 +140,7 @@ class Predicted(Budgeted):
         return Outcome(ctx.out, Mirrored(answer, index, mine), after)
 
     def _rescaled(self, index: Tensor, values: Tensor, predicted: Tensor) -> Tensor:
-        """What stands for all rounds of these entries, where `predicted` holds what the others move by."""
+        """The values that stand for all rounds of these entries; `predicted`: those of the others."""
         turning = torch.ones_like(index, dtype=torch.bool)
         turning[torch.searchsorted(index, self._always.to(index.device))] = False
         share = int(turning.sum()) / max(1, self._turning)

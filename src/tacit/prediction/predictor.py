@@ -16,12 +16,13 @@ Past: TypeAlias = Sequence[Tensor]
 Layers: TypeAlias = Sequence[Matrix]
 
 ROUNDS = 16
-"""How many rounds back the size of a layer's changes is known."""
+"""The number of past rounds for which the size of a layer's changes is known."""
 PIECE = 8192
-"""Elements that are predicted at a time: what they take then stays in a core's cache."""
+"""The number of elements that are predicted at a time, which fit into a core's cache."""
 KINDS = ("convolution", "linear", "vector")
-"""What an element may belong to; "linear": any matrix, an embedding too; "vector": a bias, or a norm's
-weight."""
+"""The kinds of layers that an element may belong to; "linear": any matrix, an embedding too; "vector": a
+bias, or a norm's weight.
+"""
 
 
 def kind_of(dims: int) -> str:
@@ -56,10 +57,11 @@ def in_a_row(changes: Tensor) -> Seen:
 
 
 class Received(NamedTuple):
-    """The history of the `n` elements of one layer that are received now and then.
+    """The history of `n` elements of one layer that are not received in every round.
 
     Attributes:
-        before: (n,): the change received before the last one; `last`: the last one.
+        before: (n,): the change received before the last one.
+        last: (n,): the last received change.
         age: (n,), int16: for how many rounds `last` has been the last one; `gap`: for how many `before` was.
             Where one of them is not above 0, changes of two rounds are not known.
         ratios: (rounds + 1,), fp32: the present size of the layer's changes over that of so many rounds ago.
@@ -97,7 +99,7 @@ class AnswerPredictor(ABC):
 
     @property
     def on_device(self) -> bool:
-        """Whether it predicts on a GPU, the same bits on all of them, without a value on the host."""
+        """Whether it predicts on a GPU with the same bits on all, without a value on the host."""
         return False
 
     @property
@@ -115,7 +117,7 @@ class AnswerPredictor(ABC):
 
         Args:
             past: the last `depth` answers, oldest first; zeros for those that there were not.
-            fit: its `numbers` of all parameters; None where it has none.
+            fit: its `numbers` of all parameters; None: it has none.
             layers: the parameters; none: all of `guess` is one vector.
         """
 
@@ -161,7 +163,7 @@ class Predictor(AnswerPredictor):
             torch.mul(self.change(seen(piece), kind), scale, out=out[piece])
 
     def write_received(self, received: Received, kind: str, out: Tensor, scale: float = 1.0) -> None:
-        """`write`, of elements that are received now and then."""
+        """As `write`, for elements that are not received in every round."""
         self.write(received.seen, kind, out, scale)
 
     def answer_(self, guess: Tensor, past: Past, fit: Tensor | None, layers: Layers, ctx: Context) -> None:
@@ -184,7 +186,7 @@ class Predictor(AnswerPredictor):
 
 
 def _spans(layers: Layers, joined: bool) -> list[tuple[slice, str]]:
-    """Where each matrix lies, and its kind; `joined`: neighbours of one kind are one span."""
+    """The span and the kind of each matrix; `joined`: neighbours of one kind are one span."""
     found: list[tuple[slice, str]] = []
     for m in layers:
         stop, kind = m.start + m.rows * m.columns, kind_of(m.dims)

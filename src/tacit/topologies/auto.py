@@ -60,7 +60,7 @@ class Auto(OnAxis):
         return Flat(self.axis).collectives(compressors)
 
     def options(self, compressors: Iterable[Compressor]) -> Options:
-        """`Flat` first, then `TwoPhase` where it can send less."""
+        """`Flat` first, then `TwoPhase` if it can send less."""
         from tacit.topologies.recompression import price
         from tacit.topologies.two_phase import TwoPhase
 

@@ -42,7 +42,7 @@ class Flat(OnAxis):
     takes_variable_length: ClassVar[bool] = True
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
-        """An all-gather where a payload does not add up."""
+        """A few words; an all-gather if a payload is not additive."""
         gathered = any(side is not None for each in compressors for side in two_sided(each))
         within = " in each node" if self.axis == NODE else ""
         return f"{'all-gather' if gathered else 'all-reduce'}{within}"
@@ -57,7 +57,7 @@ class Flat(OnAxis):
 
 
 def two_sided(compressor: Compressor) -> list[OneShotUse | None]:
-    """For each phase, the codec that can compress the mean again; None where there is none."""
+    """For each phase, the codec that can compress the mean again; None: there is none."""
     return [gathered_use(compressor, step) for step in (0, *compressor.changes)]
 
 

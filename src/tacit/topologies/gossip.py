@@ -30,8 +30,9 @@ class Gossip(NeighbourTopology, ByLinks):
     neighbours, however many ranks there are. Lian et al., NeurIPS 2017 (arXiv 1705.09056).
 
     Attributes:
-        graph: who sends to whom, with equal weights. "ring": to both neighbours. "exponential": to the ranks
-            at distances 1, 2, 4, ..., and each receives from as many (Assran et al., ICML 2019, arXiv
+        graph: the neighbours of each rank, with equal weights. "ring": to both neighbours. "exponential": to
+            the ranks at distances 1, 2, 4, ..., and each receives from as many (Assran et al., ICML 2019,
+            arXiv
             1811.10792). "one-peer": to one of these, to the next one in each round (the same paper; Ying et
             al., NeurIPS 2021, arXiv 2110.13363). "complete": to all. "measured": to those to whom
             links are fast, as measured when it is attached (`link_graphs.gossip_weights`). Or W itself, row
@@ -55,11 +56,11 @@ class Gossip(NeighbourTopology, ByLinks):
         return self.graph == "measured"
 
     def for_rates(self, links: LinkRates) -> Gossip:
-        """With a matrix that keeps to fast links."""
+        """This topology with a matrix that prefers fast links."""
         return replace(self, graph=gossip_weights(links.of_ranks()))
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
-        """The graph."""
+        """A few words on the graph."""
         graph = self.graph if isinstance(self.graph, str) else "a given"
         return f"neighbours in {graph} graph{global_rounds(self.global_every)}"
 
@@ -92,11 +93,11 @@ class Gossip(NeighbourTopology, ByLinks):
             )
 
     def mixing(self, ctx: Context) -> Mixing:
-        """By all ranks in each `global_every`-th round, by neighbours in the others."""
+        """The function that mixes all ranks in each `global_every`-th round, and neighbours in the others."""
         return reduce_flat if is_global(self.global_every, ctx) else super().mixing(ctx)
 
     def rows(self, peers: int, round_index: int) -> Matrix:
-        """W for so many ranks, in this round.
+        """W for `peers` ranks in this round.
 
         Raises:
             ConfigError: the matrix is for another number of ranks.

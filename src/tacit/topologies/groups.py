@@ -39,7 +39,7 @@ from tacit.topologies.mixing import (
 
 Drawing: TypeAlias = Literal["butterfly", "random"]
 Partners: TypeAlias = tuple[int | None, ...]
-"""For each rank, whom it averages with; None: with nobody."""
+"""For each rank, the rank that it averages with; None: none."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,21 @@ class Groups(MixingTopology):
 
         x_i <- 1 / S * sum of x_j over the group of i
 
-    A group is averaged by recursive doubling: in log2(S) messages each rank swaps what it has with another
-    one of its group, so that of n bytes it sends n log2(S). The groups of a round follow from its number, and
+    A group is averaged by recursive doubling: in log2(S) messages each rank swaps its tensor with another one
+    of its group, so that it sends n log2(S) of n bytes. The groups of a round follow from its number, and
     from the seed where they are drawn; all ranks know them without a message.
 
     The ranks of a group wait for each other, as in every average that does not take old values. And as the
-    messages of a round are one operation of the process group, a rank that is late holds up the others too,
-    by one message. So this sends less than an all-reduce of all, and is not what WAGMA calls wait-avoiding,
-    where a late rank's last values are taken in its stead. That is `Pairs("butterfly")`.
+    messages of a round are one operation of the process group, a late rank delays the others too, by one
+    message. So this sends less than an all-reduce of all, and is not what WAGMA calls wait-avoiding, where a
+    late rank's last values are used instead. That is `Pairs("butterfly")`.
 
     Attributes:
         group_size: S, a power of two. None: the one nearest to the square root of the number of ranks
             (Li et al. 2020).
-        drawing: which groups. "butterfly": in round t those whose ranks differ in the bits t log2(S) and
-            following of their numbers, counted around, so that after log2(P) / log2(S) rounds each rank has
+        drawing: how groups are formed. "butterfly": in round t those whose ranks differ in the bits t log2(S)
+            and following of their numbers, counted around, so that after log2(P) / log2(S) rounds each rank
+            has
             something of every other (WAGMA: Li et al., arXiv 2005.00124); for a power of two of ranks.
             "random": drawn anew in each round (Prague: Luo et al., ASPLOS 2020); where the ranks cannot be
             cut into groups of S, what is left makes smaller ones.
@@ -83,7 +84,7 @@ class Groups(MixingTopology):
         check_group_size(self.group_size)
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
-        """The groups."""
+        """A few words on the groups."""
         size = "" if self.group_size is None else f" of {self.group_size}"
         return f"{self.drawing} groups{size}{global_rounds(self.global_every)}"
 
@@ -91,7 +92,7 @@ class Groups(MixingTopology):
         return "messages in groups"
 
     def check(self, compressor: Compressor) -> None:
-        """Refuse what does not arrive as it is: nobody would keep what was left out."""
+        """Refuse lossy compressors, as their error would be lost."""
         super().check(compressor)
         if isinstance(compressor, MixingCompressor):
             self._check_changing(compressor)
@@ -99,7 +100,7 @@ class Groups(MixingTopology):
         check_whole(compressor, self, "every group", "or BF16()")
 
     def _check_changing(self, compressor: MixingCompressor) -> None:
-        """Refuse what must know with whom it averages, or what a rank stands for where all are averaged."""
+        """Refuse compressors that need fixed neighbours, or that send a weight."""
         given = f"{compressor} with topology={self} is not possible, as"
         if compressor.fixed_graph:
             raise ConfigError(
@@ -126,10 +127,10 @@ class Groups(MixingTopology):
         return conducted(compressor.exchange(x, state, ctx), WORLD, reduce, ctx.nonfinite_flags)
 
     def swaps(self, peers: int, round_index: int, seed: int = 0) -> tuple[Partners, ...]:
-        """Who swaps with whom, message by message; after the last one each rank has its group's mean.
+        """The swaps, message by message; after the last one each rank has its group's mean.
 
         Raises:
-            ConfigError: so many ranks cannot be cut into such groups.
+            ConfigError: this number of ranks cannot be cut into such groups.
         """
         size = group_size_for(self.group_size, peers)
         if self.equal and peers % size:
@@ -147,7 +148,7 @@ class Groups(MixingTopology):
         return tuple(tuple(rank ^ mask for rank in range(peers)) for mask in masks)
 
     def rows(self, peers: int, round_index: int, seed: int = 0) -> tuple[tuple[float, ...], ...]:
-        """The weights W_ij by which rank i takes of rank j in this round."""
+        """The weights W_ij of rank j in the mean of rank i in this round."""
         w = torch.eye(peers, dtype=torch.float64)
         for partners in self.swaps(peers, round_index, seed):
             others = [rank if partner is None else partner for rank, partner in enumerate(partners)]
@@ -156,7 +157,7 @@ class Groups(MixingTopology):
 
 
 def _drawn(peers: int, size: int, seed: str) -> list[list[int]]:
-    """The ranks in random groups of this size; of what is left, groups of the largest powers of two."""
+    """The ranks in random groups of this size; the rest in groups of the largest powers of two."""
     ranks = [*range(peers)]
     random.Random(seed).shuffle(ranks)
     groups = []
@@ -169,7 +170,7 @@ def _drawn(peers: int, size: int, seed: str) -> list[list[int]]:
 
 
 def _in_groups(groups: Sequence[Sequence[int]], peers: int) -> tuple[Partners, ...]:
-    """Recursive doubling in each of the groups, side by side."""
+    """Recursive doubling in each of the groups, at the same time."""
     phases = max(map(len, groups)).bit_length() - 1
     swaps: list[list[int | None]] = [[None] * peers for _ in range(phases)]
     for group in groups:
@@ -192,7 +193,7 @@ def _doubled(
         leaving = payload
         if number:
             leaving = codec.encode(mixed, work)
-            codec.decode_(leaving, mixed)  # as the others have it: so no mean drifts where it is rounded
+            codec.decode_(leaving, mixed)  # as the others decode it, so that no mean drifts by rounding
         answer = yield Permute(leaving, partners)
         if answer is not None:
             codec.decode_(answer, theirs)

@@ -75,7 +75,7 @@ class Hierarchical(NodeTopology, ByLinks):
         return isinstance(self.far, ByLinks) and self.far.needs_rates
 
     def for_rates(self, links: LinkRates) -> Hierarchical:
-        """The same, between nodes by their links' rates."""
+        """This topology, with the exchange between nodes adapted to their links' rates."""
         far = self.far.for_rates(links) if isinstance(self.far, ByLinks) else self.far
         assert isinstance(far, OnAxis)
         return replace(self, far=far)
@@ -116,7 +116,7 @@ class Hierarchical(NodeTopology, ByLinks):
         return self.far.fields(compressor)
 
     def keeps(self, numel: int, compressor: Compressor, here: AxisRank) -> Mapping[str, tuple[int, int]]:
-        """Those of the topology between nodes, for the span that this rank sends there."""
+        """The state of the topology between nodes, for the span that this rank sends there."""
         return self.far.keeps(numel, compressor, here)
 
     def spans(self, edges: Sequence[int] | range, near: AxisRank) -> Spans:

@@ -1,4 +1,4 @@
-"""What topologies have in common whose answers differ from rank to rank."""
+"""Common parts of topologies whose answers differ from rank to rank."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def check_whole(compressor: Compressor, topology: MixingTopology, who: str, othe
     """Refuse lossy compressors, as their error would be lost.
 
     Args:
-        compressor: the one that was asked for.
-        topology: this one.
+        compressor: the strategy's compressor.
+        topology: the topology, for the error.
         who: names what has different answers, for the error.
         others: what could be written besides `Dense()`.
 
@@ -42,7 +42,7 @@ def is_global(every: int, ctx: Context) -> bool:
 
 
 def global_rounds(every: int) -> str:
-    """When they are, for a summary."""
+    """A few words on when all ranks are averaged."""
     return f", all ranks every {every} rounds" if every else ""
 
 
@@ -50,10 +50,10 @@ def global_rounds(every: int) -> str:
 
 
 def check_group_size(group_size: int | None) -> None:
-    """Refuse what is no power of two from 2 on; None: it follows from the number of ranks.
+    """Refuse a size that is no power of two from 2 on; None: it follows from the number of ranks.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is no such power.
     """
     if group_size is None:
         return
@@ -66,10 +66,10 @@ def check_group_size(group_size: int | None) -> None:
 
 
 def group_size_for(group_size: int | None, peers: int) -> int:
-    """S, for so many ranks; None: the one nearest to the square root of their number (Li et al. 2020).
+    """S for `peers` ranks; by default the power of two nearest to the square root (Li et al. 2020).
 
     Raises:
-        ConfigError: there are not as many ranks.
+        ConfigError: there are fewer ranks.
     """
     if peers == 1:
         return 1
@@ -103,5 +103,5 @@ def bits_of(peers: int, given: str, instead: str) -> int:
 
 
 def _below(number: int) -> int:
-    """The largest power of two that is no larger."""
+    """The largest power of two that is not larger than the number."""
     return 1 << number.bit_length() - 1

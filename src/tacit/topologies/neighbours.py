@@ -30,7 +30,8 @@ from tacit.topologies.mixing import Mixing
 class NeighbourTopology(MixingTopology):
     """Base of topologies in which a rank's answer is answer_i = sum_j W_ij x_j.
 
-    W may differ from round to round. Who sends is described by steps: each rank sends so many ranks on.
+    W may differ from round to round. Messages are described by steps: each rank sends to the rank at this
+    distance.
     """
 
     encodes_first: ClassVar[bool] = True
@@ -39,7 +40,7 @@ class NeighbourTopology(MixingTopology):
         return "messages to neighbours"
 
     def fields(self, compressor: Compressor) -> tuple[str, ...]:
-        """None; refuses the compressor of any parameter that `check` refuses."""
+        """No fields; refuses the compressor of any parameter that `check` refuses."""
         self.check(compressor)
         return ()
 
@@ -56,7 +57,7 @@ class NeighbourTopology(MixingTopology):
         """The distances in ranks to which ranks send in this round; rising.
 
         Raises:
-            ConfigError: it is not for so many ranks.
+            ConfigError: it does not work with this number of ranks.
         """
 
     @abstractmethod
@@ -65,10 +66,10 @@ class NeighbourTopology(MixingTopology):
 
     @abstractmethod
     def weight(self, i: int, j: int, peers: int, parties: int) -> float:
-        """W_ij, where `parties` ranks are mixed at most, this one among them."""
+        """W_ij, if at most `parties` ranks are mixed, this one included."""
 
     def mixing(self, ctx: Context) -> Mixing:
-        """Answers by the weighted sum of what this rank and its neighbours give."""
+        """The function that answers with the weighted sum of this rank's and its neighbours' tensors."""
         me, peers = ctx.rank, ctx.peers
         steps = self.steps(peers, ctx.round, ctx.seed)
         parties = 1 + len(steps)

@@ -1,4 +1,4 @@
-"""Ranks average with one neighbour at a time, and wait for nobody's step (AD-PSGD, WAGMA)."""
+"""Ranks average with one neighbour at a time, without waiting for a step of others (AD-PSGD, WAGMA)."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class Pairs(PairTopology):
     (WAGMA: Li et al., arXiv 2005.00124). The ranks whose number has an even number of bits set ask.
 
     Attributes:
-        graph: whom an even rank may ask. "complete": any odd rank. "ring": both neighbours. "exponential":
-            the ranks at distances 1, 3, 5, 9, 17, ... These two need an even number of ranks. "butterfly":
-            those of its groups, for a power of two of ranks.
+        graph: the ranks that an even rank may ask. "complete": any odd rank. "ring": both neighbours.
+            "exponential": the ranks at distances 1, 3, 5, 9, 17, ... These two need an even number of ranks.
+            "butterfly": those of its groups, for a power of two of ranks.
         allow_lost: leave out a rank that is gone, and log it. Otherwise that is a `PeerLost`.
         group_size: S, a power of two, above 2 for a butterfly only. None: the one nearest to the square root
             of the number of ranks.
@@ -134,7 +134,7 @@ class Pairs(PairTopology):
         return group_size_for(self.group_size, peers).bit_length() - 1 if self.graph == "butterfly" else 1
 
     def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
-        """Require deltas, and rounds that a rank knows of by itself."""
+        """Require deltas, and rounds that do not depend on other ranks."""
         if subject != "delta":
             raise ConfigError(f"subject={subject!r} with {self} is not possible: write subject='delta'")
         if rounds.phased or isinstance(rounds, AdaptiveRounds):
@@ -144,7 +144,7 @@ class Pairs(PairTopology):
             )
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
-        """The graph."""
+        """A few words on the graph."""
         pairs = (
             "groups of a butterfly" if self.graph == "butterfly" else f"random pairs in {self.graph} graph"
         )
@@ -154,7 +154,7 @@ class Pairs(PairTopology):
         return "messages between two ranks at a time"
 
     def check(self, compressor: Compressor) -> None:
-        """Refuse what is not sent as it is: a mean of what was rounded would not be that of the two."""
+        """Refuse lossy compressors: the mean of rounded values is not the mean of the two."""
         super().check(compressor)
         one_shot = compressor.one_shot(0)
         x = torch.zeros(1, dtype=torch.float32)
@@ -176,7 +176,7 @@ class Pairs(PairTopology):
         return ()
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """Add this rank's steps to its store, and take what is there after the round's average."""
+        """Add this rank's steps to its store, and take the store's parameters after the round's average."""
         if not x.is_meta and ctx.knows_of_nonfinite:
             return Outcome(x, Exact(x), state)  # nothing is pushed: the session reports what is not finite
         whole = self.back(x)
@@ -186,12 +186,12 @@ class Pairs(PairTopology):
         return Outcome(ctx.out, Exact(x), state)
 
     def agree(self, x: Tensor) -> Generator[Request, Any, None]:
-        """Wait until all ranks are here, and take the mean of their stores."""
+        """Wait until all ranks have arrived, and take the mean of their stores."""
         (answer,) = yield PushPull((), (), (self.back(x),), do="meet")
         x.copy_(answer[0])
 
     def back(self, x: Tensor) -> PayloadSpec:
-        """The parameters of a bucket as they are."""
+        """The format of a bucket's parameters: uncompressed."""
         return PayloadSpec(None, x.numel(), x.dtype)
 
 

@@ -1,4 +1,4 @@
-"""All-reduces as data: in each round, who sends which chunks to whom, and whether they are added there.
+"""All-reduces as data: in each round, the chunks that ranks send to each other, and whether they are added.
 
 A schedule cuts a tensor into chunks. One function for each shape makes it; `topologies.shapes` runs any.
 """
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _MOST_HOPS = 4_000_000
-"""By what half a million take, more than 20 seconds to make."""
+"""The most hops of a schedule: half a million take more than 20 seconds to make."""
 _KEPT = 16
 """The number of cached schedules of each shape: those of large clusters have a million hops."""
 
@@ -49,19 +49,19 @@ class Hop(NamedTuple):
 
 
 Round: TypeAlias = tuple[Hop, ...]
-"""Hops that travel at once: a rank sends one at the most, and receives one at the most."""
+"""Simultaneous hops: a rank sends at most one, and receives at most one."""
 
 
 @dataclass(frozen=True, eq=False)
 class MessageSchedule:
     """An all-reduce: afterwards each rank holds the sum of all ranks' chunks, in the same bits.
 
-    What a rank sends in a round is what it held when the round began.
+    In a round a rank sends what it held at its beginning.
 
     Attributes:
         peers: the number of ranks.
-        chunks: into how many equal parts the tensor is cut.
-        rounds: follow each other.
+        chunks: the number of equal parts of the tensor.
+        rounds: the rounds, one after the other.
     """
 
     peers: int
@@ -69,7 +69,7 @@ class MessageSchedule:
     rounds: tuple[Round, ...]
 
     def edges(self, numel: int) -> list[int]:
-        """Where the chunks of so many elements begin, and where the last one ends; some may be empty."""
+        """The starts of the chunks of `numel` elements, and the end of the last; some may be empty."""
         return [numel * i // self.chunks for i in range(self.chunks + 1)]
 
 
@@ -110,7 +110,7 @@ def by_factors(peers: int, factors: Sequence[int]) -> MessageSchedule:
     """Reduce-scatters over one digit of the rank after the other, then all-gathers back.
 
     Raises:
-        ConfigError: that would be more messages than a schedule can have.
+        ConfigError: the schedule would have too many messages.
     """
     hops = 2 * sum(factor - 1 for factor in factors) * peers
     if hops > _MOST_HOPS:
@@ -123,7 +123,7 @@ def by_factors(peers: int, factors: Sequence[int]) -> MessageSchedule:
 
 
 def found_factors(peers: int) -> tuple[int, ...]:
-    """The prime factors, from the smallest on."""
+    """The prime factors of the number of ranks, the smallest first."""
     found, rest, prime = [], peers, 2
     while rest > 1:
         while rest % prime == 0:
@@ -134,7 +134,7 @@ def found_factors(peers: int) -> tuple[int, ...]:
 
 
 def found_sides(peers: int) -> tuple[int, int]:
-    """The two that are nearest to each other, the shorter first."""
+    """The two factors nearest to each other, the smaller first."""
     rows = next(side for side in range(math.isqrt(peers), 0, -1) if peers % side == 0)
     return rows, peers // rows
 
@@ -184,7 +184,7 @@ def _in_rings(
     shares: dict[int, list[tuple[int, int]]],
     adds: bool,
 ) -> list[Round]:
-    """The rounds of rings, side by side; member i of each owns the i-th share at the end of the adding."""
+    """The rounds of simultaneous rings; member i of each owns the i-th share when adding ends."""
     size = len(groups[0])
     return [
         tuple(
@@ -209,7 +209,7 @@ def halving_doubling(peers: int) -> MessageSchedule:
     """Pairs at distances 1, 2, 4, ... swap halves of what is left, and then go back (Rabenseifner).
 
     Of P = 2^m + e ranks the first 2 e form pairs: both swap halves of the tensor and add them up, then the
-    second one gives its half to the first, takes no part, and is sent the result.
+    second one sends its half to the first, takes no part, and receives the result.
     """
     core = 1 << peers.bit_length() - 1
     extra = peers - core
@@ -324,7 +324,7 @@ def _add_tree(tasks: list[_Task], parents: Sequence[int | None], chunk: int, pie
 
 
 def _packed(tasks: Sequence[_Task], left: Sequence[int]) -> Iterator[Round]:
-    """As many hops a round as can be, tried in this order: each rank sends once and receives once."""
+    """Pack as many hops into a round as possible, in this order: each rank sends once and receives once."""
     made: set[int] = set()
     while left:
         sending: set[int] = set()
@@ -343,9 +343,9 @@ def _packed(tasks: Sequence[_Task], left: Sequence[int]) -> Iterator[Round]:
 
 
 def _behind(tasks: Sequence[_Task]) -> list[int]:
-    """How many hops each is the beginning of, one after the other."""
+    """For each hop, the length of the longest chain of hops that it begins."""
     behind = [1] * len(tasks)
-    for i in range(len(tasks) - 1, -1, -1):  # what must come before stands before
+    for i in range(len(tasks) - 1, -1, -1):  # prerequisites have lower indices
         for before in tasks[i].after:
             behind[before] = max(behind[before], behind[i] + 1)
     return behind

@@ -41,9 +41,9 @@ __all__ = ["BlueConnect", "DoubleTree", "HalvingDoubling", "LinkTree", "Ring", "
 class Shape(OnAxis):
     """An all-reduce as messages between pairs of ranks, in the order of a schedule.
 
-    For compressors whose payloads add up, such as `Dense`, `BF16` and `PowerSGD`. What a message adds is
-    added where it arrives, in the type that travels, as the collectives of `Flat` do; each sum is made by one
-    rank and passed on, so that all ranks have the same bits.
+    For compressors whose payloads add up, such as `Dense`, `BF16` and `PowerSGD`. Messages are added by their
+    receiver, in the type that is sent, as in the collectives of `Flat`; each sum is made by one rank and
+    passed on, so that all ranks have the same bits.
 
     Attributes:
         axis: as of `Flat`.
@@ -56,7 +56,7 @@ class Shape(OnAxis):
 
     @abstractmethod
     def schedule(self, peers: int, nbytes: int) -> MessageSchedule:
-        """The messages among so many ranks, for a tensor of so many bytes.
+        """The messages among `peers` ranks, for a tensor of `nbytes` bytes.
 
         Raises:
             ConfigError: it is for another number of ranks.
@@ -131,7 +131,7 @@ class _Turn(NamedTuple):
 
 @lru_cache(1024)
 def _turns(schedule: MessageSchedule, rank: int, numel: int) -> tuple[_Turn, ...]:
-    """Those of a rank, for a tensor of so many elements; messages without any are left out, on all ranks."""
+    """A rank's turns, for a tensor of `numel` elements, without empty messages on any rank."""
     edges = schedule.edges(numel)
     turns = []
     for each in schedule.rounds:
@@ -188,8 +188,8 @@ class HalvingDoubling(Shape):
     """Recursive halving, then doubling: 2 log2 P messages, 2 (P - 1) / P n bytes (Rabenseifner 2004).
 
     With P = 2^m + e ranks, e of them send half their tensor to a neighbour, take no part, and get the result:
-    three messages more, of n / 2, n / 2 and n. Bytes go by pairs that are 1, 2, 4, ... ranks apart, half as
-    many each time.
+    three messages more, of n / 2, n / 2 and n. Pairs are at distances 1, 2, 4, ..., with half as many bytes
+    each time.
     """
 
     words: ClassVar[str] = "halving and doubling"
@@ -202,7 +202,8 @@ class HalvingDoubling(Shape):
 class DoubleTree(Shape):
     """Two binary trees, each for half of the tensor, in pieces that follow each other.
 
-    About 4 log2 P messages after each other and four a piece; a rank sends 2 n. Sanders, Speck & Traeff,
+    About 4 log2 P messages after each other, and four for each piece; a rank sends 2 n. Sanders, Speck &
+    Traeff,
     Parallel Computing 35 (2009), as NCCL has it. Differences: the rounds of messages are found by trying one
     after the other, where the paper colours the edges. So 16 pieces take 65 rounds among 4 ranks and 90 among
     127, where four a piece are 64.
@@ -260,7 +261,7 @@ class LinkTree(Shape, ByLinks):
         return not self.parents
 
     def for_rates(self, links: LinkRates) -> LinkTree:
-        """Along the fastest of these links."""
+        """The tree along the fastest of these links."""
         rates = links.matrix if self.axis == NET else links.of_ranks()
         return replace(self, parents=balanced_tree(rates).parents)
 
@@ -275,7 +276,7 @@ class LinkTree(Shape, ByLinks):
 
 
 def _is_tree(parents: tuple[object, ...]) -> bool:
-    """Whether all ranks lead to one; true of no ranks."""
+    """Whether there is one root that all ranks lead to; True without ranks."""
     ranks = range(len(parents))
     if not all(each is None or (type(each) is int and each in ranks) for each in parents):
         return False
@@ -296,7 +297,7 @@ class Torus(Shape):
     rank. Mikami et al. 2018 (arXiv 1811.05233).
 
     Attributes:
-        sides: how many rows, and how many neighbouring ranks in each; empty: the two that are nearest to each
+        sides: the number of rows, and of neighbouring ranks in each; empty: the two factors nearest to each
             other.
     """
 

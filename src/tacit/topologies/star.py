@@ -159,7 +159,7 @@ class Star(ServerTopology):
 
     @property
     def has_feedback(self) -> bool:
-        """Whether an answer makes up for what earlier answers have left out."""
+        """Whether answers have error feedback."""
         return self.averages and self.pull is not None and _one_shot(self.pull).has_feedback
 
     def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
@@ -182,7 +182,7 @@ class Star(ServerTopology):
             )
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
-        """The words of `Attached.active_path`."""
+        """A few words for `Attached.active_path`."""
         return "parameter servers"
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:
@@ -206,14 +206,14 @@ class Star(ServerTopology):
             )
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """The compressor's exchange; requests of one moment go in one push, which the server answers."""
+        """Run the compressor's exchange; simultaneous requests share one push, which the server answers."""
         exchange = compressor.exchange(x, state, ctx)
         if self.averages:
             return self._averaged(conducted(exchange, flags=ctx.nonfinite_flags), ctx)
         return self._kept(exchange, x, compressor, state, ctx)
 
     def agree(self, x: Tensor) -> Generator[Request, Any, None]:
-        """Wait until all workers have pushed what they have, and take the parameters that result."""
+        """Wait until all workers have pushed, and take the resulting parameters."""
         pull = PayloadSpec(None, x.numel(), x.dtype)
         (answer,) = yield PushPull((), (), (pull,), do="meet")
         _read(pull, answer, x)
@@ -310,7 +310,7 @@ Pair: TypeAlias = tuple[Payload, PayloadSpec]
 class _Part:
     """A request as it is pushed: payloads, their formats, and the codec of the mean.
 
-    `has_feedback`: whether the server adds what an answer leaves out to the next one.
+    `has_feedback`: whether the server adds the error of an answer to the next one.
     """
 
     request: ReduceEncoded | AllReduce
@@ -369,6 +369,6 @@ def _one_shot(pull: Compressor) -> OneShotUse:
 
 
 def _spans(compressor: Compressor, request: ReduceEncoded) -> Spans | None:
-    """Which entries of the bucket a request is about; None: all of them."""
+    """The spans of the bucket that a request is about; None: all of it."""
     _, spans = compressor.inside().get(request.ctx.prefix.partition(".")[0], (None, None))
     return spans

@@ -78,7 +78,7 @@ class Uneven(OnAxis, ByLinks):
             )
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
-        """How it differs from two phases."""
+        """A few words on how it differs from two phases."""
         return "unequal spans, by the links' rates"
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:
@@ -90,7 +90,7 @@ class Uneven(OnAxis, ByLinks):
         self.fields(compressor)
 
     def fields(self, compressor: Compressor) -> tuple[str, ...]:
-        """None; refuses what `check` refuses, also of a policy's compressors."""
+        """No fields; refuses what `check` refuses, also of a policy's compressors."""
         for step in (0, *compressor.changes):
             use = compressor.one_shot(step)
             if use is None or not (use.codec.additive and use.codec.entrywise):
@@ -107,7 +107,7 @@ class Uneven(OnAxis, ByLinks):
         return not self.rates
 
     def for_rates(self, links: LinkRates) -> Uneven:
-        """With the rate of each rank's link: its share of what its node sends and gets at once at best."""
+        """This topology with each rank's rate: its share of its node's link in both directions at once."""
         rates = links.of_nodes()
         if self.axis == NET:
             return replace(self, rates=rates)
@@ -175,7 +175,7 @@ def _average_piece_(piece: Tensor, parts: Sequence[Tensor]) -> None:
 
 
 def cut(numel: int, rates: Sequence[float]) -> Spans:
-    """The spans for which the busiest link is done first; equal ones for equal rates.
+    """The spans with which the busiest link is done earliest; equal ones for equal rates.
 
     Rank i sends and gets n + (P - 2) s_i elements, so that all are done after T if s_i <= (T r_i - n) /
     (P - 2). These add up to n for T = 2 (P - 1) n / (r_1 + ... + r_P), but no link is done before n / r_i.
@@ -191,7 +191,7 @@ def cut(numel: int, rates: Sequence[float]) -> Spans:
 
 
 def seconds(spans: Spans, rates: Sequence[float]) -> float:
-    """How long the busiest link takes, where an element is one bit."""
+    """The seconds of the busiest link, if an element is one bit."""
     numel = spans[-1][1]
     busy = [numel + (len(spans) - 2) * (stop - start) for start, stop in spans]
     return max(each / rate for each, rate in zip(busy, rates, strict=True))
