@@ -20,6 +20,7 @@ from tacit.errors import TestbedError
 from tacit_lab import cli, records
 from tacit_lab.cli import application
 from tacit_lab.cli.compare import options
+from tacit_lab.cluster import Cluster
 from tacit_lab.recipes import Choices
 from tacit_lab.recipes.data.download import REMOTES, Remote
 
@@ -212,9 +213,9 @@ def test_a_cpu_without_bfloat16_is_told_of(
 ) -> None:
     monkeypatch.setattr("tacit_lab.recipes.models.precision.is_native", lambda: native)
     said: list[str] = []
-    options.check(
+    asked = options.check(
         recipe="cifar10",
-        cluster="local:2",
+        cluster=Cluster.parse("local:2"),
         algorithms="ddp",
         epochs=None,
         target=None,
@@ -222,8 +223,8 @@ def test_a_cpu_without_bfloat16_is_told_of(
         timeout=60,
         out=tmp_path / "out",
         choices=Choices(data=as_archive(tmp_path / "small.tar", pictures(16, 4)), precision="bf16"),
-        tell=said.append,
     )
+    options.prepared(asked, None, download=False, tell=said.append)
     assert [each.partition(";")[2] for each in said] == [" --precision fp32 is faster here"] * (not native)
 
 

@@ -136,19 +136,17 @@ def command(
 
     options = compare_options.check(
         recipe=recipe,
-        cluster=cluster,
+        cluster=parsing.cluster(cluster, servers),
         algorithms=algorithms,
         epochs=epochs,
         target=target,
         seed=seed,
         timeout=timeout,
         out=parsing.path("--out", out),
-        tensorboard=parsing.path("--tensorboard", tensorboard),
-        servers=servers,
         choices=Choices(model=model, data=parsing.path("--data", data), limit=limit, precision=precision),
-        download=download,
-        tell=lambda text: typer.echo(text, err=True),
     )
+    curves = parsing.path("--tensorboard", tensorboard)
+    options = compare_options.prepared(options, curves, download, lambda text: typer.echo(text, err=True))
     screen, recorder = Console(stderr=True), ComparisonRecorder(options)
     with interruptible():
         try:

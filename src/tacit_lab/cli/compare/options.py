@@ -18,7 +18,7 @@ from tacit_lab.cluster import Cluster
 from tacit_lab.recipes import NO_CHOICES, Choices
 from tacit_lab.records import COMPUTE_ONLY, Writer
 
-__all__ = ["RECORDS", "TIMELINE", "CompareOptions", "check"]
+__all__ = ["RECORDS", "TIMELINE", "CompareOptions", "check", "prepared"]
 
 RECORDS = "records.jsonl"
 TIMELINE = "timeline.jsonl"
@@ -76,34 +76,26 @@ class CompareOptions:
 def check(
     *,
     recipe: str,
-    cluster: str,
+    cluster: Cluster,
     algorithms: str,
     epochs: int | None,
     target: float | None,
     seed: int,
     timeout: float,
     out: Path | None,
-    tensorboard: Path | None = None,
-    servers: int = 0,
     choices: Choices = NO_CHOICES,
-    download: bool = False,
-    tell: Callable[[str], None] = print,
 ) -> CompareOptions:
-    """Parse and check what was typed. Data is fetched and the folder is made last, if all else is right.
-
-    Args:
-        tell: Prints a note for the user.
+    """Parse and check what was typed.
 
     Raises:
         ConfigError: Something is not possible; the message says what to write instead.
     """
     chosen = recipes.get(recipe, choices)
-    parsed = parsing.cluster(cluster, servers)
     strategies = _strategies(algorithms)
-    _check_servers(strategies, parsed.servers)
-    options = CompareOptions(
+    _check_servers(strategies, cluster.servers)
+    return CompareOptions(
         recipe=recipe,
-        cluster=parsed,
+        cluster=cluster,
         strategies=strategies,
         epochs=parsing.whole("--epochs", chosen.epochs if epochs is None else epochs),
         target=_share("target", chosen.target if target is None else target),
@@ -112,12 +104,27 @@ def check(
         folder=(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-{recipe}").absolute(),
         choices=choices,
     )
+
+
+def prepared(
+    options: CompareOptions, tensorboard: Path | None, download: bool, tell: Callable[[str], None] = print
+) -> CompareOptions:
+    """Fetch the data, look at it, and make the folder.
+
+    Args:
+        tensorboard: The folder for curves.
+        download: Whether the data is fetched.
+        tell: Prints a note for the user.
+
+    Raises:
+        ConfigError: Something is not possible; the message says what to write instead.
+    """
     if tensorboard is not None:
         options = replace(options, tensorboard=_curves(tensorboard, options.algorithms))
     if download:
-        options = replace(options, choices=_fetched(recipe, choices, tell))
+        options = replace(options, choices=_fetched(options.recipe, options.choices, tell))
     _check_data(options)
-    if choices.precision == "bf16":
+    if options.choices.precision == "bf16":
         _warn_of_bfloat16(tell)
     _make(options.folder)
     return options

@@ -124,32 +124,17 @@ def record(
     """
     from tacit_lab.cli.predictor import options, runner
 
+    sizes = {"rounds": rounds, "phases": phases, "length": length, "every": every}
+    sampling = {**sizes, "elements": elements, "share": share}
     if script:
         given = [name for name in context.params if _is_typed(context, name)]
-        sizes = {"rounds": rounds, "phases": phases, "length": length, "every": every}
-        sampling = {**sizes, "elements": elements, "share": share}
         of_script = options.check_script(script, given, seeds=seeds, sampling=sampling, out=out)
         raise typer.Exit(runner.record_script(of_script, _print_note))
-    checked = options.check_record(
-        recipes=data,
-        models=models,
-        data=path,
-        hold_model=hold_model,
-        hold_data=hold_data,
-        rates=rates,
-        seeds=seeds,
-        sampling={
-            "rounds": rounds,
-            "phases": phases,
-            "length": length,
-            "every": every,
-            "elements": elements,
-            "workers": workers,
-            "share": share,
-        },
-        predictor=loop,
-        out=out,
+    runs = options.planned(
+        recipes=data, models=models, hold_model=hold_model, hold_data=hold_data, rates=rates, seeds=seeds
     )
+    sampling["workers"] = workers
+    checked = options.check_record(runs, data=path, sampling=sampling, predictor=loop, out=out)
     runner.record(checked, _print_note)
 
 
@@ -327,10 +312,7 @@ def evaluate(
     """
     from tacit_lab.cli.predictor import options, runner
 
-    checked = options.check_evaluate(
-        predictor=predictor,
-        records=records,
-        candidates=candidates,
+    trial = options.trial(
         recipe=recipe,
         model=model,
         data=data,
@@ -339,6 +321,12 @@ def evaluate(
         share=share,
         sync_every=sync_every,
         seed=seed,
+    )
+    checked = options.check_evaluate(
+        trial,
+        predictor=predictor,
+        records=records,
+        candidates=candidates,
         within=within,
         moments=moments,
         out=out,

@@ -123,15 +123,30 @@ class EvaluateOptions:
     out: Path | None
 
 
+def planned(
+    *, recipes: str, models: str, hold_model: str, hold_data: str, rates: str, seeds: str
+) -> list[TrainingRun]:
+    """The trainings that were typed.
+
+    Raises:
+        ConfigError: Something is not possible; the message says what to write instead.
+    """
+    factors = parsing.numbers("--rates", rates, float)
+    numbers = [parsing.seed("--seeds", each) for each in parsing.numbers("--seeds", seeds, int)]
+    return plan(
+        parsing.split(recipes),
+        parsing.split(models),
+        rates=factors,
+        seeds=numbers,
+        hold_model=None if hold_model == "none" else hold_model,
+        hold_data=None if hold_data == "none" else hold_data,
+    )
+
+
 def check_record(
+    runs: Sequence[TrainingRun],
     *,
-    recipes: str,
-    models: str,
     data: str | None,
-    hold_model: str,
-    hold_data: str,
-    rates: str,
-    seeds: str,
     sampling: Mapping[str, Any],
     predictor: str | None,
     out: str,
@@ -145,21 +160,11 @@ def check_record(
         ConfigError: Something is not possible; the message says what to write instead.
     """
     images = parsing.path("--data", data)
-    factors = parsing.numbers("--rates", rates, float)
-    numbers = [parsing.seed("--seeds", each) for each in parsing.numbers("--seeds", seeds, int)]
     for name, value in sampling.items():
         if name != "share" and value is not None:
             parsing.at_most(f"--{name}", value, **({"most": _MOST_WORKERS} if name == "workers" else {}))
     file, target = parsing.path("--predictor", predictor), parsing.path("--out", out)
     assert target is not None
-    runs = plan(
-        parsing.split(recipes),
-        parsing.split(models),
-        rates=factors,
-        seeds=numbers,
-        hold_model=None if hold_model == "none" else hold_model,
-        hold_data=None if hold_data == "none" else hold_data,
-    )
     what = Sampling(**sampling)
     output(target, "--out")
     if file is not None:
@@ -295,11 +300,8 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def check_evaluate(
+def trial(
     *,
-    predictor: str | None,
-    records: str | None,
-    candidates: str,
     recipe: str,
     model: str | None,
     data: str | None,
@@ -308,6 +310,28 @@ def check_evaluate(
     share: float,
     sync_every: int,
     seed: int,
+) -> Trial:
+    """The training in which predictors are evaluated, as it was typed.
+
+    Raises:
+        ConfigError: Something is not possible; the message says what to write instead.
+    """
+    images = parsing.path("--data", data)
+    if epochs is not None:
+        parsing.at_most("--epochs", epochs)
+    parsing.at_most("--workers", workers, most=_MOST_WORKERS)
+    parsing.at_most("--sync-every", sync_every)
+    parsing.seed("--seed", seed)
+    made = recipe_of(recipe, model or "", images)
+    return Trial(made, made.epochs if epochs is None else epochs, workers, share, sync_every, seed)
+
+
+def check_evaluate(
+    trial: Trial,
+    *,
+    predictor: str | None,
+    records: str | None,
+    candidates: str,
     within: float,
     moments: int,
     out: str | None,
@@ -318,17 +342,9 @@ def check_evaluate(
         ConfigError: Something is not possible; the message says what to write instead.
     """
     file, recorded = parsing.path("--predictor", predictor), parsing.path("--records", records)
-    images = parsing.path("--data", data)
-    if epochs is not None:
-        parsing.at_most("--epochs", epochs)
-    parsing.at_most("--workers", workers, most=_MOST_WORKERS)
-    parsing.at_most("--sync-every", sync_every)
-    parsing.seed("--seed", seed)
     parsing.at_most("--moments", moments)
     target = parsing.path("--out", out)
     predictors = _predictors(file, parsing.split(candidates))
-    made = recipe_of(recipe, model or "", images)
-    trial = Trial(made, made.epochs if epochs is None else epochs, workers, share, sync_every, seed)
     check(trial, within, moments)
     held_out = [layer for layer in dataset.load(recorded) if layer.split != "train"] if recorded else []
     if target is not None:

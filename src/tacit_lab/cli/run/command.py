@@ -140,15 +140,14 @@ def command(
         script=script or [],
         cluster=cluster,
         algorithm=algorithm,
-        servers=servers,
-        checkpoint=parsing.path("--checkpoint", checkpoint),
-        checkpoint_every=checkpoint_every,
+        servers=run_options.ServerOptions(
+            servers, parsing.path("--checkpoint", checkpoint), checkpoint_every, tuple(modules or ())
+        ),
         restarts=restarts,
         timeout=timeout,
         out=parsing.path("--out", out),
         tensorboard=parsing.path("--tensorboard", tensorboard),
         profile=profile,
-        modules=modules or [],
     )
     with interruptible():
         result = _run(options)

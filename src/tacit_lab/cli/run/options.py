@@ -11,7 +11,7 @@ from datetime import datetime
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tacit import files
 from tacit.environment import ALGORITHM
@@ -23,7 +23,7 @@ from tacit_lab.testbed.launch import Serving
 if TYPE_CHECKING:
     from tacit.strategy import AnyStrategy
 
-__all__ = ["DEFAULT", "RunOptions", "check"]
+__all__ = ["DEFAULT", "RunOptions", "ServerOptions", "check"]
 
 DEFAULT = "ddp"
 _EXAMPLE = "write for example tacit run --cluster 2x2@100mbit --algorithm topk -- train.py --epochs 3"
@@ -77,6 +77,18 @@ class RunOptions:
         return self.folder / "ranks"
 
 
+class ServerOptions(NamedTuple):
+    """What was typed about parameter servers: how many, where and how often they save, what they import."""
+
+    count: int = 0
+    checkpoint: Path | None = None
+    checkpoint_every: float = 30.0
+    modules: tuple[str, ...] = ()
+
+
+NO_SERVERS = ServerOptions()
+
+
 def check(
     *,
     script: Sequence[str],
@@ -85,12 +97,9 @@ def check(
     timeout: float | None,
     out: Path | None,
     tensorboard: Path | None = None,
-    servers: int = 0,
-    checkpoint: Path | None = None,
-    checkpoint_every: float = 30.0,
+    servers: ServerOptions = NO_SERVERS,
     restarts: int | None = None,
     profile: bool = False,
-    modules: Sequence[str] = (),
 ) -> RunOptions:
     """Parse and check what was typed. The folder is made last, if all else is right.
 
@@ -98,7 +107,7 @@ def check(
         ConfigError: Something is not possible; the message says what to write instead.
     """
     words, strategy = checked_script(tuple(script)), _strategy(algorithm)
-    parsed = _cluster(cluster, servers, strategy)
+    parsed = _cluster(cluster, servers.count, strategy)
     return RunOptions(
         script=words,
         cluster=parsed,
@@ -107,7 +116,7 @@ def check(
         tensorboard=_curves(tensorboard),
         profile=profile,
         restarts=_restarts(restarts, parsed, strategy, tensorboard),
-        serving=_serving(parsed, checkpoint, checkpoint_every, tuple(modules), words),
+        serving=_serving(parsed, servers, words),
         folder=_folder(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-run"),
     )
 
@@ -185,10 +194,9 @@ def _cluster(text: str, servers: int, strategy: AnyStrategy | None) -> Cluster:
     return cluster
 
 
-def _serving(
-    cluster: Cluster, checkpoint: Path | None, every: float, modules: tuple[str, ...], script: Sequence[str]
-) -> Serving | None:
-    parsing.seconds("--checkpoint-every", every, 30)
+def _serving(cluster: Cluster, servers: ServerOptions, script: Sequence[str]) -> Serving | None:
+    checkpoint, modules = servers.checkpoint, servers.modules
+    parsing.seconds("--checkpoint-every", servers.checkpoint_every, 30)
     given = [f"--checkpoint {checkpoint}"] if checkpoint is not None else []
     given += [f"--import {module}" for module in modules]
     if not cluster.servers:
@@ -206,7 +214,7 @@ def _serving(
                 f"{f' or {folder}' if folder else ''}: write for example --import my_codecs for my_codecs.py "
                 f"next to the script"
             )
-    serving = Serving(every=every, modules=modules, folder=folder if modules else None)
+    serving = Serving(every=servers.checkpoint_every, modules=modules, folder=folder if modules else None)
     if checkpoint is None:
         return serving
     serving = replace(serving, checkpoint=checkpoint.absolute())
