@@ -27,4 +27,4 @@ from tacit.strategy import Strategy
 def adacomm(sync_every: int = 16, interval: int = 100) -> Strategy:
     """Local SGD whose period begins at `sync_every` and shrinks as the loss falls."""
     rounds = AdaComm(sync_every, interval)
-    return Strategy(subject="delta", rounds=rounds, merge=Average(), name="adacomm")
+    return Strategy(subject="delta", rounds=rounds, merge=Average())

@@ -27,10 +27,9 @@ from __future__ import annotations
 from typing import get_args
 
 from tacit import checks
+from tacit.algorithms.gossip import mixing
 from tacit.algorithms.registry import algorithm
 from tacit.merges import ServerParams
-from tacit.overlap import Bucketwise, Delayed
-from tacit.rounds import Every
 from tacit.strategy import Strategy
 from tacit.topologies.pairs import Pairs, RandomGraph
 
@@ -46,17 +45,4 @@ def adpsgd(
 ) -> Strategy:
     """Average with one random neighbour every `sync_every` steps; `allow_lost`: go on without dead ranks."""
     checks.one_of("graph", graph, get_args(RandomGraph))  # a butterfly is `wagma:wait=false`
-    return in_pairs("adpsgd", Pairs(graph, allow_lost), sync_every, late)
-
-
-def in_pairs(name: str, topology: Pairs, sync_every: int, late: int) -> Strategy:
-    """A strategy whose replicas average two by two, each by a store of its parameters."""
-    checks.whole("late", late, 0, None, "write 1, or 0 for answers that are applied at once")
-    return Strategy(
-        subject="delta",
-        rounds=Every(sync_every),
-        topology=topology,
-        overlap=Delayed(late) if late else Bucketwise(),
-        merge=ServerParams(),
-        name=name,
-    )
+    return mixing(Pairs(graph, allow_lost), sync_every, late, merge=ServerParams())

@@ -21,4 +21,4 @@ from tacit.strategy import Strategy
 )
 def bf16(topology: AdditiveWay = "auto") -> Strategy:
     """Half the bytes, at the range of fp32; works on Gloo, where torch's own hook refuses."""
-    return Strategy(compressor=BF16(), topology=way(topology), name="bf16")
+    return Strategy(compressor=BF16(), topology=way(topology))

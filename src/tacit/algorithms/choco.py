@@ -93,4 +93,4 @@ def choco(
     check_fixed(graph)
     inner = codec_of(codec, ratio)
     compressor = PublicCopy(inner, _GAMMA[codec] if gamma is None else gamma)
-    return mixing("choco", Gossip(graph), sync_every, late, buffers, compressor)
+    return mixing(Gossip(graph), sync_every, late, buffers, compressor)

@@ -72,4 +72,4 @@ def daso(
         buffers=buffers,
         name="far",
     )
-    return Levels((near, far), name="daso")
+    return Levels((near, far))

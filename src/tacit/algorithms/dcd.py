@@ -39,4 +39,4 @@ def dcd(bits: int = 8, graph: Fixed = "ring", sync_every: int = 1, buffers: Buff
     """Send how a replica moves in `bits` an entry."""
     check_fixed(graph)
     checks.whole("bits", bits, 3, 8, "write 8; with 2, DCD diverges, and choco:codec=sign does not")
-    return mixing("dcd", Gossip(graph), sync_every, 0, buffers, DifferenceCopy(levels_of(bits)))
+    return mixing(Gossip(graph), sync_every, 0, buffers, DifferenceCopy(levels_of(bits)))

@@ -22,7 +22,7 @@ from tacit.strategy import Strategy
 )
 def ddp() -> Strategy:
     """Plain DDP, untouched."""
-    return Strategy(subject="nothing", name="ddp")
+    return Strategy(subject="nothing")
 
 
 @algorithm(
@@ -33,4 +33,4 @@ def ddp() -> Strategy:
 )
 def dense(topology: AdditiveWay = "auto") -> Strategy:
     """What DDP does, through tacit."""
-    return Strategy(topology=way(topology), name="dense")
+    return Strategy(topology=way(topology))

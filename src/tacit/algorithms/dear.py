@@ -43,5 +43,4 @@ def dear(
         overlap=Prioritized(megabytes, credit, split=True),
         compressor=ADDED_UP[compressor](),
         topology=Decoupled(),
-        name="dear",
     )

@@ -45,4 +45,4 @@ def deepsqueeze(
     check_fixed(graph)
     inner = codec_of(codec, ratio if ratio is not None or codec != "topk" else 0.1)
     compressor = Squeezed(inner, _GAMMA[codec] if gamma is None else gamma)
-    return mixing("deepsqueeze", Gossip(graph), sync_every, 0, buffers, compressor)
+    return mixing(Gossip(graph), sync_every, 0, buffers, compressor)

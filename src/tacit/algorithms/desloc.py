@@ -57,5 +57,4 @@ def desloc(
             first_every=3 * sync_every if first_every is None else first_every,
             second_every=6 * sync_every if second_every is None else second_every,
         ),
-        name="desloc",
     )

@@ -69,4 +69,4 @@ def dgc(
     compressor = warmed_up(corrected, ratio, warmup_steps)
     if max_norm is not None:
         compressor = Clip(compressor, max_norm)
-    return Strategy(compressor=compressor, topology=way(topology), name="dgc")
+    return Strategy(compressor=compressor, topology=way(topology))

@@ -57,7 +57,6 @@ def diloco(
         compressor=of_bits(bits),
         topology=way(topology),
         merge=OuterStep(outer_lr, outer_momentum),
-        name="diloco",
     )
 
 
@@ -89,7 +88,6 @@ def streaming_diloco(
         topology=way(topology),
         overlap=overlap,
         merge=OuterStep(outer_lr, outer_momentum, local=fragment_update_alpha),
-        name="streaming-diloco",
     )
 
 

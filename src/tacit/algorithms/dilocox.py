@@ -55,5 +55,4 @@ def dilocox(
         compressor=ErrorFeedback(QuantizedPowerSGD(rank=rank, bits=bits)),
         overlap=Delayed(sync_every),
         merge=OuterStep(outer_lr, outer_momentum, local="steps"),
-        name="dilocox",
     )

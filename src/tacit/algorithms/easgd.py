@@ -25,4 +25,4 @@ from tacit.strategy import Strategy
 )
 def easgd(sync_every: int = 10, beta: float = 0.9) -> Strategy:
     """Replicas and a centre pull at each other every `sync_every` steps."""
-    return Strategy(subject="delta", rounds=Every(sync_every), merge=Elastic(beta), name="easgd")
+    return Strategy(subject="delta", rounds=Every(sync_every), merge=Elastic(beta))

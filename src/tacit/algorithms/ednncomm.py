@@ -72,4 +72,4 @@ def ednncomm(
         buffers=buffers,
         name="far",
     )
-    return Levels((near, far), name="ednncomm")
+    return Levels((near, far))

@@ -32,4 +32,4 @@ from tacit.strategy import Strategy
 )
 def efsign(topology: Way = "two-phase") -> Strategy:
     """One bit an entry, and a magnitude for each 512; the rest stays in the residual."""
-    return Strategy(compressor=ErrorFeedback(Sign(block=512)), topology=way(topology), name="efsign")
+    return Strategy(compressor=ErrorFeedback(Sign(block=512)), topology=way(topology))

@@ -22,4 +22,4 @@ from tacit.strategy import Strategy
 )
 def fp16(topology: AdditiveWay = "auto") -> Strategy:
     """Half the bytes, eight times as fine as bf16, in a range where a gradient must fit."""
-    return Strategy(compressor=FP16(), topology=way(topology), name="fp16")
+    return Strategy(compressor=FP16(), topology=way(topology))

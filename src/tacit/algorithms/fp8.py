@@ -35,4 +35,4 @@ from tacit.strategy import Strategy
 def fp8(format: Literal["e4m3", "e5m2"] = "e4m3", topology: Way = "auto") -> Strategy:
     """A byte an entry, finest where the entry is small; the rest stays in the residual."""
     compressor = ErrorFeedback(FP8(format=format))
-    return Strategy(compressor=compressor, topology=way(topology), name="fp8")
+    return Strategy(compressor=compressor, topology=way(topology))

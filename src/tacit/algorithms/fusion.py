@@ -36,6 +36,4 @@ def fusion(
 ) -> Strategy:
     """Gradients leave layer by layer, joined by a plan, or up to `megabytes`."""
     checks.one_of("compressor", compressor, list(FEW_BITS))
-    return Strategy(
-        overlap=Fused(megabytes), compressor=FEW_BITS[compressor](), topology=way(topology), name="fusion"
-    )
+    return Strategy(overlap=Fused(megabytes), compressor=FEW_BITS[compressor](), topology=way(topology))

@@ -36,7 +36,7 @@ from tacit import checks
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.dense import Dense
 from tacit.compressors.push_sum import PushSum
-from tacit.contracts import Compressor, MixingTopology
+from tacit.contracts import Compressor, Merge, Topology
 from tacit.merges import Mix
 from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import Every
@@ -58,7 +58,7 @@ def gossip(
     graph: Graph = "exponential", sync_every: int = 1, late: int = 0, buffers: Buffers = "on_sync"
 ) -> Strategy:
     """Average with the neighbours in a graph, every `sync_every` steps."""
-    return mixing("gossip", Gossip(graph), sync_every, late, buffers)
+    return mixing(Gossip(graph), sync_every, late, buffers)
 
 
 @algorithm(
@@ -76,8 +76,8 @@ def sgp(
     """Send half to one rank, 1, 2, 4, ... places further in turn; or shares along a directed graph."""
     checks.one_of("graph", graph, get_args(Pushed))
     if graph == "one-peer":
-        return mixing("sgp", Gossip(graph), sync_every, late, buffers)
-    return mixing("sgp", Directed(graph), sync_every, late, buffers, PushSum())
+        return mixing(Gossip(graph), sync_every, late, buffers)
+    return mixing(Directed(graph), sync_every, late, buffers, PushSum())
 
 
 @algorithm(
@@ -95,18 +95,18 @@ def gossip_pga(
 ) -> Strategy:
     """Average with the neighbours, and with all ranks in every `global_every`-th round."""
     checks.whole("global_every", global_every, 1, None, "write 8, or attach 'gossip' for never")
-    return mixing("gossip-pga", Gossip(graph, global_every), sync_every, late, buffers)
+    return mixing(Gossip(graph, global_every), sync_every, late, buffers)
 
 
 def mixing(
-    name: str,
-    topology: MixingTopology,
+    topology: Topology,
     sync_every: int,
     late: int,
-    buffers: Buffers,
+    buffers: Buffers = "averaged",
     compressor: Compressor | None = None,
+    merge: Merge | None = None,
 ) -> Strategy:
-    """A strategy of replicas that step alone, and take the topology's mix; None: densely."""
+    """A strategy of replicas that step alone, and take what the topology gives each: by default a dense mix."""
     checks.whole("late", late, 0, None, "write 1, or 0 for answers that are applied at once")
     return Strategy(
         subject="delta",
@@ -114,7 +114,6 @@ def mixing(
         compressor=compressor or Dense(),
         topology=topology,
         overlap=Delayed(late) if late else Bucketwise(),
-        merge=Mix(),
+        merge=merge or Mix(),
         buffers=buffers,
-        name=name,
     )

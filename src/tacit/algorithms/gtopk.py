@@ -43,4 +43,4 @@ def gtopk(ratio: float = 0.001, warmup_steps: int = 0) -> Strategy:
         return ErrorFeedback(TopK(ratio=ratio))
 
     compressor = warmed_up(owing, ratio, warmup_steps)
-    return Strategy(compressor=compressor, topology=GlobalTopK(), name="gtopk")
+    return Strategy(compressor=compressor, topology=GlobalTopK())

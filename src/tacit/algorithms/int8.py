@@ -32,4 +32,4 @@ from tacit.strategy import Strategy
 )
 def int8(topology: Way = "auto") -> Strategy:
     """A byte an entry, in equal steps of each block's range; the rest stays in the residual."""
-    return Strategy(compressor=ErrorFeedback(Int8()), topology=way(topology), name="int8")
+    return Strategy(compressor=ErrorFeedback(Int8()), topology=way(topology))

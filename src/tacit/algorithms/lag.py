@@ -34,4 +34,4 @@ from tacit.strategy import Strategy
 )
 def lag(xi: float = 0.1, window: int = 10) -> Strategy:
     """Gradients stand, and do not travel, until one has changed by more than `xi` lets pass."""
-    return Strategy(compressor=LAG(xi, window), name="lag")
+    return Strategy(compressor=LAG(xi, window))

@@ -55,5 +55,4 @@ def localsgd(
         momentum=momentum,
         buffers=buffers,
         variance=variance,
-        name="localsgd",
     )

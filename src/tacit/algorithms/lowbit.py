@@ -112,7 +112,6 @@ def lowbit(
             topology=Star(StaleSynchronous(bound), pull=codec),
             overlap=overlap,
             merge=CommonPoint(),
-            name="lowbit",
         )
     coded = MeanFeedback(codec)
     return Strategy(
@@ -124,5 +123,4 @@ def lowbit(
         merge=CommonPoint(),
         buffers="on_sync",
         variance="scaled" if variance is None else variance,
-        name="lowbit",
     )

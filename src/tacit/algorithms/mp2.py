@@ -104,7 +104,6 @@ def mp2(
         ),
         topology=Star() if pull == "full" else Auto(at_servers=True),
         merge=LocalResidual() if predictor == "own" else Average(),
-        name="mp2",
     )
 
 

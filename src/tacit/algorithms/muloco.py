@@ -67,7 +67,7 @@ def muloco(
             f"decay={decay!r} is of what few bits leave out, and bits={bits} has no residual: leave decay "
             "out, or write bits=4"
         )
-    return replace(whole, compressor=written, name="muloco")
+    return replace(whole, compressor=written)
 
 
 @algorithm(
@@ -79,4 +79,4 @@ def muloco(
 def snoo(sync_every: int = 100, outer_lr: float = 0.8, outer_momentum: float = 0.75) -> Levels:
     """Plain DDP, and an outer SGD with Nesterov momentum that steps by `sync_every` of its steps."""
     outer = replace(diloco(sync_every, outer_lr, outer_momentum), name="outer")
-    return Levels((Strategy(name="synchronous"), outer), name="snoo")
+    return Levels((Strategy(name="synchronous"), outer))

@@ -31,4 +31,4 @@ from tacit.strategy import Strategy
 )
 def natural(topology: Way = "auto") -> Strategy:
     """Nine bits an entry: its sign and a power of two next to it, at random; no residual is kept."""
-    return Strategy(compressor=Natural(), topology=way(topology), name="natural")
+    return Strategy(compressor=Natural(), topology=way(topology))

@@ -51,4 +51,4 @@ def noloco(
     checks.real("outer_momentum", outer_momentum, "write 0.5, or 0 for none", least=0, below=1)
     checks.whole("group_size", group_size, 2, None, "write 2, 4 or another power of two")
     groups, outer = Groups(group_size, "random", equal=True), OuterMix(outer_lr, outer_momentum)
-    return mixing("noloco", groups, sync_every, late, buffers, outer)
+    return mixing(groups, sync_every, late, buffers, outer)

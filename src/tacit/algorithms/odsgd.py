@@ -28,4 +28,4 @@ from tacit.strategy import Strategy
 )
 def odsgd() -> Strategy:
     """Every step's exchange is hidden behind the next step, which corrects for it."""
-    return Strategy(subject="delta", rounds=Every(1), overlap=Delayed(1), merge=Average(), name="odsgd")
+    return Strategy(subject="delta", rounds=Every(1), overlap=Delayed(1), merge=Average())

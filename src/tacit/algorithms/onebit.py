@@ -34,4 +34,4 @@ from tacit.strategy import Strategy
 )
 def onebit(topology: Way = "two-phase") -> Strategy:
     """One bit an entry, and the mean of each side; the rest stays in the residual."""
-    return Strategy(compressor=ErrorFeedback(OneBit()), topology=way(topology), name="onebit")
+    return Strategy(compressor=ErrorFeedback(OneBit()), topology=way(topology))

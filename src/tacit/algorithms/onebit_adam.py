@@ -58,5 +58,4 @@ def onebit_adam(
     return Strategy(
         compressor=AdamMomentum(codec, beta=beta, freeze_step=freeze_step, refresh=refresh),
         topology=way(topology),
-        name="onebit-adam",
     )

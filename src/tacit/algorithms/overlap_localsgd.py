@@ -35,5 +35,4 @@ def overlap_localsgd(sync_every: int = 8, alpha: float = 0.6, momentum: float = 
         rounds=Every(sync_every),
         overlap=Delayed(sync_every),
         merge=OuterStep(lr=1.0, momentum=momentum, nesterov=False, local=1.0 - alpha),
-        name="overlap-localsgd",
     )

@@ -52,5 +52,4 @@ def pipesgd(
         overlap=Delayed(1, warmup_steps=warmup_steps),
         compressor=FEW_BITS[compressor](),
         topology=way(topology),
-        name="pipesgd",
     )

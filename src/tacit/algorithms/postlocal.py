@@ -35,4 +35,4 @@ def postlocal(start_step: int = 50, sync_every: int = 8) -> Levels:
         merge=Average(),
         name="local",
     )
-    return Levels((near, far), name="postlocal")
+    return Levels((near, far))

@@ -28,4 +28,4 @@ from tacit.strategy import Strategy
 def powersgd(rank: int = 4, min_compression_rate: float = 2.0, topology: AdditiveWay = "auto") -> Strategy:
     """Every matrix as a product of two with `rank` columns; the rest stays in the residual."""
     inner = PowerSGD(rank=rank, min_compression_rate=min_compression_rate)
-    return Strategy(compressor=ErrorFeedback(inner), topology=way(topology), name="powersgd")
+    return Strategy(compressor=ErrorFeedback(inner), topology=way(topology))

@@ -55,5 +55,4 @@ def predictive(
         compressor=PredictiveCoding(largest, Persistent(trust)),
         topology=Auto(at_servers=True),
         merge=LocalResidual(),
-        name="predictive",
     )

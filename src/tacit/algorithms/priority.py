@@ -42,5 +42,4 @@ def priority(
         overlap=Prioritized(megabytes, credit),
         compressor=FEW_BITS[compressor](),
         topology=way(topology),
-        name="priority",
     )

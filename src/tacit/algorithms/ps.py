@@ -77,11 +77,11 @@ def ps(
     """
     up, down = _ways(push, pull, ratio, bits)
     if backup_workers or optimizer != "worker":
-        return _kept("ps", Star(Synchronous(backup_workers), down, optimizer), up)
+        return _kept(Star(Synchronous(backup_workers), down, optimizer), up)
     checks.whole(
         "backup_workers", backup_workers, 0, None, "write how many need not be waited for, such as 1"
     )
-    return Strategy(compressor=up, topology=Star(pull=down), name="ps")
+    return Strategy(compressor=up, topology=Star(pull=down))
 
 
 @algorithm(
@@ -107,7 +107,7 @@ def ps_async(
     """
     up, down = _ways(push, pull, ratio, bits)
     star = Star(Asynchronous(), down, optimizer, compensation, by_staleness)
-    return _kept("ps-async", star, up, sync_every)
+    return _kept(star, up, sync_every)
 
 
 @algorithm(
@@ -131,7 +131,7 @@ def ps_ssp(
     """
     up, down = _ways(push, pull, ratio, bits)
     star = Star(StaleSynchronous(bound), down, optimizer, by_staleness=by_staleness)
-    return _kept("ps-ssp", star, up)
+    return _kept(star, up)
 
 
 @algorithm(
@@ -149,7 +149,7 @@ def ps_topk(
 ) -> Strategy:
     """`topk` by a server: the union of what was sent comes back, and all entries where `values` round it."""
     whole = topk(ratio, values, warmup_steps, chunk=chunk, bits=bits)
-    return replace(whole, topology=Star(), name="ps-topk")
+    return replace(whole, topology=Star())
 
 
 @algorithm(
@@ -170,10 +170,10 @@ def ps_dgc(
 ) -> Strategy:
     """`dgc` by a server: the union of what was sent comes back, and all entries where `values` round it."""
     whole = dgc(ratio, momentum, nesterov, masking, max_norm, warmup_steps, values=values, bits=bits)
-    return replace(whole, topology=Star(), name="ps-dgc")
+    return replace(whole, topology=Star())
 
 
-def _kept(name: str, star: Star, compressor: Compressor, sync_every: int = 1) -> Strategy:
+def _kept(star: Star, compressor: Compressor, sync_every: int = 1) -> Strategy:
     """The server keeps the parameters."""
     rounds = Every(sync_every)
     if star.optimizer == "server":
@@ -182,11 +182,9 @@ def _kept(name: str, star: Star, compressor: Compressor, sync_every: int = 1) ->
                 f"sync_every={sync_every!r} with optimizer='server' would lose gradients: leave it out, or "
                 "write optimizer='worker'"
             )
-        return Strategy(compressor=compressor, topology=star, name=name)
+        return Strategy(compressor=compressor, topology=star)
     merge = ServerParams(whole=star.pull is None)
-    return Strategy(
-        subject="delta", rounds=rounds, compressor=compressor, topology=star, merge=merge, name=name
-    )
+    return Strategy(subject="delta", rounds=rounds, compressor=compressor, topology=star, merge=merge)
 
 
 def _ways(

@@ -36,6 +36,4 @@ def qsgd(
     bits: int = 4, bucket: int = 512, topology: Way = "auto", scale: Literal["largest", "norm"] = "largest"
 ) -> Strategy:
     """Levels of `bits` bits, rounded at random so that the mean is right; no residual is kept."""
-    return Strategy(
-        compressor=QSGD(bits=bits, bucket=bucket, scale=scale), topology=way(topology), name="qsgd"
-    )
+    return Strategy(compressor=QSGD(bits=bits, bucket=bucket, scale=scale), topology=way(topology))

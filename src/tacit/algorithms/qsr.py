@@ -47,5 +47,4 @@ def qsr(
         merge=Average(),
         momentum=momentum,
         variance=variance,
-        name="qsr",
     )

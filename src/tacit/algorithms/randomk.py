@@ -31,4 +31,4 @@ from tacit.strategy import Strategy
 def randomk(ratio: float = 0.01, unbiased: bool = False) -> Strategy:
     """One entry in 1 / `ratio` is sent, at random; the rest waits, or is made up for if `unbiased`."""
     inner = RandomK(ratio=ratio, unbiased=unbiased)
-    return Strategy(compressor=inner if unbiased else ErrorFeedback(inner), name="randomk")
+    return Strategy(compressor=inner if unbiased else ErrorFeedback(inner))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -100,8 +100,8 @@ def algorithm(
 ) -> Callable[[Build], Build]:
     """Register the decorated function, which makes a strategy, as the algorithm of its name.
 
-    The text form and `tacit list` then know it: `streaming_diloco` as `streaming-diloco`. The function itself
-    stays as it is. It may stand in a user's script too.
+    The text form and `tacit list` then know it: `streaming_diloco` as `streaming-diloco`, and so what it
+    returns is called. It may stand in a user's script too.
 
     Args:
         family: What kind of answer it is; one of `Family`.
@@ -123,9 +123,15 @@ def algorithm(
                 f"{build.__module__}.{build.__name__} cannot be the algorithm {name!r}, as "
                 f"{there} has one of that name: give the function another name"
             )
-        _builds[name] = build
+
+        @wraps(build)
+        def named(*args: Any, **kwargs: Any) -> AnyStrategy:
+            made = build(*args, **kwargs)
+            return replace(made, name=name) if isinstance(made, AnyStrategy) else made
+
+        _builds[name] = named
         _entries[name] = Entry(family, paper, compresses, changes, instead)
-        return build
+        return named  # type: ignore[return-value]
 
     return register
 

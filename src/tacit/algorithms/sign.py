@@ -34,4 +34,4 @@ from tacit.strategy import Strategy
 )
 def sign(topology: Way = "all-gather") -> Strategy:
     """One bit an entry; the rest stays in the residual."""
-    return Strategy(compressor=ErrorFeedback(Sign()), topology=way(topology), name="sign")
+    return Strategy(compressor=ErrorFeedback(Sign()), topology=way(topology))

@@ -29,4 +29,4 @@ from tacit.strategy import Strategy
 )
 def signsgd(topology: Way = "auto") -> Strategy:
     """One bit an entry and no magnitude at all: the ranks vote, and lr is the step of every entry."""
-    return Strategy(compressor=MajoritySign(), topology=way(topology), name="signsgd")
+    return Strategy(compressor=MajoritySign(), topology=way(topology))

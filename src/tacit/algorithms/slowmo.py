@@ -27,4 +27,4 @@ from tacit.strategy import Strategy
 def slowmo(sync_every: int = 12, momentum: float = 0.7, slow_lr: float = 1.0) -> Strategy:
     """Local SGD with momentum over rounds of `sync_every` steps."""
     merge = SlowMo(slow_lr, momentum)
-    return Strategy(subject="delta", rounds=Every(sync_every), merge=merge, name="slowmo")
+    return Strategy(subject="delta", rounds=Every(sync_every), merge=merge)

@@ -71,5 +71,4 @@ def sparseloco(
         compressor=ErrorFeedback(chosen, decay=decay),
         topology=way(topology),
         merge=OuterStep(outer_lr, momentum=0.0),
-        name="sparseloco",
     )

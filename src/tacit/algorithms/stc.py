@@ -34,4 +34,4 @@ from tacit.strategy import Strategy
 def stc(ratio: float = 0.01, topology: Way = "two-phase") -> Strategy:
     """One entry in 1 / `ratio` is sent, the largest, as a sign; all of them with one magnitude."""
     compressor = ErrorFeedback(TopK(ratio=ratio, values=Sign()))
-    return Strategy(compressor=compressor, topology=way(topology), name="stc")
+    return Strategy(compressor=compressor, topology=way(topology))

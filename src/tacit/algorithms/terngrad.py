@@ -32,4 +32,4 @@ from tacit.strategy import Strategy
 )
 def terngrad(clip: float | None = 2.5, topology: Way = "auto") -> Strategy:
     """Two bits an entry: a scale, its negative or nothing, at random; no residual is kept."""
-    return Strategy(compressor=TernGrad(clip=clip), topology=way(topology), name="terngrad")
+    return Strategy(compressor=TernGrad(clip=clip), topology=way(topology))

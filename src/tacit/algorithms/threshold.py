@@ -33,4 +33,4 @@ from tacit.strategy import Strategy
 def threshold(tau: float = 0.01, capacity: float = 0.01, topology: Way = "all-gather") -> Strategy:
     """Entries of magnitude `tau` or more are sent as plus or minus `tau`; the rest stays in the residual."""
     compressor = ErrorFeedback(Threshold(tau=tau, capacity=capacity))
-    return Strategy(compressor=compressor, topology=way(topology), name="threshold")
+    return Strategy(compressor=compressor, topology=way(topology))

@@ -53,4 +53,4 @@ def topk(
     def owing(ratio: float) -> Compressor:
         return ErrorFeedback(TopK(ratio=ratio, values=written, chunk=chunk))
 
-    return Strategy(compressor=warmed_up(owing, ratio, warmup_steps), topology=way(topology), name="topk")
+    return Strategy(compressor=warmed_up(owing, ratio, warmup_steps), topology=way(topology))

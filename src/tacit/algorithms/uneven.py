@@ -35,7 +35,7 @@ from tacit.topologies.uneven import Uneven
 def uneven(rates: str | None = None, compressor: Literal["none", "bf16"] = "none") -> Strategy:
     """Average in unequal spans; `rates` in Mbit/s, a rank each, as 1000/1000/100, or else measured."""
     checks.one_of("compressor", compressor, list(ADDED_UP))
-    return Strategy(compressor=ADDED_UP[compressor](), topology=Uneven(rates=_read(rates)), name="uneven")
+    return Strategy(compressor=ADDED_UP[compressor](), topology=Uneven(rates=_read(rates)))
 
 
 def _read(rates: str | None) -> tuple[float, ...]:

@@ -25,10 +25,10 @@ answer is applied a step later, which hides the messages.
 from __future__ import annotations
 
 from tacit import checks
-from tacit.algorithms.adpsgd import in_pairs
 from tacit.algorithms.gossip import mixing
 from tacit.algorithms.registry import algorithm
 from tacit.errors import ConfigError
+from tacit.merges import ServerParams
 from tacit.strategy import Buffers, Strategy
 from tacit.topologies.groups import Groups
 from tacit.topologies.pairs import Pairs
@@ -64,7 +64,7 @@ def wagma(
         raise ConfigError(
             "allow_lost=true with groups that wait for their ranks is not possible: write wait=false too"
         )
-    return mixing("wagma", Groups(group_size, "butterfly", global_every), sync_every, late, buffers)
+    return mixing(Groups(group_size, "butterfly", global_every), sync_every, late, buffers)
 
 
 @algorithm(
@@ -82,7 +82,7 @@ def prague(
 ) -> Strategy:
     """Average in random groups of `group_size`."""
     checks.whole("group_size", group_size, 2, None, "write 2, 4 or another power of two")
-    return mixing("prague", Groups(group_size, "random"), sync_every, late, buffers)
+    return mixing(Groups(group_size, "random"), sync_every, late, buffers)
 
 
 def _waiting_for_nobody(topology: Pairs, sync_every: int, late: int, buffers: Buffers) -> Strategy:
@@ -91,4 +91,4 @@ def _waiting_for_nobody(topology: Pairs, sync_every: int, late: int, buffers: Bu
             f"buffers={buffers!r} with wait=false is not possible, as buffers are averaged with the "
             "parameters then: leave it out"
         )
-    return in_pairs("wagma", topology, sync_every, late)
+    return mixing(topology, sync_every, late, merge=ServerParams())

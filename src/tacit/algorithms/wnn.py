@@ -40,5 +40,4 @@ def wnn(period: int = 20, weights: str | None = None, sync_every: int = 1) -> St
         compressor=Nowcast(Dense(), trained("wnn", weights), period),
         topology=Auto(at_servers=True),
         merge=Average(),
-        name="wnn",
     )

@@ -72,7 +72,7 @@ def zeroone_adam(
         variance=renewals,
         name="progress",
     )
-    return Levels((near, far), name="zeroone-adam")
+    return Levels((near, far))
 
 
 def _of_gradients(bits: int, entropy: bool) -> Int8 | Blockwise:
