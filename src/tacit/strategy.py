@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from tacit import checks, compressors
-from tacit.compressors.dense import Dense
+from tacit.compressors import Dense
 from tacit.contracts import (
     WORLD,
     Compressor,
@@ -23,7 +23,7 @@ from tacit.errors import ConfigError
 from tacit.merges import Replace, ServerParams
 from tacit.overlap import Bucketwise
 from tacit.rounds import EveryStep, MomentPeriods, Renewals
-from tacit.topologies.auto import Auto
+from tacit.topologies import Auto
 
 Subject = Literal["nothing", "gradient", "delta"]
 MomentumUse = Literal["local", "averaged", "reset"]

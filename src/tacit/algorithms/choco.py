@@ -32,15 +32,11 @@ from typing import Literal, TypeAlias, get_args
 from tacit import checks
 from tacit.algorithms.gossip import mixing
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.int8 import Int8
-from tacit.compressors.public_copy import PublicCopy
-from tacit.compressors.qsgd import QSGD
-from tacit.compressors.sign import Sign
-from tacit.compressors.topk import TopK
+from tacit.compressors import QSGD, Int8, PublicCopy, Sign, TopK
 from tacit.contracts import OneShot
 from tacit.errors import ConfigError
 from tacit.strategy import Buffers, Strategy
-from tacit.topologies.gossip import Gossip
+from tacit.topologies import Gossip
 
 Codec: TypeAlias = Literal["topk", "sign", "qsgd", "int8"]
 """What compresses a difference: the largest entries, a bit, 4 bits, or 8 bits an entry."""

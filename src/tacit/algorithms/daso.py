@@ -26,14 +26,12 @@ from typing import Literal
 from tacit import checks
 from tacit.algorithms.options.codecs import of_bits
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.cast import BF16
-from tacit.compressors.dense import Dense
+from tacit.compressors import BF16, Dense
 from tacit.contracts import NODE
 from tacit.merges import StaleMean
 from tacit.rounds import Cycling, NodeRounds
 from tacit.strategy import Buffers, Levels, MomentumUse, Strategy
-from tacit.topologies.flat import Flat
-from tacit.topologies.hierarchical import Hierarchical
+from tacit.topologies import Flat, Hierarchical
 
 
 @algorithm(

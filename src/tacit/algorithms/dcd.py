@@ -23,9 +23,9 @@ from tacit.algorithms.choco import Fixed, check_fixed
 from tacit.algorithms.gossip import mixing
 from tacit.algorithms.options.codecs import levels_of
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.difference_copy import DifferenceCopy
+from tacit.compressors import DifferenceCopy
 from tacit.strategy import Buffers, Strategy
-from tacit.topologies.gossip import Gossip
+from tacit.topologies import Gossip
 
 
 @algorithm(

@@ -23,7 +23,7 @@ from tacit.algorithms.options.named_options import ADDED_UP
 from tacit.algorithms.registry import algorithm
 from tacit.overlap import Prioritized
 from tacit.strategy import Strategy
-from tacit.topologies.decoupled import Decoupled
+from tacit.topologies import Decoupled
 
 
 @algorithm(

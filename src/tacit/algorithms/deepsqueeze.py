@@ -19,9 +19,9 @@ from __future__ import annotations
 from tacit.algorithms.choco import Codec, Fixed, check_fixed, codec_of
 from tacit.algorithms.gossip import mixing
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.squeezed import Squeezed
+from tacit.compressors import Squeezed
 from tacit.strategy import Buffers, Strategy
-from tacit.topologies.gossip import Gossip
+from tacit.topologies import Gossip
 
 _GAMMA: dict[str, float] = {"topk": 0.05, "sign": 0.2, "qsgd": 0.5, "int8": 0.5}
 

@@ -29,8 +29,7 @@ from dataclasses import replace
 
 from tacit.algorithms.diloco import diloco
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.quantized_powersgd import QuantizedPowerSGD
-from tacit.compressors.wrappers import ErrorFeedback
+from tacit.compressors import ErrorFeedback, QuantizedPowerSGD
 from tacit.merges import OuterStep
 from tacit.overlap import Delayed
 from tacit.strategy import Strategy

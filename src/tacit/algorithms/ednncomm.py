@@ -32,8 +32,7 @@ from tacit.merges import Average
 from tacit.overlap import Bucketwise
 from tacit.rounds import EveryEpoch
 from tacit.strategy import Buffers, Levels, MomentumUse, Strategy
-from tacit.topologies.flat import Flat
-from tacit.topologies.hierarchical import Hierarchical
+from tacit.topologies import Flat, Hierarchical
 
 
 @algorithm(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tacit.algorithms.options.named_options import AdditiveWay, way
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.cast import FP16
+from tacit.compressors import FP16
 from tacit.strategy import Strategy
 
 

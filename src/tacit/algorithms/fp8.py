@@ -21,8 +21,7 @@ from typing import Literal
 
 from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.cast import FP8
-from tacit.compressors.wrappers import ErrorFeedback
+from tacit.compressors import FP8, ErrorFeedback
 from tacit.strategy import Strategy
 
 

@@ -34,14 +34,13 @@ from typing import Literal, TypeAlias, get_args
 
 from tacit import checks
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.dense import Dense
-from tacit.compressors.push_sum import PushSum
+from tacit.compressors import Dense, PushSum
 from tacit.contracts import Compressor, Merge, Topology
 from tacit.merges import Mix
 from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import Every
 from tacit.strategy import Buffers, Strategy
-from tacit.topologies.directed import Directed
+from tacit.topologies import Directed
 from tacit.topologies.gossip import Gossip, Graph
 
 Pushed: TypeAlias = Literal["one-peer", "one-way", "star"]

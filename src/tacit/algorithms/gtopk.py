@@ -21,11 +21,10 @@ from __future__ import annotations
 
 from tacit.algorithms.options.warmups import warmed_up
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.topk import TopK
-from tacit.compressors.wrappers import ErrorFeedback
+from tacit.compressors import ErrorFeedback, TopK
 from tacit.contracts import Compressor
 from tacit.strategy import Strategy
-from tacit.topologies.tree import GlobalTopK
+from tacit.topologies import GlobalTopK
 
 
 @algorithm(

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.int8 import Int8
-from tacit.compressors.wrappers import ErrorFeedback
+from tacit.compressors import ErrorFeedback, Int8
 from tacit.strategy import Strategy
 
 

@@ -22,7 +22,7 @@ and nearly every round travels whole: take large ones (gradient accumulation und
 from __future__ import annotations
 
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.lag import LAG
+from tacit.compressors import LAG
 from tacit.strategy import Strategy
 
 

@@ -43,14 +43,11 @@ from typing import Literal, TypeAlias
 
 from tacit import checks
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.blockwise import Blockwise
-from tacit.compressors.entropy_coded import EntropyCoded
-from tacit.compressors.mean_feedback import MeanFeedback
+from tacit.compressors import Blockwise, EntropyCoded, MeanFeedback
 from tacit.errors import ConfigError
 from tacit.merges import CommonPoint
 from tacit.overlap import Bucketwise, Delayed
-from tacit.prediction.least_squares import LeastSquares
-from tacit.prediction.predictive_coding import PredictiveCoding
+from tacit.prediction import LeastSquares, PredictiveCoding
 from tacit.rounds import Every
 from tacit.strategy import Strategy, Variance
 from tacit.topologies import Auto, StaleSynchronous, Star

@@ -33,17 +33,11 @@ from typing import Literal, TypeAlias
 
 from tacit import checks
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.cast import BF16, FP16
-from tacit.compressors.dense import Dense
+from tacit.compressors import BF16, FP16, Dense
 from tacit.errors import ConfigError
 from tacit.merges import Average, LocalResidual
+from tacit.prediction import MP2, WNN, Exponential, Linear, Predicted, Predictor, Pulled, Stale
 from tacit.prediction.budget import Subset
-from tacit.prediction.extrapolation import Exponential, Linear, Stale
-from tacit.prediction.networks.mp2 import MP2
-from tacit.prediction.networks.wnn import WNN
-from tacit.prediction.partly_sent import Predicted
-from tacit.prediction.predictor import Predictor
-from tacit.prediction.server_prediction import Pulled
 from tacit.rounds import Every
 from tacit.strategy import Strategy
 from tacit.topologies import Auto, Star

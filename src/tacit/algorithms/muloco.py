@@ -38,7 +38,7 @@ from tacit.algorithms.diloco import diloco
 from tacit.algorithms.options.codecs import few_bits, of_bits
 from tacit.algorithms.options.named_options import AdditiveWay
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.wrappers import ErrorFeedback
+from tacit.compressors import ErrorFeedback
 from tacit.errors import ConfigError
 from tacit.strategy import Levels, Strategy
 

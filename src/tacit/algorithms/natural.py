@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.natural import Natural
+from tacit.compressors import Natural
 from tacit.strategy import Strategy
 
 

@@ -27,9 +27,9 @@ from __future__ import annotations
 from tacit import checks
 from tacit.algorithms.gossip import mixing
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.outer_mix import OuterMix
+from tacit.compressors import OuterMix
 from tacit.strategy import Buffers, Strategy
-from tacit.topologies.groups import Groups
+from tacit.topologies import Groups
 
 
 @algorithm(

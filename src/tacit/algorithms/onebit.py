@@ -20,8 +20,7 @@ from __future__ import annotations
 
 from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.onebit import OneBit
-from tacit.compressors.wrappers import ErrorFeedback
+from tacit.compressors import ErrorFeedback, OneBit
 from tacit.strategy import Strategy
 
 

@@ -32,10 +32,7 @@ from __future__ import annotations
 from tacit import checks
 from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.adam_momentum import AdamMomentum
-from tacit.compressors.blockwise import Blockwise
-from tacit.compressors.sign import Sign
-from tacit.compressors.wrappers import ErrorFeedback
+from tacit.compressors import AdamMomentum, Blockwise, ErrorFeedback, Sign
 from tacit.strategy import Strategy
 
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from tacit.algorithms.options.named_options import AdditiveWay, way
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.powersgd import PowerSGD
-from tacit.compressors.wrappers import ErrorFeedback
+from tacit.compressors import ErrorFeedback, PowerSGD
 from tacit.strategy import Strategy
 
 

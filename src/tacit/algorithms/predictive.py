@@ -22,12 +22,9 @@ from typing import Literal, TypeAlias
 
 from tacit import checks
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.cast import BF16
-from tacit.compressors.dense import Dense
-from tacit.compressors.topk import TopK
+from tacit.compressors import BF16, Dense, TopK
 from tacit.merges import LocalResidual
-from tacit.prediction.extrapolation import Persistent
-from tacit.prediction.predictive_coding import PredictiveCoding
+from tacit.prediction import Persistent, PredictiveCoding
 from tacit.rounds import Every
 from tacit.strategy import Strategy
 from tacit.topologies import Auto

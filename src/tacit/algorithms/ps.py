@@ -29,19 +29,13 @@ from tacit.algorithms.dgc import dgc
 from tacit.algorithms.options.codecs import EntryValues, levels_of
 from tacit.algorithms.registry import algorithm
 from tacit.algorithms.topk import topk
-from tacit.compressors.cast import BF16, FP16
-from tacit.compressors.dense import Dense
-from tacit.compressors.int8 import Int8
-from tacit.compressors.qsgd import QSGD
-from tacit.compressors.sign import Sign
-from tacit.compressors.topk import TopK
-from tacit.compressors.wrappers import ErrorFeedback
+from tacit.compressors import BF16, FP16, QSGD, Dense, ErrorFeedback, Int8, Sign, TopK
 from tacit.contracts import Compressor
 from tacit.errors import ConfigError
 from tacit.merges import ServerParams
 from tacit.rounds import Every
 from tacit.strategy import Strategy
-from tacit.topologies.star import Asynchronous, StaleSynchronous, Star, Synchronous
+from tacit.topologies import Asynchronous, StaleSynchronous, Star, Synchronous
 
 Stepper: TypeAlias = Literal["worker", "server"]
 Push: TypeAlias = Literal["dense", "bf16", "fp16", "int8", "qsgd", "sign", "topk"]

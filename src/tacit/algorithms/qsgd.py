@@ -22,7 +22,7 @@ from typing import Literal
 
 from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.qsgd import QSGD
+from tacit.compressors import QSGD
 from tacit.strategy import Strategy
 
 

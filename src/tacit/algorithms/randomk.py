@@ -15,8 +15,7 @@ Differences from the paper: all workers choose the same entries; biases and norm
 from __future__ import annotations
 
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.randomk import RandomK
-from tacit.compressors.wrappers import ErrorFeedback
+from tacit.compressors import ErrorFeedback, RandomK
 from tacit.strategy import Strategy
 
 

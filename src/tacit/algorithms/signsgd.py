@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.majority import MajoritySign
+from tacit.compressors import MajoritySign
 from tacit.strategy import Strategy
 
 

@@ -32,9 +32,7 @@ from tacit import checks
 from tacit.algorithms.options.codecs import few_bits
 from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.dense import Dense
-from tacit.compressors.topk import TopK
-from tacit.compressors.wrappers import ErrorFeedback
+from tacit.compressors import Dense, ErrorFeedback, TopK
 from tacit.merges import OuterStep
 from tacit.rounds import Every
 from tacit.strategy import Strategy

@@ -19,9 +19,7 @@ from __future__ import annotations
 
 from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.sign import Sign
-from tacit.compressors.topk import TopK
-from tacit.compressors.wrappers import ErrorFeedback
+from tacit.compressors import ErrorFeedback, Sign, TopK
 from tacit.strategy import Strategy
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.terngrad import TernGrad
+from tacit.compressors import TernGrad
 from tacit.strategy import Strategy
 
 

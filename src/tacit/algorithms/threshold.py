@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.threshold import Threshold
-from tacit.compressors.wrappers import ErrorFeedback
+from tacit.compressors import ErrorFeedback, Threshold
 from tacit.strategy import Strategy
 
 

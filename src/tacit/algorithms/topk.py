@@ -27,8 +27,7 @@ from tacit.algorithms.options.codecs import EntryValues, values_of
 from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.options.warmups import warmed_up
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.topk import TopK
-from tacit.compressors.wrappers import ErrorFeedback
+from tacit.compressors import ErrorFeedback, TopK
 from tacit.contracts import Compressor
 from tacit.strategy import Strategy
 

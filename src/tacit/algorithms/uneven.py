@@ -23,7 +23,7 @@ from tacit.algorithms.options.named_options import ADDED_UP
 from tacit.algorithms.registry import algorithm
 from tacit.errors import ConfigError
 from tacit.strategy import Strategy
-from tacit.topologies.uneven import Uneven
+from tacit.topologies import Uneven
 
 
 @algorithm(

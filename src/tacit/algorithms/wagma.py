@@ -30,8 +30,7 @@ from tacit.algorithms.registry import algorithm
 from tacit.errors import ConfigError
 from tacit.merges import ServerParams
 from tacit.strategy import Buffers, Strategy
-from tacit.topologies.groups import Groups
-from tacit.topologies.pairs import Pairs
+from tacit.topologies import Groups, Pairs
 
 
 @algorithm(

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from tacit.algorithms.mp2 import trained
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.dense import Dense
+from tacit.compressors import Dense
 from tacit.merges import Average
-from tacit.prediction.nowcaster import Nowcast
+from tacit.prediction import Nowcast
 from tacit.rounds import Every
 from tacit.strategy import Strategy
 from tacit.topologies import Auto

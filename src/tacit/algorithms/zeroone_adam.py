@@ -25,11 +25,8 @@ from __future__ import annotations
 
 from tacit import checks
 from tacit.algorithms.registry import algorithm
+from tacit.compressors import EntropyCoded, ErrorFeedback, Int8, MeanFeedback
 from tacit.compressors.blockwise import VECTOR_BITS, Blockwise
-from tacit.compressors.entropy_coded import EntropyCoded
-from tacit.compressors.int8 import Int8
-from tacit.compressors.mean_feedback import MeanFeedback
-from tacit.compressors.wrappers import ErrorFeedback
 from tacit.merges import CommonPoint
 from tacit.rounds import During, Every, Renewals
 from tacit.strategy import Levels, Strategy

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tacit.compressors.dense import Dense
+from tacit.compressors import Dense
 from tacit.contracts import (
     NODE,
     WORLD,

@@ -33,10 +33,6 @@ def load_ranks(session: Attached, states: Sequence[Mapping[str, Any]]) -> None:
             "the checkpoint holds no state of a tacit session: save it while a session is attached"
         )
     session.load_state_dict(join_states(state["session"] for state in states))
-    if len(states) == session.options.group.size():
-        mine = states[session.options.group.rank()]  # older ones have the optimizers next to the session
-        for optimizer, state in zip(session.optimizers, mine.get("optimizers", ()), strict=False):
-            optimizer.load_state_dict(state)
 
 
 class AllRanks:

@@ -80,7 +80,7 @@ class RunOptions:
 class ServerOptions(NamedTuple):
     """What was typed about parameter servers: how many, where and how often they save, what they import."""
 
-    count: int = 0
+    number: int = 0
     checkpoint: Path | None = None
     checkpoint_every: float = 30.0
     modules: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ def check(
         ConfigError: Something is not possible; the message says what to write instead.
     """
     words, strategy = checked_script(tuple(script)), _strategy(algorithm)
-    parsed = _cluster(cluster, servers.count, strategy)
+    parsed = _cluster(cluster, servers.number, strategy)
     return RunOptions(
         script=words,
         cluster=parsed,
