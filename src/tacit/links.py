@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
@@ -76,13 +76,13 @@ class Links(Saved):
                 "measure them again with tacit probe, or torchrun ... -m tacit.probe"
             )
 
-    def between(self, matrix: Matrix) -> list[float]:
-        """A matrix's entries between different nodes."""
+    def between(self, matrix: Matrix, but: Collection[tuple[int, int]] = ()) -> list[float]:
+        """A matrix's entries between different nodes, `but` for some, from and to."""
         return [
             value
             for i, row in enumerate(matrix)
             for j, value in enumerate(row)
-            if i != j and value is not None
+            if i != j and value is not None and (i, j) not in but
         ]
 
     def slow(self) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tacit.algorithms import known, parse
 from tacit.algorithms.auto import shaped
@@ -14,7 +14,7 @@ from tacit.planning.cluster_prediction import BASE, Prediction, predict
 from tacit.planning.profile import Profile
 from tacit.planning.simulation.clock import Network
 from tacit.planning.simulation.costs import without_cost
-from tacit.planning.simulation.networks import LATENCY
+from tacit.planning.simulation.networks import LATENCY, of_ring
 
 __all__ = [
     "CANDIDATES",
@@ -155,14 +155,9 @@ def described(
     slowest = min((rate for rate in rates if rate is not None), default=math.inf)
     uneven = len({*rates}) > 1
     own = ranks * (profile.threads + 1) if cores is None else cores
-    return Network(
-        nodes=nodes,
-        ranks=ranks,
-        rate=slowest * FRAMES / 8,
-        latency=latency + LATENCY,
+    return replace(
+        of_ring(nodes, ranks, slowest * FRAMES / 8, latency + LATENCY, profile),
         cores=profile.cores if emulated else own,
         sharing=nodes * ranks if emulated else ranks,
-        per_byte=profile.per_byte,
-        per_hop=profile.per_message,
         rates=tuple((rate or math.inf) * FRAMES / 8 for rate in rates) if uneven else (),
     )

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from statistics import fmean, median, median_low
 
-from tacit.links import Links
 from tacit.planning.diagnosis import Diagnosis, Facts, Finding, Shares, in_ms, shares, typical
 
 __all__ = ["diagnosed"]
@@ -113,12 +112,7 @@ def _links(facts: Facts, _: Shares) -> Iterable[Finding]:
         return
     slow = facts.links.slow()
     rate = min(facts.links.rate[i][j] or 0.0 for i, j in slow)
-    others = median(
-        value
-        for i, row in enumerate(facts.links.rate)
-        for j, value in enumerate(row)
-        if i != j and value is not None and (i, j) not in slow
-    )
+    others = median(facts.links.between(facts.links.rate, slow))
     common = set.intersection(*(set(pair) for pair in slow))
     where = (
         f"the link of node {min(common)} ({facts.links.hosts[min(common)]})"
@@ -306,29 +300,15 @@ def _traffic(facts: Facts) -> str:
         f"Node {busiest.node} sends {busiest.sent / 1e6:.2f} MB a step by {busiest.interface}, "
         f"{_mbit(rate)} on average"
     )
-    slowest = _slowest(facts.links)
-    if slowest is None:
+    rows = () if facts.links is None else facts.links.rate
+    rates = [(rate, i, j) for i, row in enumerate(rows) for j, rate in enumerate(row) if rate and i != j]
+    if not rates:
         return told + "."
-    i, j, carries = slowest
+    carries, i, j = min(rates)
     return (
         f"{told}: {100 * rate / carries:.0f} % of what the slowest link carries, from node {i} to node {j}, "
         f"{_mbit(carries)} as measured."
     )
-
-
-def _slowest(links: Links | None) -> tuple[int, int, float] | None:
-    if links is None:
-        return None
-    found = [
-        (rate, i, j)
-        for i, row in enumerate(links.rate)
-        for j, rate in enumerate(row)
-        if i != j and rate is not None
-    ]
-    if not found:
-        return None
-    rate, i, j = min(found)
-    return i, j, rate
 
 
 def _twice(needed: float) -> int:

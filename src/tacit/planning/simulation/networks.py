@@ -28,15 +28,10 @@ def measured(links: Links, profile: Profile) -> Network:
     rates = [links.rate_both_ways[i][j] for i, j in neighbours if i != j]
     near = [links.rate_both_ways[i][i] for i in range(nodes)]
     inside = [links.latency[i][i] for i in range(nodes)]
-    return Network(
-        nodes=nodes,
-        ranks=len(links.ranks[0]),
-        rate=min((rate for rate in rates if rate is not None), default=math.inf) / 8,
-        latency=statistics.median(links.between(links.latency) or [0.0]),
-        cores=profile.cores,
-        sharing=profile.ranks,
-        per_byte=profile.per_byte,
-        per_hop=profile.per_message,
+    rate = min((rate for rate in rates if rate is not None), default=math.inf) / 8
+    latency = statistics.median(links.between(links.latency) or [0.0])
+    return replace(
+        of_ring(nodes, len(links.ranks[0]), rate, latency, profile),
         near_rate=min((rate for rate in near if rate is not None), default=math.inf) / 8,
         near_latency=max((each for each in inside if each is not None), default=LATENCY),
         rates=tuple(each / 8 for each in LinkRates(links.rate_both_ways, links.ranks).of_nodes())
