@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -25,7 +26,7 @@ from tacit.planning.simulation.rehearsal import rehearse
 from tacit.planning.step_prediction import StepPredictor
 from tacit.planning.step_profiler import take
 from tacit.planning.step_timer import StepTimer
-from tacit.strategy import Accept, AnyStrategy, Strategy
+from tacit.strategy import Accept, AnyStrategy
 from tacit.topologies import Hierarchical
 from tacit.transports.probing import ring_cost
 from tacit.transports.process_groups import gathered, rank_in
@@ -140,7 +141,12 @@ class _Asking:
         ring = ring_cost(options.group)
         profile = take(self.timer, options.model, options.optimizers, ring)
         network = _network(self.facts.links, profile, options.group.size(), ring.rate, ring.latency)
-        predictor = self._predictor(profile, network)
+        predictor = StepPredictor(
+            profile=profile,
+            network=network,
+            tensors=locals_of(options.named),
+            slowest=lambda mine: max(self._everyones(mine)),
+        )
         present = predictor.predict(strategy)
         buckets = rehearse(strategy, profile, network.nodes, network.ranks)[-1].buckets
         self.facts = replace(self.facts, buckets=len(buckets), bucket_bytes=profile.bucket_bytes)
@@ -151,76 +157,56 @@ class _Asking:
             predicted=present.seconds,
             waits={"encoding": present.encoding, "links": present.far + present.near},
         )
-        self._ask_links(predictor, strategy)
-        self._ask_layout(predictor, strategy)
-        self._ask_strategies(predictor, present)
+        changes: dict[str, float] = {}
+        for change, changed, other in self._changes(predictor, strategy):
+            found = changed.predict(other)
+            if found is not None:
+                changes[change] = found.seconds
+        self.facts = replace(self.facts, changes=changes)
+        best = self._fastest(predictor, present)
+        if best is not None:
+            changes["strategy"] = best.seconds
+            self.facts = replace(self.facts, best=best.algorithm)
 
-    def _ask_links(self, predictor: StepPredictor, strategy: AnyStrategy) -> None:
-        """Predict a step with all links as fast as most, and with several streams on each."""
-        links, network = self.facts.links, predictor.network
-        if links is None or len(links.hosts) < 2:
-            return
-        slow = set(links.slow())
-        if slow:
-            fast = [
-                rate
-                for i, row in enumerate(links.rate_both_ways)
-                for j, rate in enumerate(row)
-                if i != j and rate is not None and (i, j) not in slow
-            ]
-            self._note(
-                "even links",
-                replace(predictor, network=replace(network, rate=median(fast) / 8, rates=())),
-                strategy,
-            )
-        ratio = median(
-            many / one
-            for many, one in zip(links.between(links.rate_of_flows), links.between(links.rate), strict=True)
-        )
-        if ratio > 1:
-            rates = tuple(rate * ratio for rate in network.rates)
-            faster = replace(network, rate=network.rate * ratio, rates=rates)
-            self._note("several streams", replace(predictor, network=faster), strategy)
-
-    def _ask_layout(self, predictor: StepPredictor, strategy: AnyStrategy) -> None:
-        """Predict a step with larger and with smaller buckets, and by node."""
-        if predictor.profile.bucket_bytes < _LARGE:
+    def _changes(
+        self, predictor: StepPredictor, strategy: AnyStrategy
+    ) -> Iterator[tuple[str, StepPredictor, AnyStrategy]]:
+        """Each change by its name, with the predictor of steps with it, and the strategy."""
+        links, network, bucket_bytes = self.facts.links, predictor.network, predictor.profile.bucket_bytes
+        if links is not None and len(links.hosts) > 1:
+            slow = links.slow()
+            if slow:
+                fast = median(links.between(links.rate_both_ways, slow)) / 8
+                even = replace(network, rate=fast, rates=())
+                yield "even links", replace(predictor, network=even), strategy
+            one, several = links.between(links.rate), links.between(links.rate_of_flows)
+            ratio = median(many / single for many, single in zip(several, one, strict=True))
+            if ratio > 1:
+                rates = tuple(rate * ratio for rate in network.rates)
+                faster = replace(network, rate=network.rate * ratio, rates=rates)
+                yield "several streams", replace(predictor, network=faster), strategy
+        if bucket_bytes < _LARGE:
             large = replace(predictor.profile, bucket_bytes=_LARGE)
-            self._note("large buckets", replace(predictor, profile=large), strategy)
-        if predictor.profile.bucket_bytes > _SMALLER and self.options.ddp is not None:
+            yield "large buckets", replace(predictor, profile=large), strategy
+        if bucket_bytes > _SMALLER and self.options.ddp is not None:
             smaller = replace(predictor.profile, bucket_bytes=_SMALLER)
-            self._note("smaller buckets", replace(predictor, profile=smaller), strategy)
+            yield "smaller buckets", replace(predictor, profile=smaller), strategy
         near = strategy.levels[0]
-        several = predictor.network.nodes > 1 and predictor.network.ranks > 1
-        if several and len(strategy.levels) == 1 and near.subject != "delta" and near.topology.meets == WORLD:
-            self._note("by node", predictor, _by_node(near))
+        alone = len(strategy.levels) == 1 and near.subject != "delta" and near.topology.meets == WORLD
+        if alone and network.nodes > 1 and network.ranks > 1:
+            name, by_node = f"{near.name} by node", Hierarchical()
+            yield "by node", predictor, replace(near, subject="gradient", topology=by_node, name=name)
 
-    def _ask_strategies(self, predictor: StepPredictor, present: Prediction) -> None:
-        """Predict a step with strategies of `auto` that risk no more than the one at work."""
-        check = CandidateCheck(_given(self.options))
+    def _fastest(self, predictor: StepPredictor, present: Prediction) -> Prediction | None:
+        """What `auto` might choose that is faster, as far as the strategy at work accepts it."""
+        if self.options.group.size() == 1:
+            raise AttachError("this rank is alone, and exchanges nothing")
+        given = replace(self.options, steps_per_epoch=None, epochs=None, weight=None, servers=None)
         accept: Accept = "periodic" if self.options.periodic else "feedback"
-        texts = [text for text in check.candidates(accept).possible if text != self.options.strategy.name]
-        found = predictor.predict_all([parse(text) for text in texts], present.seconds)
-        if found:
-            best = min(found, key=lambda each: each.seconds)
-            self.facts = replace(
-                self.facts,
-                best=best.algorithm,
-                changes={**self.facts.changes, "strategy": best.seconds},
-            )
-
-    def _predictor(self, profile: Profile, network: Network) -> StepPredictor:
-        return StepPredictor(
-            profile=profile,
-            network=network,
-            tensors=locals_of(self.options.named),
-            slowest=lambda mine: max(self._everyones(mine)),
-        )
-
-    def _note(self, change: str, predictor: StepPredictor, strategy: AnyStrategy) -> None:
-        found = predictor.predict(strategy)
-        if found is not None:
-            self.facts = replace(self.facts, changes={**self.facts.changes, change: found.seconds})
+        texts = CandidateCheck(given).candidates(accept).possible
+        others = [parse(text) for text in texts if text != self.options.strategy.name]
+        found = predictor.predict_all(others, present.seconds)
+        return min(found, key=lambda each: each.seconds, default=None)
 
 
 def _network(links: Links | None, profile: Profile, ranks: int, rate: float, latency: float) -> Network:
@@ -228,15 +214,3 @@ def _network(links: Links | None, profile: Profile, ranks: int, rate: float, lat
     if links is None or len({len(node) for node in links.ranks}) > 1:
         return networks.of_ring(ranks, 1, rate, latency, profile)
     return networks.measured(links, profile)
-
-
-def _by_node(strategy: Strategy) -> Strategy:
-    """The same strategy, which averages inside the nodes first."""
-    return replace(strategy, subject="gradient", topology=Hierarchical(), name=f"{strategy.name} by node")
-
-
-def _given(spec: AttachSpec) -> AttachSpec:
-    """The arguments of `attach` on which candidates depend."""
-    if spec.group.size() == 1:
-        raise AttachError("this rank is alone, and exchanges nothing")
-    return replace(spec, steps_per_epoch=None, epochs=None, weight=None, servers=None)
