@@ -9,7 +9,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,14 +47,21 @@ def rank_main(about: Mapping[str, Any]) -> None:
     """Train with each algorithm; rank 0 records."""
     from arms import ranks
     from tacit.algorithms import parse
+    from tacit.files import Log
+    from tacit.json_lines import Line
     from tacit_lab import recipes
     from tacit_lab.recipes.training import Task, train
-    from tacit_lab.records import Writer
     from windows import choices
 
     recipe = recipes.get(about["recipe"][0], choices(about["recipe"]))
-    with ranks(60) as rank, ExitStack() as stack:
-        record = stack.enter_context(Writer(Path(about["out"]))).write if rank == 0 else ignored
+    with ranks(60) as rank:
+        log = Log(Path(about["out"])) if rank == 0 else None
+
+        def record(line: Line) -> None:
+            """Rank 0 records for all."""
+            if log is not None:
+                log.write(line.to_json())
+
         for algorithm in about["algorithms"]:
             task = Task(
                 strategy=None if algorithm == COMPUTE_ONLY else parse(algorithm),
@@ -68,10 +74,6 @@ def rank_main(about: Mapping[str, Any]) -> None:
             train(task, recipe, record)
         if rank == 0:
             tell("done")
-
-
-def ignored(record: object) -> None:
-    """Rank 0 records for all."""
 
 
 if __name__ == "__main__":

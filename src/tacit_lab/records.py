@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 from typing import (
     Any,
     ClassVar,
@@ -27,7 +26,6 @@ from typing import (
 
 import tacit
 from tacit.errors import ConfigError, unknown
-from tacit.files import Log
 from tacit.json_lines import VERSION, L, Line, build, is_of, parse_object, read_lines
 
 __all__ = [
@@ -39,7 +37,6 @@ __all__ = [
     "Line",
     "Record",
     "RunRecord",
-    "Writer",
     "is_of",
     "parse",
     "parse_also",
@@ -201,42 +198,6 @@ def _is_square(rows: list[Any]) -> bool:
 
 Record: TypeAlias = RunRecord | EpochRecord | EndRecord
 _KINDS: dict[str, type[Record]] = {kind.kind: kind for kind in (RunRecord, EpochRecord, EndRecord)}
-
-
-class Writer:
-    """Appends records to a file; each is in the file before `write` returns.
-
-    A last line that a killed writer cut short is dropped first, so that it does not spoil the next one.
-
-    Raises:
-        ConfigError: The file cannot be opened for writing, or is no regular file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Open `path` for appending."""
-        self._file = Log(path)
-
-    def write(self, record: Line) -> None:
-        """Append one line.
-
-        Raises:
-            OSError: it cannot be written; nothing of it is in the file then.
-        """
-        self._file.write(record.to_json())
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        """Use the writer as a context manager that closes the file."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the file."""
-        self.close()
 
 
 def parse(line: str) -> Record:

@@ -1,4 +1,5 @@
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ from sample_records import HEAD
 
 from cases import for_each
 from tacit.errors import ConfigError
+from tacit.files import Log
 from tacit_lab import records
 
 EPOCH = records.EpochRecord(
@@ -26,12 +28,12 @@ def test_a_record_survives_the_way_to_json_and_back(record: records.Record) -> N
 
 def test_a_file_holds_what_was_written_in_order(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    with records.Writer(path) as writer:
-        writer.write(HEAD)
+    with closing(Log(path)) as log:
+        log.write(HEAD.to_json())
         assert list(records.read(path)) == [HEAD]  # flushed at once
-        writer.write(EPOCH)
-    with records.Writer(path) as writer:
-        writer.write(END)
+        log.write(EPOCH.to_json())
+    with closing(Log(path)) as log:
+        log.write(END.to_json())
     assert list(records.read(path)) == [HEAD, EPOCH, END]
 
 
@@ -121,18 +123,18 @@ def test_reading_names_file_and_line(tmp_path: Path) -> None:
         list(records.read(tmp_path / "absent"))
 
 
-def test_a_writer_drops_a_line_that_was_cut_short(tmp_path: Path) -> None:
+def test_a_log_drops_a_line_that_was_cut_short(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text(f"{EPOCH.to_json()}\n{END.to_json()[:30]}")
-    with records.Writer(path) as writer:
-        writer.write(END)
+    with closing(Log(path)) as log:
+        log.write(END.to_json())
     assert list(records.read(path)) == [EPOCH, END]
 
 
-def test_a_writer_says_where_it_cannot_write(tmp_path: Path) -> None:
+def test_a_log_says_where_it_cannot_write(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot write"):
-        records.Writer(tmp_path / "file" / "records.jsonl")
+        Log(tmp_path / "file" / "records.jsonl")
 
 
 def test_numbers_that_are_not_finite_become_null() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,19 +10,25 @@ import pytest
 from sample_records import DDP, HEAD
 from sample_timelines import run
 
-from tacit_lab import cli, records
+from tacit.files import Log
+from tacit.json_lines import Line
+from tacit_lab import cli
 from tacit_lab.cli import report
 from tacit_lab.cli.compare import options
 from tacit_lab.cli.compare.recorder import ComparisonRecorder
 from tacit_lab.cli.interrupts import Interrupted
 
 
+def write(path: Path, *lines: Line) -> None:
+    with closing(Log(path)) as log:
+        for each in lines:
+            log.write(each.to_json())
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "run").mkdir()
-    with records.Writer(tmp_path / "run" / options.RECORDS) as writer:
-        writer.write(HEAD)
-        writer.write(DDP)
+    write(tmp_path / "run" / options.RECORDS, HEAD, DDP)
     return tmp_path / "run"
 
 
@@ -88,8 +95,7 @@ def test_a_field_of_another_type_is_named_with_its_file_and_line(
 def test_a_name_that_is_no_text_does_not_spoil_the_page(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with records.Writer(folder / options.RECORDS) as writer:
-        writer.write(replace(DDP, status="failed", error="cannot read a\udcff.py"))
+    write(folder / options.RECORDS, replace(DDP, status="failed", error="cannot read a\udcff.py"))
     assert called(monkeypatch, str(folder)) == 0
     assert "cannot read a?.py" in (folder / "report.html").read_text(encoding="utf-8")
 
@@ -146,9 +152,7 @@ def test_a_page_that_cannot_be_built_does_not_spoil_the_comparison(
 @pytest.fixture
 def timed_folder(folder: Path) -> Path:
     """What `tacit compare` leaves where the ranks told what they did when."""
-    with records.Writer(folder / options.TIMELINE) as writer:
-        for timeline in (*run("ddp"), *run("a/b:c=1")):
-            writer.write(timeline)
+    write(folder / options.TIMELINE, *run("ddp"), *run("a/b:c=1"))
     return folder
 
 

@@ -16,7 +16,7 @@ from tacit_lab import recipes
 from tacit_lab.cli import parsing
 from tacit_lab.cluster import Cluster
 from tacit_lab.recipes import NO_CHOICES, Choices
-from tacit_lab.records import COMPUTE_ONLY, Writer
+from tacit_lab.records import COMPUTE_ONLY
 
 __all__ = ["RECORDS", "TIMELINE", "CompareOptions", "check", "prepared"]
 
@@ -199,4 +199,4 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write to --out {folder}: {error.strerror}") from error
-    Writer(folder / RECORDS).close()
+    files.Log(folder / RECORDS).close()
