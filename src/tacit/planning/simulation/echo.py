@@ -38,17 +38,15 @@ __all__ = ["EchoTransport", "Layout"]
 
 @dataclass(frozen=True)
 class Layout:
-    """The nodes and ranks of a cluster, as one of its ranks sees them.
+    """The nodes and ranks of a cluster, as its first rank sees them.
 
     Attributes:
         count: the number of nodes.
         each: the number of ranks of each.
-        rank: this rank.
     """
 
     count: int
     each: int
-    rank: int = 0
 
     @cached_property
     def nodes(self) -> Sequence[Sequence[int]]:
@@ -59,15 +57,11 @@ class Layout:
         """The ranks on this axis with this one."""
         if axis == WORLD:
             return range(self.count * self.each)
-        node, place = divmod(self.rank, self.each)
-        if axis == NODE:
-            return range(node * self.each, (node + 1) * self.each)
-        return range(place, self.count * self.each, self.each)
+        return range(self.each) if axis == NODE else range(0, self.count * self.each, self.each)
 
     def place(self, axis: str) -> AxisRank:
         """This rank on the axis."""
-        ranks = self.ranks(axis)
-        return AxisRank(ranks.index(self.rank), len(ranks))
+        return AxisRank(0, len(self.ranks(axis)))
 
     def global_rank(self, replica: int) -> int:
         """The replica's number: there are no other processes."""
