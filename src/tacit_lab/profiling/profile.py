@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import ClassVar, Self
 
+from tacit.described import Saved
 from tacit.errors import ConfigError
 from tacit_lab.profiling.stages import UNATTRIBUTED
-from tacit_lab.profiling.threads import Counts
 
 __all__ = ["ENDED", "ProfileRow", "RankProfile", "Summary", "ThreadProfile", "read"]
 
@@ -30,12 +29,10 @@ class ThreadProfile:
         name: What it is for.
         stages: For each step the processor time of each stage without those inside it, in ns. Those of a step
             add up to the thread's processor time in it.
-        counts: What the kernel counted over all these steps.
     """
 
     name: str
     stages: tuple[Mapping[str, int], ...]
-    counts: Counts = Counts()
 
     @property
     def cpu_ns(self) -> int:
@@ -61,7 +58,7 @@ class ProfileRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankProfile:
+class RankProfile(Saved):
     """One rank in the measured steps.
 
     Attributes:
@@ -70,6 +67,9 @@ class RankProfile:
         process_ns: The processor time of the process in each.
         timing_ns: About how much of all that went into timing the stages, in all steps; it counts in them.
     """
+
+    what: ClassVar[str] = "profile of a rank"
+    made_by: ClassVar[str] = "tacit run --profile"
 
     rank: int
     first: int
@@ -93,28 +93,6 @@ class RankProfile:
         rest = sum(self.process_ns) - sum(thread.cpu_ns for thread in self.threads)
         return [*rows, ProfileRow(ENDED, UNATTRIBUTED, rest / self.steps / 1e6)]
 
-    def to_json(self) -> str:
-        """One JSON object on one line."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """What `to_json` wrote.
-
-        Raises:
-            ConfigError: It is something else.
-        """
-        try:
-            values = json.loads(text)
-            threads = tuple(
-                ThreadProfile(each["name"], tuple(each["stages"]), Counts(**each["counts"]))
-                for each in values.pop("threads")
-            )
-            lists: dict[str, Any] = {name: tuple(values.pop(name)) for name in ("wall_ns", "process_ns")}
-            return cls(threads=threads, **lists, **values)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{text!r:.60} is no profile of a rank: {error}") from error
-
 
 def read(folder: Path) -> list[RankProfile]:
     """What the ranks have written into a folder, in the order of their numbers; those that can be read.
@@ -122,8 +100,7 @@ def read(folder: Path) -> list[RankProfile]:
     Raises:
         ConfigError: A file is no profile.
     """
-    found = [RankProfile.from_json(file.read_text(encoding="utf-8")) for file in folder.glob(_FILES)]
-    return sorted(found, key=lambda each: each.rank)
+    return sorted(map(RankProfile.load, folder.glob(_FILES)), key=lambda each: each.rank)
 
 
 # ---- all ranks ----------------------------------------------------------------------------------------
@@ -137,7 +114,6 @@ class Summary:
         ranks: How many were measured, in how many steps (the fewest of a rank), from which one on.
         wall_ms: How long a step took; `cpu_ms`: the processor time of a process in it.
         rows: Where that went; they add up to `cpu_ms`.
-        threads: Of each thread its counts, by the names of `Counts`, times in ms.
         timing_ms: About how much of it was spent on timing the stages.
     """
 
@@ -147,7 +123,6 @@ class Summary:
     wall_ms: float
     cpu_ms: float
     rows: tuple[ProfileRow, ...]
-    threads: Mapping[str, Mapping[str, float]]
     timing_ms: float = 0.0
 
     @classmethod
@@ -161,14 +136,9 @@ class Summary:
             raise ConfigError("no rank has written its profile: profile two steps of an optimizer or more")
         count = len(profiles)
         sums: dict[tuple[str, str], float] = defaultdict(float)
-        threads: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for each in profiles:
             for row in each.rows():
                 sums[row.thread, row.stage] += row.ms / count
-            for thread in each.threads:
-                for name, value in asdict(thread.counts).items():
-                    scale = 1e-6 if name == "ready_ns" else 1.0
-                    threads[thread.name][name.replace("_ns", "_ms")] += value * scale / each.steps / count
         return cls(
             ranks=count,
             steps=min(each.steps for each in profiles),
@@ -176,7 +146,6 @@ class Summary:
             wall_ms=sum(sum(each.wall_ns) / each.steps for each in profiles) / count / 1e6,
             cpu_ms=sum(sum(each.process_ns) / each.steps for each in profiles) / count / 1e6,
             rows=tuple(ProfileRow(*key, ms) for key, ms in sums.items()),
-            threads={name: dict(values) for name, values in threads.items()},
             timing_ms=sum(each.timing_ns / each.steps for each in profiles) / count / 1e6,
         )
 
@@ -192,8 +161,8 @@ class Summary:
             f"Processor time in ms a rank and step ({ranks}, {steps}): {self.cpu_ms:.1f}; by the clock a "
             f"step took {self.wall_ms:.1f}",
             "",
-            f"{'thread':26}{'CPU':>9}{'no core':>9}{'waits':>8}{'taken':>8}{'faults':>9}",
-            *(f"{name:26.26}{_ms(ms)}{self._counts(name)}" for name, ms in self.by_thread().items()),
+            f"{'thread':26}{'CPU':>9}",
+            *(f"{name:26.26}{_ms(ms)}" for name, ms in self.by_thread().items()),
             f"{'all':26}{_ms(sum(row.ms for row in self.rows))}",
             "",
             f"{'thread':26}{'stage':34}{'CPU':>9}",
@@ -201,13 +170,6 @@ class Summary:
             "",
             f"Timing the stages took about {self.timing_ms:.2f} of all; it counts in them.",
         ]
-
-    def _counts(self, thread: str) -> str:
-        counts = self.threads.get(thread)
-        if counts is None:
-            return ""
-        faults = counts["minor"] + counts["major"]
-        return f"{counts['ready_ms']:9.2f}{counts['voluntary']:8.1f}{counts['involuntary']:8.1f}{faults:9.1f}"
 
     def _stages(self, thread: str) -> list[str]:
         """The stages of one thread, and what the small ones are together."""

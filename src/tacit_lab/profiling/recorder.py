@@ -36,7 +36,6 @@ class _Snapshot:
     wall: int
     process: int
     stages: Mapping[int, Mapping[str, int]]
-    counts: Mapping[int, threads.Counts]
     changes: int
 
 
@@ -90,10 +89,6 @@ class ProfileRecorder:
         tids = threads.running()
         self._main = self._main or threading.get_native_id()
         self._names |= threads.names([tid for tid in tids if tid not in self._names], self._main)
-        counts: dict[int, threads.Counts] = {}
-        for tid in tids:
-            with suppress(OSError):
-                counts[tid] = threads.counts(tid)
         stages: dict[int, Mapping[str, int]] = {}
         # The clocks last and side by side, so that they belong together.
         wall, process = time.monotonic_ns(), time.process_time_ns()
@@ -101,7 +96,7 @@ class ProfileRecorder:
             with suppress(OSError):
                 stages[tid] = self.clock.of(tid, cpu_ns)
         changes = sum(thread.changes for thread in [*self.clock.threads.values()])
-        self._snapshots.append(_Snapshot(wall, process, stages, counts, changes))
+        self._snapshots.append(_Snapshot(wall, process, stages, changes))
 
     def profile(self, rank: int) -> RankProfile | None:
         """The profile of the measured steps; None where the optimizer made fewer than two."""
@@ -118,7 +113,6 @@ class ProfileRecorder:
                 tuple(
                     _since(after.stages.get(tid, {}), before.stages.get(tid, {})) for before, after in spans
                 ),
-                kept[-1].counts.get(tid, threads.Counts()) - kept[0].counts.get(tid, threads.Counts()),
             )
             for tid in sorted(named)
             if tid in kept[-1].stages
