@@ -31,8 +31,9 @@ from typing import Literal, TypeAlias, get_args
 
 from tacit import checks
 from tacit.algorithms.gossip import mixing
+from tacit.algorithms.options.codecs import values_of
 from tacit.algorithms.registry import algorithm
-from tacit.compressors import QSGD, Int8, PublicCopy, Sign, TopK
+from tacit.compressors import PublicCopy, TopK
 from tacit.contracts import OneShot
 from tacit.errors import ConfigError
 from tacit.strategy import Buffers, Strategy
@@ -67,7 +68,7 @@ def codec_of(codec: str, ratio: float | None) -> OneShot:
         return TopK(ratio=_RATIO if ratio is None else ratio)
     if ratio is not None:
         raise ConfigError(f"ratio={ratio!r} is for codec='topk', and codec={codec!r}: leave one of them out")
-    return {"sign": Sign(), "qsgd": QSGD(bits=4), "int8": Int8()}[codec]
+    return values_of(codec, None)
 
 
 @algorithm(

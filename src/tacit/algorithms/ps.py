@@ -22,14 +22,14 @@ Adagrad; ours what the worker has. In SSP a worker reads after each push, never 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from tacit import checks
 from tacit.algorithms.dgc import dgc
-from tacit.algorithms.options.codecs import EntryValues, levels_of
+from tacit.algorithms.options.codecs import EntryValues, values_of
 from tacit.algorithms.registry import algorithm
 from tacit.algorithms.topk import topk
-from tacit.compressors import BF16, FP16, QSGD, Dense, ErrorFeedback, Int8, Sign, TopK
+from tacit.compressors import ErrorFeedback, TopK
 from tacit.contracts import Compressor
 from tacit.errors import ConfigError
 from tacit.merges import ServerParams
@@ -39,16 +39,6 @@ from tacit.topologies import Asynchronous, StaleSynchronous, Star, Synchronous
 
 Stepper: TypeAlias = Literal["worker", "server"]
 Push: TypeAlias = Literal["dense", "bf16", "fp16", "int8", "qsgd", "sign", "topk"]
-
-_COMPRESSORS: dict[Push, Compressor] = {
-    "dense": Dense(),
-    "bf16": BF16(),
-    "fp16": FP16(),
-    "int8": ErrorFeedback(Int8()),
-    "qsgd": QSGD(),
-    "sign": ErrorFeedback(Sign()),
-    "topk": ErrorFeedback(TopK()),
-}
 
 
 @algorithm(
@@ -186,7 +176,7 @@ def _ways(
 ) -> tuple[Compressor, Compressor | None]:
     """What compresses on the way to the server, and on the way back; None there: nothing."""
     for name, given in (("push", push), ("pull", pull)):
-        checks.one_of(name, given, tuple(_COMPRESSORS))
+        checks.one_of(name, given, get_args(Push))
     for name, number, of in (("ratio", ratio, "topk"), ("bits", bits, "qsgd")):
         if number is not None and of not in (push, pull):
             raise ConfigError(
@@ -197,8 +187,7 @@ def _ways(
 
 
 def _of(word: Push, ratio: float | None, bits: int | None) -> Compressor:
-    if word == "topk" and ratio is not None:
-        return ErrorFeedback(TopK(ratio=ratio))
-    if word == "qsgd" and bits is not None:
-        return levels_of(bits)
-    return _COMPRESSORS[word]
+    if word == "topk":
+        return ErrorFeedback(TopK() if ratio is None else TopK(ratio=ratio))
+    codec = values_of("fp32" if word == "dense" else word, bits if word == "qsgd" else None)
+    return ErrorFeedback(codec) if word in ("int8", "sign") else codec
