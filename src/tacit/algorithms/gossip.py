@@ -105,7 +105,7 @@ def mixing(
     compressor: Compressor | None = None,
     merge: Merge | None = None,
 ) -> Strategy:
-    """A strategy of replicas that step alone, and take what the topology gives each: by default a dense mix."""
+    """A strategy of replicas that step alone, and take what the topology gives each; by default a mix."""
     checks.whole("late", late, 0, None, "write 1, or 0 for answers that are applied at once")
     return Strategy(
         subject="delta",
