@@ -21,12 +21,13 @@ def trained(recorder: ProfileRecorder, steps: int) -> RankProfile | None:
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     other = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    end = threading.Event()
+    end, turn = threading.Event(), threading.Event()
 
     def work() -> None:
         while not end.is_set():
             with recorder.clock.within("beside"):
                 sum(range(1000))
+            turn.set()
 
     thread = threading.Thread(target=work, name="tacit-lane")
     thread.start()
@@ -37,6 +38,8 @@ def trained(recorder: ProfileRecorder, steps: int) -> RankProfile | None:
             loss.backward()
             optimizer.step()
             other.step()
+            turn.clear()
+            turn.wait()  # so that both threads work in every step
     end.set()
     thread.join()
     return recorder.profile(3)
