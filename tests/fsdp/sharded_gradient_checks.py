@@ -229,7 +229,7 @@ def backward_goes_on_while_gradients_travel() -> None:
 
     with tacit.attach(net, optimizer, "dense", mesh=mesh()) as session:
         lanes = session.session.lanes
-        lanes.submit(lanes.job("held", held, lambda *_: None, lambda: None))  # type: ignore[arg-type]
+        lanes.submit_on_host(lanes.job("held", held, lambda *_: None, lambda: None))  # type: ignore[arg-type]
         train(net, optimizer, range(1))
     assert found == [True]
     close_to(whole(net), trained("dense", 1))
@@ -341,7 +341,7 @@ def what_gradients_of_shards_cannot_do_is_refused() -> None:
 
     refused("'pipesgd' applies a gradient one step late, which is not supported on sharded", "pipesgd")
     refused("'dgc' takes over the optimizer's momentum, which is not supported on sharded models", "dgc")
-    refused("'ps' goes by parameter servers, and these take whole parameters", "ps")
+    refused("'ps' uses parameter servers, and these take whole parameters", "ps")
     by_node = tacit.Strategy(compressor=tacit.TopK(), topology=tacit.Hierarchical())
     refused("write topology=Flat(), or leave it out", by_node)
     refused("scaler= is not supported", "topk", scaler=torch.amp.GradScaler("cpu"))

@@ -296,7 +296,7 @@ def test_the_python_reducer_is_refused_where_gradients_are_exchanged() -> None:
 @pytest.mark.usefixtures("world")
 def test_a_backward_under_graph_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ddp, sgd = model()
-    bucket: Any = SimpleNamespace(buffer=lambda: SimpleNamespace(is_cuda=True))
+    bucket: Any = SimpleNamespace(buffer=lambda: SimpleNamespace(is_cuda=True), is_last=lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with tacit.attach(ddp, sgd, "topk") as session:
         door = session.levels[0].gradient
