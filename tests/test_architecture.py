@@ -78,8 +78,8 @@ NAMES: dict[str, Any] = {
         "Overlap": "overlap.py",
         "Merge": "merges",
     },
-    # What a tensor, a thread and the like let others assign.
-    "theirs": ["data", "grad", "requires_grad"],
+    # What a tensor, an error of typer and the like let others assign.
+    "theirs": ["data", "grad", "message", "requires_grad"],
     # What each door to a framework calls its callback: whoever trains has one framework.
     "in each door": ["Tacit"],
     # Which run in processes of tacit's own.

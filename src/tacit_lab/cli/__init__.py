@@ -13,9 +13,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line. An error that tacit raises on purpose is one line, and never a traceback.
 
-    Exit codes: 0: success; 1: a run failed, or nothing can be printed; 2: the command line asks for something
-    that is not possible; 129, 130 and 143: stopped by SIGHUP, SIGINT (Ctrl-C) and SIGTERM; of tacit run: the
-    script's, see there.
+    What its exit codes mean stands below `tacit --help`.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:

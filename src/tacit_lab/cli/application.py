@@ -11,7 +11,7 @@ import typer
 
 import tacit
 from tacit.errors import ConfigError, TacitError
-from tacit_lab.cli import diagnose, listing, main, plan, probe, profile, report
+from tacit_lab.cli import diagnose, listing, plan, probe, profile, report
 from tacit_lab.cli.compare import command as compare_command
 from tacit_lab.cli.interrupts import Interrupted
 from tacit_lab.cli.parsing import shortened
@@ -20,9 +20,14 @@ from tacit_lab.cli.run import command as run_command
 
 __all__ = ["app", "run"]
 
+_EPILOG = (
+    "Exit codes: 0: success; 1: a run failed, or nothing can be printed; 2: the command line asks for "
+    "something that is not possible; 129, 130 and 143: stopped by SIGHUP, SIGINT (Ctrl-C) and SIGTERM; of "
+    "tacit run: the script's, see there."
+)
 app = typer.Typer(
     name="tacit",
-    epilog=" ".join((main.__doc__ or "").partition("\n\n")[2].split()),  # the exit codes
+    epilog=_EPILOG,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
