@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit import checks
-from tacit.contracts import AddingCodec, Compressor, Context, Payload
+from tacit.contracts import AddingCodec, Compressor, Context, FusedCodec, Payload
 from tacit.kernels.blockwise import add_blocks_, encode_blocks
 from tacit.kernels.layout import block_count, blocks_bytes
 from tacit.kernels.payloads import expect_parts
@@ -20,7 +20,7 @@ VECTOR_BITS = 8
 
 
 @dataclass(frozen=True)
-class Blockwise(AddingCodec):
+class Blockwise(FusedCodec, AddingCodec):
     """Send each entry as the nearest of 2^bits - 1 levels, to P - 1 peers.
 
     The levels reach from minus to plus the largest magnitude of each block of 512 entries; a block's unit,
@@ -53,23 +53,14 @@ class Blockwise(AddingCodec):
         """The same with 8 bits."""
         return Blockwise(VECTOR_BITS)
 
-    def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """(packed levels, one unit for each block)."""
-        codes, units = self._buffers(x, ctx)
-        encode_blocks(x, self.bits, codes, units)
-        return codes, units
-
-    def encode_with_feedback(
-        self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
+    def encode(
+        self, x: Tensor, ctx: Context, residual: Tensor | None = None, new_residual: Tensor | None = None
     ) -> Payload:
-        """Encode and update the residual in one pass."""
-        codes, units = self._buffers(x, ctx)
+        """(packed levels, one unit for each block)."""
+        codes = ctx.scratch("codes", x, (blocks_bytes(x.numel(), self.bits),), torch.uint8)
+        units = ctx.scratch("units", x, (block_count(x.numel()),), torch.bfloat16)
         encode_blocks(x, self.bits, codes, units, residual, new_residual)
         return codes, units
-
-    def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        codes = ctx.scratch("codes", x, (blocks_bytes(x.numel(), self.bits),), torch.uint8)
-        return codes, ctx.scratch("units", x, (block_count(x.numel()),), torch.bfloat16)
 
     def check(self, payload: Payload, out: Tensor) -> None:
         """Expects levels, and units."""

@@ -9,14 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import AddingCodec, Context, Payload
+from tacit.contracts import AddingCodec, Context, FusedCodec, Payload
 from tacit.kernels.int8 import add_int8_, encode_int8
 from tacit.kernels.layout import block_count
 from tacit.kernels.payloads import expect_parts
 
 
 @dataclass(frozen=True)
-class Int8(AddingCodec):
+class Int8(FusedCodec, AddingCodec):
     """Send each entry as the nearest of 255 levels: n + 4 x ceil(n / 512) bytes, to P - 1 peers.
 
     The levels reach from minus to plus the largest magnitude of each block of 512 entries; the error is at
@@ -30,23 +30,14 @@ class Int8(AddingCodec):
     shows_nonfinite: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
 
-    def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """(levels as bytes, one unit for each block)."""
-        codes, units = self._buffers(x, ctx)
-        encode_int8(x, codes, units)
-        return codes, units
-
-    def encode_with_feedback(
-        self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
+    def encode(
+        self, x: Tensor, ctx: Context, residual: Tensor | None = None, new_residual: Tensor | None = None
     ) -> Payload:
-        """Encode and update the residual in one pass."""
-        codes, units = self._buffers(x, ctx)
+        """(levels as bytes, one unit for each block)."""
+        codes = ctx.scratch("codes", x, x.shape, torch.uint8)
+        units = ctx.scratch("units", x, (block_count(x.numel()),), torch.float32)
         encode_int8(x, codes, units, residual, new_residual)
         return codes, units
-
-    def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        codes = ctx.scratch("codes", x, x.shape, torch.uint8)
-        return codes, ctx.scratch("units", x, (block_count(x.numel()),), torch.float32)
 
     def check(self, payload: Payload, out: Tensor) -> None:
         numel = out.numel()

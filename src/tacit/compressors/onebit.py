@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from tacit.compressors.sign import Signed
-from tacit.contracts import Context, Payload
+from tacit.contracts import Context, FusedCodec, Payload
 from tacit.kernels.layout import block_count
 from tacit.kernels.signs import encode_signs
 
 
 @dataclass(frozen=True)
-class OneBit(Signed):
+class OneBit(FusedCodec, Signed):
     """Send the sign of every entry, and two means: of the negative entries, and of all others.
 
     Each entry arrives as one of the two means; for these signs no pair of values is nearer to x. Bytes:
@@ -28,22 +28,13 @@ class OneBit(Signed):
         means = block_count(numel), torch.float32
         return ("signs", -(-numel // 8), torch.uint8), ("high means", *means), ("low means", *means)
 
-    def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """(packed signs, means of entries of 0 or more, means of negative entries)."""
-        bits, highs, lows = self._buffers(x, ctx)
-        encode_signs(x, bits, highs, lows, keep_zeros=True)
-        return bits, highs, lows
-
-    def encode_with_feedback(
-        self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
+    def encode(
+        self, x: Tensor, ctx: Context, residual: Tensor | None = None, new_residual: Tensor | None = None
     ) -> Payload:
-        """Encode and update the residual in one pass."""
-        bits, highs, lows = self._buffers(x, ctx)
-        encode_signs(x, bits, highs, lows, True, residual, new_residual)
-        return bits, highs, lows
-
-    def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """(packed signs, means of entries of 0 or more, means of negative entries)."""
         count = (block_count(x.numel()),)
         bits = ctx.scratch("bits", x, (-(-x.numel() // 8),), torch.uint8)
         highs = ctx.scratch("highs", x, count, torch.float32)
-        return bits, highs, ctx.scratch("lows", x, count, torch.float32)
+        lows = ctx.scratch("lows", x, count, torch.float32)
+        encode_signs(x, bits, highs, lows, True, residual, new_residual)
+        return bits, highs, lows

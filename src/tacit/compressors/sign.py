@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from tacit.contracts import AddingCodec, Context, Payload
+from tacit.contracts import AddingCodec, Context, FusedCodec, Payload
 from tacit.errors import ConfigError
 from tacit.kernels.layout import BLOCK, block_count
 from tacit.kernels.payloads import SignPayload, expect_parts
@@ -42,7 +42,7 @@ def _values(payload: Payload) -> SignPayload:
 
 
 @dataclass(frozen=True)
-class Sign(Signed):
+class Sign(FusedCodec, Signed):
     """Send the sign of every entry, and the mean magnitude: ceil(n / 8) + 4 bytes, to P - 1 peers.
 
     What arrives is mean|x| * sign(x). Put `ErrorFeedback` around it; without it sign descent need not
@@ -74,27 +74,18 @@ class Sign(Signed):
         count = block_count(numel) if self.block else 1
         return ("signs", -(-numel // 8), torch.uint8), ("magnitudes", count, torch.float32)
 
-    def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """(packed signs, magnitudes)."""
-        bits, means, magnitude = self._buffers(x, ctx)
-        if self.block:
-            encode_signs(x, bits, means, None, keep_zeros=True)
-            return bits, means
-        encode_sign(x, bits, means, magnitude)
-        return bits, magnitude
-
-    def encode_with_feedback(
-        self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
+    def encode(
+        self, x: Tensor, ctx: Context, residual: Tensor | None = None, new_residual: Tensor | None = None
     ) -> Payload:
-        """One pass with blocks; with one magnitude, which is known only after it, a second pass subtracts."""
-        bits, means, magnitude = self._buffers(x, ctx)
+        """(packed signs, magnitudes).
+
+        One pass with blocks; with one magnitude, which is known only after it, a second pass subtracts.
+        """
+        bits = ctx.scratch("bits", x, (-(-x.numel() // 8),), torch.uint8)
+        means = ctx.scratch("means", x, (block_count(x.numel()),), torch.float32)
         if self.block:
             encode_signs(x, bits, means, None, True, residual, new_residual)
             return bits, means
+        magnitude = ctx.scratch("magnitude", x, (1,), torch.float32)
         encode_sign(x, bits, means, magnitude, residual, new_residual)
         return bits, magnitude
-
-    def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        bits = ctx.scratch("bits", x, (-(-x.numel() // 8),), torch.uint8)
-        means = ctx.scratch("means", x, (block_count(x.numel()),), torch.float32)
-        return bits, means, ctx.scratch("magnitude", x, (1,), torch.float32)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
+from tacit.contracts import Context, Decoded, FusedCodec, Payload, Transmitted
 from tacit.kernels.layout import position_bytes
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.positions import (
@@ -28,7 +28,7 @@ AT_ONCE = 8
 
 
 @dataclass(frozen=True)
-class Entries(OneShot):
+class Entries(FusedCodec):
     """Send some entries: what `write` makes of their values, and last in the payload their positions.
 
     Positions take 4, or about 2.1, 1.1 or n / 8k bytes each, by n and k, as in `kernels.layout`.
@@ -59,19 +59,13 @@ class Entries(OneShot):
     def read(self, written: Payload, out: Tensor, weight: float) -> Tensor:
         """Fill `out` with `weight` times the decoded values, and return it."""
 
-    def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """(the tensors of `write`, ..., positions)."""
-        return self._encode(x, None, None, ctx)
-
-    def encode_with_feedback(
-        self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
-    ) -> Payload | None:
-        """In one pass over memory; the rounding error of the chosen entries is in `new_residual` too."""
-        return self._encode(x, residual, new_residual, ctx)
-
-    def _encode(
-        self, x: Tensor, residual: Tensor | None, new_residual: Tensor | None, ctx: Context
+    def encode(
+        self, x: Tensor, ctx: Context, residual: Tensor | None = None, new_residual: Tensor | None = None
     ) -> Payload:
+        """(the tensors of `write`, ..., positions).
+
+        With a residual, the rounding error of the chosen entries is in the new one too.
+        """
         numel = x.numel()
         most = self.most(numel)
         places = (buffer_size(numel, most),)

@@ -47,6 +47,7 @@ from tacit.contracts.rounds import AdaptiveRounds, Rounds, Sync
 from tacit.contracts.special import (
     AddingCodec,
     Decoded,
+    FusedCodec,
     MixingCompressor,
 )
 from tacit.contracts.topology import (
@@ -85,6 +86,7 @@ __all__ = [
     "Exact",
     "Exchange",
     "Factors",
+    "FusedCodec",
     "Grouped",
     "LinkRates",
     "Matrix",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tacit.contracts.common import Payload
 from tacit.contracts.compressor import Compressor, OneShot
+from tacit.contracts.context import Context
 from tacit.contracts.transmitted import Transmitted
 
 
@@ -53,6 +54,21 @@ class AddingCodec(OneShot):
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
         """The payload, decoded on demand."""
         return Decoded(self, payload)
+
+
+class FusedCodec(OneShot):
+    """A codec whose kernel adds a residual, and updates it, in the pass over memory in which it encodes."""
+
+    @abstractmethod
+    def encode(
+        self, x: Tensor, ctx: Context, residual: Tensor | None = None, new_residual: Tensor | None = None
+    ) -> Payload:
+        """See `OneShot`; with a residual, `encode_with_feedback`."""
+
+    def encode_with_feedback(
+        self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
+    ) -> Payload:
+        return self.encode(x, ctx, residual, new_residual)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from functools import cache, partial, wraps
 from importlib import import_module
 from inspect import signature
+from itertools import chain
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -214,9 +215,10 @@ def addresses(tensors: Sequence[Tensor]) -> Any:
     return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
 
 
-def columns(payloads: Sequence[Sequence[Tensor]]) -> Iterator[Any]:
+def columns(payloads: Sequence[Sequence[Tensor]]) -> Any:
     """Where the first tensors of all payloads begin, where the second ones do, and so on."""
-    return map(addresses, zip(*payloads, strict=True))
+    each = chain.from_iterable(zip(*payloads, strict=True))
+    return np.fromiter(map(Tensor.data_ptr, each), np.int64).reshape(-1, len(payloads))
 
 
 def arrays(*tensors: Tensor) -> list[Any]:
