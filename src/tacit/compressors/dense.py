@@ -43,8 +43,8 @@ class Dense(OneShot):
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """Copy, unless the payload is `out` itself."""
-        self.check(payload, out)
         if payload[0] is not out:
+            self.check(payload, out)
             out.copy_(payload[0])
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:

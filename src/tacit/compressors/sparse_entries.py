@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import ClassVar
 
 import torch
@@ -44,6 +45,7 @@ class Entries(FusedCodec):
     def choose(
         self,
         x: Tensor,
+        most: int,
         room: EntryBuffer,
         residual: Tensor | None,
         new_residual: Tensor | None,
@@ -72,7 +74,7 @@ class Entries(FusedCodec):
         found = EntryBuffer(
             ctx.scratch("index", x, places, torch.int32), ctx.scratch("entries", x, places, x.dtype)
         )
-        index, values = self.choose(x, found, residual, new_residual, ctx.look)
+        index, values = self.choose(x, most, found, residual, new_residual, ctx.look)
         packed = ctx.scratch("positions", x, (position_bytes(numel, most),), torch.uint8)
         pack_positions(index, numel, most, packed)
         written = self.write(values, most, ctx)
@@ -91,13 +93,18 @@ class Entries(FusedCodec):
         return self.most(numel) if self.exact else None
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """Check the bytes of the positions, and for exact entries their number."""
-        numel, most = out.numel(), self.most(out.numel())
+        """Check the bytes of the positions, and the values of the entries."""
+        numel = out.numel()
+        most = self.most(numel)
         positions = ("positions", position_bytes(numel, most), torch.uint8)
         if self.exact:
             expect_parts(payload, numel, ("entries", most, out.dtype), positions)
         else:
             expect_parts(payload[-1:], numel, positions)
+            self.check_written(payload[:-1], most, out)
+
+    def check_written(self, written: Payload, most: int, out: Tensor) -> None:
+        """Check the tensors of `write`, where entries are not exact; see `check`."""
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """The decoded entries, among zeros."""
@@ -107,9 +114,7 @@ class Entries(FusedCodec):
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         """Scatter-add of the sent entries only."""
         self.check(payload, out)
-        (index,) = self._places([payload], out.numel())
-        entries, weight = self._decoded(payload, index, out, weight)
-        scatter_add_(*entries, out, weight)
+        self._decode_all([payload], out, weight, fresh=False)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
         """The entries of all peers, added in rank order; on the CPU in one pass over memory."""
@@ -120,25 +125,19 @@ class Entries(FusedCodec):
             self._decode_all(some, out, 1 / len(payloads), fresh=not first)
 
     def _decode_all(self, payloads: Sequence[Payload], out: Tensor, weight: float, fresh: bool) -> None:
-        found, factor = [], weight
-        for i, (payload, index) in enumerate(zip(payloads, self._places(payloads, out.numel()), strict=True)):
-            entries, factor = self._decoded(payload, index, out, weight, i)
-            found.append(entries)
+        places = self._places(payloads, out.numel())
+        if self.exact:
+            found, factor = [*map(Selection, places, map(itemgetter(0), payloads))], weight
+        else:
+            found, factor = [], 1.0
+            for i, (payload, index) in enumerate(zip(payloads, places, strict=True)):
+                values = thread_scratch(f"values{i}", index.numel(), out.dtype, out.device)
+                found.append(Selection(index, self.read(tuple(payload[:-1]), values, weight)))
         scatter_all_(found, out, factor, fresh)
 
     def _places(self, payloads: Sequence[Payload], numel: int) -> Sequence[Tensor]:
         """The positions of each payload's entries, in scratch memory."""
-        return unpack_all([payload[-1] for payload in payloads], numel, self.most(numel))
-
-    def _decoded(
-        self, payload: Payload, index: Tensor, out: Tensor, weight: float, place: int = 0
-    ) -> tuple[Selection, float]:
-        """(the entries of a checked payload, the factor of their values), in scratch memory `place`."""
-        written = payload[:-1]
-        if not self.exact:
-            values = thread_scratch(f"values{place}", index.numel(), out.dtype, out.device)
-            return Selection(index, self.read(tuple(written), values, weight)), 1.0
-        return Selection(index, written[0]), weight
+        return unpack_all([*map(itemgetter(-1), payloads)], numel, self.most(numel))
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
         """The chosen entries as peers decode them."""

@@ -56,13 +56,14 @@ class Threshold(Entries):
     def choose(
         self,
         x: Tensor,
+        most: int,
         room: EntryBuffer,
         residual: Tensor | None,
         new_residual: Tensor | None,
         look: Callable[[], None] | None,
     ) -> Selection:
         """The entries whose magnitude is `tau` or more."""
-        return select_above(x, self.tau, self.most(x.numel()), room, residual, new_residual)
+        return select_above(x, self.tau, most, room, residual, new_residual)
 
     def write(self, values: Tensor, most: int, ctx: Context) -> Payload:
         """The packed signs, room for all."""
@@ -74,10 +75,9 @@ class Threshold(Entries):
         encode_signs(values, bits[: _bytes(count)], means[: block_count(count)], None)
         return (bits,)
 
-    def check(self, payload: Payload, out: Tensor) -> None:
-        """Expects the signs of as many entries as fit, too."""
-        super().check(payload, out)
-        expect_parts(payload[:-1], out.numel(), ("signs", _bytes(self.most(out.numel())), torch.uint8))
+    def check_written(self, written: Payload, most: int, out: Tensor) -> None:
+        """Expects the signs of as many entries as fit."""
+        expect_parts(written, out.numel(), ("signs", _bytes(most), torch.uint8))
 
     def read(self, written: Payload, out: Tensor, weight: float) -> Tensor:
         """Plus or minus `tau` for each entry."""

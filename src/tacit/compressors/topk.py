@@ -97,6 +97,7 @@ class TopK(Entries):
     def choose(
         self,
         x: Tensor,
+        most: int,
         room: EntryBuffer,
         residual: Tensor | None,
         new_residual: Tensor | None,
@@ -104,7 +105,7 @@ class TopK(Entries):
     ) -> Selection:
         """The k largest, of all entries or of each chunk."""
         if self.chunk is None:
-            return select_largest(x, self.most(x.numel()), room, residual, new_residual, look)
+            return select_largest(x, most, room, residual, new_residual, look)
         return select_in_chunks(x, self._per_chunk, self.chunk, room, residual, new_residual)
 
     def write(self, values: Tensor, most: int, ctx: Context) -> Payload:
@@ -112,11 +113,9 @@ class TopK(Entries):
             return (values,)
         return self.values.encode(values, ctx.inside("values", out=values))
 
-    def check(self, payload: Payload, out: Tensor) -> None:
-        """Expects the payload of `values` for k entries, too."""
-        super().check(payload, out)
-        if not self.exact:
-            self.values.check(payload[:-1], out.new_empty(self.most(out.numel()), device="meta"))
+    def check_written(self, written: Payload, most: int, out: Tensor) -> None:
+        """Expects the payload of `values` for k entries."""
+        self.values.check(written, out.new_empty(most, device="meta"))
 
     def read(self, written: Payload, out: Tensor, weight: float) -> Tensor:
         self.values.decode_add_(written, out.zero_(), weight)
