@@ -37,7 +37,17 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import tacit
 from paired import conclude, hardware, paired_ratio
 from tacit.compressors import BF16, FP8, QSGD, Int8, Natural, PowerSGD, Sign, TernGrad, TopK
-from tacit.contracts import AllGather, AllReduce, Collective, Context, Matrix, OneShot, Payload, Posted
+from tacit.contracts import (
+    AllGather,
+    AllReduce,
+    Collective,
+    Context,
+    FusedCodec,
+    Matrix,
+    OneShot,
+    Payload,
+    Posted,
+)
 from tacit.gradients.ddp_hook import HookDispatcher
 from tacit.kernels import products
 from tacit.kernels.dispatch import emulated_device
@@ -203,8 +213,8 @@ def tasks_of(codec: OneShot, x: Tensor, out: Tensor) -> dict[str, Callable[[], o
     ]
     residual, new_residual = torch.randn_like(x), torch.empty_like(x)
     tasks: dict[str, Callable[[], object]] = {"encode": lambda: codec.encode(x, ctxs[0])}
-    if codec.encode_with_feedback(x, residual, new_residual, ctxs[0]) is not None:
-        tasks["encode + EF"] = lambda: codec.encode_with_feedback(x, residual, new_residual, ctxs[0])
+    if isinstance(codec, FusedCodec):
+        tasks["encode + EF"] = lambda: codec.encode(x, ctxs[0], residual, new_residual)
     if not codec.additive:
         payloads = gathered([codec.encode(torch.randn_like(x), ctx) for ctx in ctxs])
         tasks["decode 4"] = lambda: codec.decode_mean_(payloads, out)

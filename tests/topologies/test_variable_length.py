@@ -18,7 +18,7 @@ from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies import Auto, Flat, Hierarchical, TwoPhase
 from tacit.transports.loopback import Loopback, LoopbackTransport
-from tacit.transports.meter import counted
+from tacit.transports.message_layout import counted
 
 NAMED = {"a": torch.zeros(100, 70), "b": torch.zeros(70), "c": torch.zeros(41, 50)}
 TAKE = [

@@ -321,15 +321,6 @@ class OneShot(Compressor):
         """
         return None
 
-    def encode_with_feedback(
-        self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
-    ) -> Payload | None:
-        """`encode(x + residual)` in one pass; `new_residual` is overwritten by that sum less what is encoded.
-
-        None where there is no such kernel: then nothing has been written. `x` and `residual` do not change.
-        """
-        return None
-
     def check(self, payload: Payload, out: Tensor) -> None:
         """Check in O(1) that the payload's parts have the sizes and types of a payload for `out`.
 
@@ -355,9 +346,9 @@ class OneShot(Compressor):
         """
         return None
 
-    def may_overflow(self, payload: Payload) -> bool | None:
-        """Whether the payload shows that an entry may be infinite; None: its floating-point parts show it."""
-        return None
+    def may_overflow(self, payload: Payload) -> bool:
+        """Whether a payload without floating-point parts, which would show it, may hold an infinite entry."""
+        return False
 
     def longest(self, numel: int) -> int:
         """If it `varies`: the largest number of bytes of a message for `numel` entries."""

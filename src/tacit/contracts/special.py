@@ -57,18 +57,16 @@ class AddingCodec(OneShot):
 
 
 class FusedCodec(OneShot):
-    """A codec whose kernel adds a residual, and updates it, in the pass over memory in which it encodes."""
+    """A codec whose kernel also adds the residual, in the same pass over memory."""
 
     @abstractmethod
     def encode(
         self, x: Tensor, ctx: Context, residual: Tensor | None = None, new_residual: Tensor | None = None
     ) -> Payload:
-        """See `OneShot`; with a residual, `encode_with_feedback`."""
+        """The payload of `x`, or of `x + residual`; see `OneShot`.
 
-    def encode_with_feedback(
-        self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
-    ) -> Payload:
-        return self.encode(x, ctx, residual, new_residual)
+        `new_residual` is then overwritten by that sum less what is encoded; `x` and `residual` do not change.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from tacit.contracts import (
     Difference,
     Exact,
     Factors,
+    FusedCodec,
     OneShot,
     Payload,
     ReduceEncoded,
@@ -45,13 +46,12 @@ def encoded(request: ReduceEncoded, start: int = 0, stop: int | None = None, par
         return check_payload(codec, payload, x, ctx) if codec.hides_nonfinite else payload
     residual, new_residual = request.residual[start:stop], request.new_residual[start:stop]
     factors = request.ctx.rescale and cut_factors(request.ctx.rescale, start, start + x.numel())
-    found = None
-    if not factors and new_residual.dtype == x.dtype:
-        found = codec.encode_with_feedback(x, residual, new_residual, ctx)
-    if found is None:
+    if isinstance(codec, FusedCodec) and not factors and new_residual.dtype == x.dtype:
+        payload = codec.encode(x, ctx, residual, new_residual)
+    else:
         add_rescaled(x, residual, factors, new_residual)
-        found = _encode_sum(codec, new_residual, x, ctx)
-    return check_payload(codec, found, new_residual, ctx) if codec.hides_nonfinite else found
+        payload = _encode_sum(codec, new_residual, x, ctx)
+    return check_payload(codec, payload, new_residual, ctx) if codec.hides_nonfinite else payload
 
 
 def _encode_sum(codec: OneShot, total: Tensor, x: Tensor, ctx: Context) -> Payload:

@@ -115,8 +115,7 @@ def check_payload(codec: OneShot, payload: Payload, given: Tensor, ctx: Context)
         for part in parts:
             note_magnitude(part, ctx.health)
         return payload
-    shown = codec.may_overflow(payload)
-    if any(map(extreme, parts)) if shown is None else shown:
+    if any(map(extreme, parts)) if parts else codec.may_overflow(payload):
         if ctx.look is not None:
             ctx.look()
         for tensor in (given, *parts):

@@ -20,7 +20,7 @@ from tacit.session.health.device_notes import MEANS, BucketHealth
 from tacit.session.health.nonfinite import NonfiniteChecks, first_infinite
 from tacit.session.learning_rates import Rescaling
 from tacit.session.pending_rounds import PendingRound
-from tacit.transports.meter import counted
+from tacit.transports.message_layout import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from tacit.contracts import Request, Transport
 from tacit.exchange.lane import Job, Lane
 from tacit.session.health.failure import SessionFailure
 from tacit.transports.devices import ByDevice
-from tacit.transports.meter import counted
+from tacit.transports.message_layout import counted
 
 if TYPE_CHECKING:
     from tacit.exchange.stream_lane import StreamLane

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from operator import attrgetter
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +20,10 @@ from tacit.contracts import (
     Permute,
     PushPull,
     ReduceScatter,
+    Request,
 )
+
+T = TypeVar("T")
 
 AT_ONCE = 1 << 16
 """The bytes up to which Gloo gathers by an all-to-all of copies: in its ring a rank takes one turn for each
@@ -144,6 +148,21 @@ def ring_bytes(request: Collective, place: AxisRank) -> int:
             return sum(nbytes(payload) for payload in payloads)
         case Permute(payload, to):
             return 0 if to[place.rank] is None else nbytes(payload)
+
+
+def counted(
+    exchange: Generator[Request, Any, T], place: Callable[[str], AxisRank]
+) -> Generator[Request, Any, tuple[T, int]]:
+    """Run `exchange`. Returns its result, and the bytes that this rank has sent in it, by formulas."""
+    sent, answer = 0, None
+    while True:
+        try:
+            request = exchange.send(answer)
+        except StopIteration as end:
+            return end.value, sent
+        assert isinstance(request, Collective), f"a {type(request).__name__} reached the meter"
+        sent += ring_bytes(request, place(request.axis))
+        answer = yield request
 
 
 def given_bytes(request: Collective) -> int:

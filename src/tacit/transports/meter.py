@@ -102,21 +102,6 @@ def run_dry(exchange: Generator[Request, Any, T], place: Callable[[str], AxisRan
         answer = as_if(request, here)
 
 
-def counted(
-    exchange: Generator[Request, Any, T], place: Callable[[str], AxisRank]
-) -> Generator[Request, Any, tuple[T, int]]:
-    """Run `exchange`. Returns its result, and the bytes that this rank has sent in it, by formulas."""
-    sent, answer = 0, None
-    while True:
-        try:
-            request = exchange.send(answer)
-        except StopIteration as end:
-            return end.value, sent
-        assert isinstance(request, Collective), f"a {type(request).__name__} reached the meter"
-        sent += ring_bytes(request, place(request.axis))
-        answer = yield request
-
-
 def as_if(request: Collective, here: AxisRank) -> Any:
     """An answer with the shapes of the peers': made of this rank's input."""
     match request:

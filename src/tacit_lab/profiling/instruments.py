@@ -60,7 +60,6 @@ METHODS = {
 OVERRIDDEN: Mapping[type, Mapping[str, str]] = {
     OneShot: {
         "encode": "encode",
-        "encode_with_feedback": "encode",
         "decode_": "decode",
         "decode_add_": "decode",
         "decode_mean_": "decode",
