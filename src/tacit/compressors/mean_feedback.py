@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tacit.compressors.wrappers import Feedback, inner_state, outer_state
+from tacit.compressors.wrappers import Feedback, outer_state
 from tacit.contracts import Context, Exchange, OneShot, OneShotUse, Outcome, ReduceEncoded, State
 from tacit.errors import ConfigError
 
@@ -43,4 +43,4 @@ class MeanFeedback(Feedback):
         assert isinstance(self.inner, OneShot)
         request = ReduceEncoded(self.inner, x, ctx.inside("inner"), has_mean_feedback=True)
         mean, sent = yield request
-        return Outcome(mean, sent, outer_state(inner_state(state, "inner"), "inner"))
+        return Outcome(mean, sent, state)

@@ -170,7 +170,7 @@ def kernel(
                     warm_up(module)
                 return body(*given, **named)
             backend, dtype = "torch", x.dtype
-            if (dtype in numba or dtype in triton) and (loads_numba or numba_is_loaded()):
+            if (dtype in numba or dtype in triton) and (loads_numba or "numba" in sys.modules):
                 fits = x.is_contiguous()
                 for i in others:
                     other = arguments[i] if i < len(arguments) else None

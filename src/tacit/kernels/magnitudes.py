@@ -13,7 +13,7 @@ from torch import Tensor
 from tacit.kernels.dispatch import kernel
 
 
-@kernel("x", triton=(), loads_numba=False)
+@kernel("x", numba=(torch.float32, torch.bfloat16), triton=(), loads_numba=False)
 def largest(x: Tensor) -> float:
     """The largest magnitude: NaN or infinite where one is, 0 of nothing."""
     return 0.0

@@ -81,6 +81,14 @@ def _largest(x: Any, numel: Any) -> Any:
     return float_from_bits(found)
 
 
+def _largest_bf16(x: Any, numel: Any) -> Any:
+    """`magnitudes.largest` of bf16, by address."""
+    most = np.int32(0)
+    for bits in shorts_at(x, 0, numel):
+        most = max(most, np.int32(bits) & np.int32(0x7FFF))
+    return float_from_bits(np.int32(most << np.int32(16)))
+
+
 def _divide(x: Any, numel: Any, by: Any) -> Any:
     """`magnitudes.divide_` of fp32, by address."""
     most, divisor, whole = int_vector(np.int32(0)), float_vector(by), numel // LANES
@@ -134,6 +142,7 @@ def _widen_bf16(x: Any, numel: Any, out: Any) -> None:
 
 
 _LARGEST = compile_now(_largest, ["float32(int64, int64)"])
+_LARGEST_BF16 = compile_now(_largest_bf16, ["float32(int64, int64)"])
 _DIVIDE = compile_now(_divide, ["float32(int64, int64, float32)"])
 _DIVIDE_BF16 = compile_now(_divide_bf16, ["float32(int64, int64, float32)"])
 _ROUND_BF16 = compile_now(_round_bf16, ["void(int64, int64, int64)"])
@@ -142,7 +151,8 @@ _WIDEN_BF16 = compile_now(_widen_bf16, ["void(int64, int64, int64)"])
 
 def largest(x: Tensor) -> float:
     """See `kernels.magnitudes`."""
-    return float(_LARGEST(x.data_ptr(), x.numel()))
+    find = _LARGEST if x.dtype == torch.float32 else _LARGEST_BF16
+    return float(find(x.data_ptr(), x.numel()))
 
 
 def divide_(x: Tensor, by: float) -> float:
