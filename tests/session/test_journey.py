@@ -15,9 +15,9 @@ from tacit.stores.server.process import ServerProcess
 SECRET = "a secret of the tests alone"
 SCRIPT = Path(__file__).with_name("journey.py")
 JOURNEYS = {
-    "a bucket": ("topk", "backward", (45, 320, 108)),
-    "a round": ("lowbit", "step", (62, 485, 144)),
-    "a push": ("ps-topk", "backward", (52, 352, 111)),
+    "a bucket": ("topk", "backward", (29, 215, 72)),
+    "a round": ("lowbit", "step", (51, 410, 143)),
+    "a push": ("ps-topk", "backward", (36, 275, 80)),
 }
 """What is counted, in which part of a step, and the most files, calls and crossings between packages.
 

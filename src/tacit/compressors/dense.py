@@ -43,7 +43,7 @@ class Dense(OneShot):
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """Copy, unless the payload is `out` itself."""
-        if payload[0] is not out:
+        if len(payload) != 1 or payload[0] is not out:
             self.check(payload, out)
             out.copy_(payload[0])
 
