@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from tacit import checks, compressors
@@ -264,7 +265,7 @@ class Strategy:
         """The number of parts of the model, each with separate rounds."""
         return self.rounds.fragments
 
-    @property
+    @cached_property
     def server(self) -> ServerTopology | None:
         """The topology, if it uses parameter servers."""
         return self.topology if isinstance(self.topology, ServerTopology) else None

@@ -6,7 +6,7 @@ an AttributeError, or the import of tacit an ImportError, unless the function sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -367,9 +367,8 @@ def add_squares_of_each_(tensors: list[Tensor], roots: list[Tensor], by: list[fl
     torch._foreach_addcmul_(tensors, roots, roots, by)
 
 
-def copy_each_(into: Iterable[Tensor], out_of: Iterable[Tensor]) -> None:
-    """Copy tensors pair by pair, in few launches; by `torch._foreach_copy_`."""
-    torch._foreach_copy_([*into], [*out_of])
+copy_each_: Callable[[list[Tensor], list[Tensor]], object] = torch._foreach_copy_
+"""Copies tensors into these, pair by pair, in few launches."""
 
 
 def raise_to_squares_(

@@ -123,7 +123,9 @@ class StepHooks:
         named = {} if spec.leaves_ddp_alone else spec.named
         backwards = self.backwards if counts else None
         self._seen = seen = StepCounting(
-            spec.optimizers, named, backwards, spec.strategy.name, self._before_step, self._after_step
+            *(spec.optimizers, named, backwards, spec.strategy.name),
+            begin=self._levels[-1].take_loaded or (lambda: None),
+            count=self._after_step,
         )
         self._undo.append(seen.remove)
 
@@ -188,10 +190,6 @@ class StepHooks:
             of_shards.install()
             self._undo.append(of_shards.remove)
             self._before.append(of_shards.check)
-
-    def _before_step(self) -> None:
-        """Take the parameters loaded before the first step as the point where all replicas begin."""
-        self._levels[-1].take_loaded()
 
     def _refuse_unseen(self) -> None:
         """Refuse parameters that move by no step that was seen."""

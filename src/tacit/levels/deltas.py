@@ -24,11 +24,12 @@ class DeltaLevel(Level):
         parts = fragments(tensors, self.strategy.parts)
         return parts_cut(parts, self._cut(tensors), self._spec.named)
 
+    def _hook_in(self, hook: OptimizerHook) -> None:
+        """Call this hook before and after every step."""
+        self.progress, self.take_loaded, self.after_step = hook, hook.before_step, hook.after_step
+
     def observe(self, loss: Tensor | float) -> None:
         self.progress.observations.observe(loss)
-
-    def after_step(self) -> None:
-        self.progress.after_step()
 
     def acts_after(self, step: int) -> bool:
         return self.progress.acts_after(step)
@@ -38,10 +39,6 @@ class DeltaLevel(Level):
 
     def note_writes(self) -> None:
         self.progress.writes.note()
-
-    def take_loaded(self) -> None:
-        if self.progress.writes.before_step(self.session.step):
-            self.progress.follow_buckets()
 
     @property
     def has_moved(self) -> bool:

@@ -57,7 +57,9 @@ class Level(ABC):
         used: notes which parameters had a gradient; None: all have one.
         taken: the momentum, if gradients are exchanged.
         progress: the hook after `optimizer.step`; None: replicas do not step alone.
+        take_loaded: is called before a step, if replicas start at what was loaded before the first step.
         before_step: is called before `optimizer.step`, if a server takes the step.
+        after_step: is called after an attempt of the optimizer.
         put_off: is called after all other hooks before it, if steps are put off into the next forward.
         planned: is called after a step that all levels have counted, if messages are planned.
     """
@@ -68,7 +70,9 @@ class Level(ABC):
     gradient: GradientHook | LayerwiseHook | None = None
     used: UsedParameters | None = None
     progress: OptimizerHook | None = None
+    take_loaded: Callable[[], None] | None = None
     before_step: Callable[..., None] | None = None
+    after_step: Callable[[], None]
     put_off: Callable[..., None] | None = None
     planned: Callable[[], None] | None = None
     _servers: ServerGroup | None = None
@@ -153,15 +157,12 @@ class Level(ABC):
                 placing.device,
                 placing.in_stream,
             )
+        self.after_step = self.session.advance
 
     # ---- while it is at work --------------------------------------------------------------------------
 
     def observe(self, loss: Tensor | float) -> None:
         """Note the loss of this step, for rounds that depend on it."""
-
-    def after_step(self) -> None:
-        """Act after an attempt of the optimizer."""
-        self.session.advance()
 
     def complete(self) -> None:
         """Take all steps that are put off until the next forward pass."""
@@ -175,9 +176,6 @@ class Level(ABC):
 
     def note_writes(self) -> None:
         """Record the present parameters as known, whoever has written them."""
-
-    def take_loaded(self) -> None:
-        """Before a step: take parameters loaded before the first step as the replicas' start."""
 
     @property
     def has_moved(self) -> bool:

@@ -25,7 +25,7 @@ class ReplicaLevel(DeltaLevel):
         module, near = spec.model.module, None if spec.sharded is None else spec.sharded.near
         self.moments = OptimizerState(self.session, spec.optimizers, named, near)
         self._averaged = ReplicaBuffers(self.session, LiveTensors(module, found_in(spec.model)), self._share)
-        self.progress = OptimizerHook(
+        hook = OptimizerHook(
             self.session,
             LiveTensors(module, named, named),
             self._share,
@@ -34,9 +34,10 @@ class ReplicaLevel(DeltaLevel):
             moments=self.moments,
             on_sync=self._averaged if strategy.buffers == "on_sync" else None,
         )
+        self._hook_in(hook)
         if near is not None:
-            self.progress.observations.share_with(near)
-            self.progress.consensus.leave_out()
+            hook.observations.share_with(near)
+            hook.consensus.leave_out()
 
     def count_by(self, step: Callable[[], int]) -> None:
         self.moments.count_by(step)

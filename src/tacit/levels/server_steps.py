@@ -36,11 +36,8 @@ class SteppedLevel(Level):
         self._open(named, buckets, self._watch_used(), groups.rate)
         self.session.connect(COMPARING)
         self._hook = ServerStepHook(self.session, named, star.back, groups, beside)
-        self.before_step = self._hook.before_step
+        self.before_step, self.after_step = self._hook.before_step, self._hook.after_step
         self.fetch()
-
-    def after_step(self) -> None:
-        self._hook.after_step()
 
     def fetch(self) -> None:
         servers, star = self._servers, self.strategy.server

@@ -89,7 +89,7 @@ class AttachSpec:
         """The time after which a silent peer is an error: the user's, or the process group's."""
         return self.timeout or timeout_of(self.group)
 
-    @property
+    @cached_property
     def leaves_ddp_alone(self) -> bool:
         """Whether DDP exchanges the gradients itself."""
         return self.strategy.levels[0].subject == "nothing"

@@ -23,7 +23,7 @@ class WorkerLevel(DeltaLevel):
         self._open(tensors, self._buckets(tensors))
         self.session.connect(COMPARING)
         live, variances = LiveTensors(module, tensors, named), variances_in(module)
-        self.progress = OptimizerHook(self.session, live, self._share, self._rates, None, variances)
+        self._hook_in(OptimizerHook(self.session, live, self._share, self._rates, None, variances))
         self.fetch()
 
     def _kept(self) -> Callable[[str, Tensor], Tensor]:

@@ -33,27 +33,28 @@ class AnchorComparison:
     Args:
         session: its ranks compare.
         anchors: the anchors of its buckets, in fp32 or fp64; read when a comparison is due.
+
+    Attributes:
+        due_at: the number of the round before which the next comparison is, from 0; None: there is none.
     """
 
     def __init__(self, session: Session, anchors: Sequence[Tensor]) -> None:
         strategy = session.strategy
         self._session, self._anchors = session, anchors
-        self._compares = not strategy.independent
         self._again = strategy.merge.ends_at_anchor
-        self._rounds = 0
+        self.due_at: int | None = None if strategy.independent else 0
 
     def before_round(self) -> None:
-        """Compare, if a comparison is due, before a round is sent; on all ranks.
+        """Compare, before round `due_at` is sent; on all ranks.
 
         Raises:
             RoundError: anchors differ; all ranks raise it, and it names parameters and ranks. Nothing has
                 been sent.
         """
-        due = self._compares and self._rounds % EVERY == 0 and (self._again or self._rounds == 0)
-        self._rounds += 1
-        if due:
-            sums = Checksums(self._parameters())
-            self._session.ask(partial(self._talk, self._session.step, sums), "anchors")
+        assert self.due_at is not None
+        self.due_at = self.due_at + EVERY if self._again else None
+        sums = Checksums(self._parameters())
+        self._session.ask(partial(self._talk, self._session.step, sums), "anchors")
 
     def of_replicas(self, replica: Replica, written: bool = False) -> tuple[bool, bool]:
         """Whether any replica was `written` from outside, and whether all have the same bits.

@@ -35,10 +35,11 @@ class NonfiniteSince:
 
     def __call__(self, *_: Any) -> None:
         """Check the gradients, before every step."""
-        grad = None if self._probe is None or self._probe.grad is None else local(self._probe.grad)
-        if grad is not None and not on_host(grad):
-            self._note(grad)
-        elif self._found is None and grad is not None and not _finite(grad):
+        if self._probe is None or (grad := self._probe.grad) is None:
+            return
+        if not on_host(grad):
+            self._note(local(grad))
+        elif self._found is None and not _finite(grad):
             self._found = self._look()
 
     def origin(self, step: int) -> Origin | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -60,16 +59,12 @@ class Observations:
         if "drift" in self._metrics:
             self._drift = _square(progress)
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """A block in which training waits for an answer: its time does not count as a step's."""
+    def wait(self, pending: PendingRound, lag: int) -> None:
+        """Wait for an answer, whose time does not count as a step's; record how long a late one took."""
         start = time.perf_counter()
-        yield
+        self._session.pending.wait(pending)
         self._waited += time.perf_counter() - start
-
-    def note_transfer(self, pending: PendingRound | None, lag: int) -> None:
-        """Record how long a late round was under way."""
-        if "transfer" in self._metrics and pending is not None and lag:
+        if "transfer" in self._metrics and lag:
             self._transfers.append(pending.seconds)
 
     def observe_times(self, step: int, sync: Sync) -> None:

@@ -20,7 +20,6 @@ from tacit.optimizer_hooks.frozen_adam import least_variance
 from tacit.optimizer_hooks.kept_variance import KeptVariance
 from tacit.optimizer_hooks.scaled_variance import ScaledVariance
 from tacit.replicas.anchor_comparison import alike
-from tacit.rounds import MomentPeriods
 from tacit.session import Session
 
 _log = logging.getLogger("tacit")
@@ -43,6 +42,8 @@ class OptimizerState:
 
     Attributes:
         variance: makes Adam use a variance of mean gradients; None: each replica uses its own.
+        has_periods: whether anything is exchanged in steps of its own, by `before` and `after`.
+        in_rounds: whether it is averaged or reset when an answer is applied, by `completed`.
 
     Raises:
         AttachError: an optimizer's state cannot start from zero.
@@ -61,6 +62,7 @@ class OptimizerState:
     ) -> None:
         self._session, self._optimizers, self._named = session, optimizers, named
         self._kind = session.strategy.momentum
+        self._periods = None if isinstance(self._kind, str) else self._kind
         self._warned = False
         self._flat: dict[torch.dtype, Tensor] = {}
         if self._kind == "reset":
@@ -75,6 +77,8 @@ class OptimizerState:
             replicas = len(session.ranks)
             self._kept = KeptVariance(renewals, optimizers, named, replicas, lambda: session.step)
             self.variance = self._kept
+        self.has_periods = self._periods is not None or self._scaled is not None
+        self.in_rounds = self._kind in ("averaged", "reset")
 
     def count_by(self, step: Callable[[], int]) -> None:
         """See `KeptVariance.count_by`."""
@@ -91,10 +95,7 @@ class OptimizerState:
 
     def due(self, step: int) -> bool:
         """Whether a period of the state ends with this step, counted from 0."""
-        return any(self._ending(step)) or self._compares(step)
-
-    def _compares(self, step: int) -> bool:
-        return self._scaled is not None and self._scaled.due(step)
+        return any(self._ending(step)) or (self._scaled is not None and self._scaled.due(step))
 
     def before(self, step: int) -> None:
         """Exchange what is due after this step before a round starts. A collective call if something is."""
@@ -132,9 +133,9 @@ class OptimizerState:
 
     def _ending(self, step: int) -> tuple[bool, bool]:
         """Whether the periods of first and of second moments end with this step."""
-        if not isinstance(self._kind, MomentPeriods):
+        if (every := self._periods) is None:
             return False, False
-        return (step + 1) % self._kind.first_every == 0, (step + 1) % self._kind.second_every == 0
+        return (step + 1) % every.first_every == 0, (step + 1) % every.second_every == 0
 
     def consolidate(self) -> None:
         """Average state that has stayed local. A collective call.
@@ -142,7 +143,7 @@ class OptimizerState:
         Plain DDP, which may follow, gives all replicas the same gradients: with unequal momenta their
         parameters would diverge.
         """
-        if self._kind == "local" or isinstance(self._kind, MomentPeriods):
+        if self._kind == "local" or self._periods is not None:
             for bucket in self._session.buckets:
                 self._average([param.name for param in bucket.slices])
         if self.variance is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 import torch
@@ -13,7 +12,7 @@ from tacit.errors import AttachError
 from tacit.kernels import deltas
 from tacit.kernels.dispatch import on_host
 from tacit.model.trained_model import local
-from tacit.session.buckets import Bucket
+from tacit.session.buckets import Bucket, ParamSlice
 from tacit.torch_compat import copy_each_
 
 
@@ -43,6 +42,12 @@ class LiveTensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         found = self._fixed.get(name)
         return local(self._whole(name) if found is None else found)
+
+    def steady(self, names: Sequence[str]) -> list[Tensor] | None:
+        """These, where each stays the same object, and is no shard of another; else None."""
+        found = [self._fixed[name] for name in names if name in self._fixed]
+        whole = len(found) == len(names) and not any(hasattr(each, "to_local") for each in found)
+        return found if whole else None
 
     def whole(self) -> dict[str, Tensor]:
         """The tensors as they are in their modules, where a parameter may be a DTensor."""
@@ -78,26 +83,106 @@ neighbours.
 """
 
 
-@dataclass(slots=True)
-class Place:
-    """The position of a parameter in its bucket, and its last tensor."""
+class Run:
+    """Neighbouring parameters of a bucket that are processed together: a large one, or small ones.
 
-    name: str
-    start: int
-    stop: int
-    shape: torch.Size
-    dtype: torch.dtype
-    where: tuple[int, tuple[int, ...]] | None = None
-    view: Tensor | None = None
+    Attributes:
+        params: the slice of each in the bucket.
+        here: the span of all in the bucket.
+        lies: a large parameter's tensor, if it can be processed in place with the bucket's flat tensors.
+    """
 
-    def view_of(self, tensor: Tensor) -> Tensor:
-        """The tensor as a row; if its memory has another order, as it is."""
-        where = tensor.data_ptr(), tensor.stride()
-        if self.view is None or where != self.where or tensor.shape != self.shape:
-            _check_same(self, tensor)
-            plain = tensor.detach()
-            self.where, self.view = where, plain.view(-1) if plain.is_contiguous() else plain
-        return self.view
+    def __init__(self, params: Sequence[ParamSlice], first: int = 0) -> None:
+        self.params, self._first = params, first
+        self.here = slice(params[0].start, params[-1].stop)
+        self.lies: Tensor | None = None
+        self._sizes = [param.stop - param.start for param in params]
+        self._large = len(params) == 1 and _large(params[0])
+        self._views: list[Tensor] = []
+        self._alike = False
+
+    def follow(self, views: Sequence[Tensor], device: torch.device) -> None:
+        """Note the bucket's parameters as they are in memory now; its flat tensors are on this device."""
+        self._views = [*views[self._first : self._first + len(self.params)]]
+        self._alike = all(type(view) is Tensor and view.device == device for view in self._views)
+        self.lies = self._views[0] if self._large and self._alike else None
+
+    def of(self, flat: Tensor, like: Tensor) -> Tensor:
+        """The part of a bucket's flat tensor for these parameters, in the shape of `like`."""
+        part = flat[self.here]
+        return part if like.dim() == 1 else part.view(like.shape)
+
+    def read(self, flat: Tensor) -> None:
+        """Overwrite their part of a bucket's flat tensor with their values."""
+        self._copy_(self._parts(flat), self._views)
+
+    def write(self, flat: Tensor) -> None:
+        """Overwrite their values with their part of a bucket's flat tensor."""
+        self._copy_(self._views, self._parts(flat))
+
+    def _parts(self, flat: Tensor) -> list[Tensor]:
+        parts = zip(flat[self.here].split_with_sizes(self._sizes), self._views, strict=True)
+        return [part if view.dim() == 1 else part.view(view.shape) for part, view in parts]
+
+    def _copy_(self, into: list[Tensor], out_of: list[Tensor]) -> None:
+        if self._alike:
+            copy_each_(into, out_of)
+            return
+        for here, there in zip(into, out_of, strict=True):
+            here.copy_(there)
+
+    def within(self, some: Sequence[ParamSlice]) -> slice:
+        """The span of some of these parameters among them; all of it, if they are all, in any shape."""
+        if len(some) == len(self.params):
+            return slice(None)
+        return slice(some[0].start - self.here.start, some[-1].stop - self.here.start)
+
+
+class PlacedBucket:
+    """The parameters of a bucket, as they are in memory now.
+
+    Args:
+        bucket: its parameters.
+        named: looks them up.
+
+    Attributes:
+        whole: all of them; `runs`: the same, in the parts that are processed separately.
+        overlap: whether some may share memory, so that writing one may change another.
+    """
+
+    def __init__(self, bucket: Bucket, named: Mapping[str, Tensor]) -> None:
+        self._bucket, self._named = bucket, named
+        self._names = [param.name for param in bucket.slices]
+        self._steady = named.steady(self._names) if isinstance(named, LiveTensors) else None
+        self.whole = Run(bucket.slices)
+        on_device = not on_host(
+            torch.empty(0, dtype=bucket.dtype, device=bucket.device)
+        )  # where launches cost more
+        self.runs = [self.whole] if on_device else [*_runs(bucket.slices)]
+        self.overlap = False
+        self._where: list[object] = []
+
+    def find(self) -> None:
+        """Look each up: as a row; if its memory has another order, as it is.
+
+        Raises:
+            AttachError: one has another shape or type than when the session began.
+        """
+        found = self._steady or [self._named[name] for name in self._names]
+        where: list[object] = [(x.data_ptr(), x.stride(), x.shape) for x in found]
+        if where != self._where:
+            self._follow(found)
+            self._where = where
+
+    def _follow(self, found: Sequence[Tensor]) -> None:
+        for param, x in zip(self._bucket.slices, found, strict=True):
+            _check_same(param, self._bucket.dtype, x)
+        plain = [x.detach() for x in found]
+        views = [x.view(-1) if x.is_contiguous() else x for x in plain]
+        for run in {self.whole, *self.runs}:
+            run.follow(views, self._bucket.device)
+        spans = sorted(map(_span, views))
+        self.overlap = any(later < end for (_, end), (later, _) in pairwise(spans))
 
 
 class Replica:
@@ -116,15 +201,12 @@ class Replica:
     def __init__(
         self, buckets: Sequence[Bucket], named: Mapping[str, Tensor], common: Sequence[Tensor], stays: bool
     ) -> None:
-        self._buckets, self._named = buckets, named
-        self._places = [
-            [Place(param.name, param.start, param.stop, param.shape, bucket.dtype) for param in bucket.slices]
-            for bucket in buckets
-        ]
-        self._runs = [[*_runs(places)] for places in self._places]
+        self._placed = [PlacedBucket(bucket, named) for bucket in buckets]
         largest = largest_of_types(buckets)
         narrow = {dtype: bucket for dtype, bucket in largest.items() if wide(dtype) != dtype}
-        self._now = {dtype: wide_like(bucket) for dtype, bucket in largest.items()}
+        now = {dtype: wide_like(bucket) for dtype, bucket in largest.items()}
+        self._now = [now[bucket.dtype][: bucket.numel] for bucket in buckets]
+        self._types = [bucket.dtype for bucket in buckets]
         self._wide = {dtype: wide_like(bucket) for dtype, bucket in narrow.items()}
         self._rounded = {dtype: bucket.like(bucket.device) for dtype, bucket in narrow.items()}
         self.put: list[Tensor | None] = [
@@ -134,36 +216,20 @@ class Replica:
         """The unrounded values of each bucket; None for types that are not rounded."""
         self._own = not stays
         for i, anchor in enumerate(common):
-            self.read(i, anchor)
-            self._remember(i, anchor)
+            self.anchor_here(i, anchor)
 
     def read(self, i: int, out: Tensor) -> None:
         """Overwrite `out` with the present parameters of bucket `i`."""
-        self._read(self._places[i], out)
-
-    def _read(self, places: Sequence[Place], flat: Tensor) -> None:
-        _copy_(*zip(*self._pairs(places, flat), strict=True))
-
-    def _write(self, places: Sequence[Place], flat: Tensor) -> None:
-        with torch.no_grad():
-            _copy_(*reversed([*zip(*self._pairs(places, flat), strict=True)]))
-
-    def _pairs(self, places: Sequence[Place], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each of these parameters its part of `flat`, the bucket, and its tensor."""
-        for place in places:
-            there = place.view_of(self._named[place.name])
-            here = flat[place.start : place.stop]
-            yield here if there.dim() == 1 else here.view(there.shape), there
+        placed = self._placed[i]
+        placed.find()
+        placed.whole.read(out)
 
     def params(self, i: int) -> Tensor:
         """The parameters of bucket `i` before rounding; valid until the next call."""
-        bucket = self._buckets[i]
-        params = self._now[bucket.dtype][: bucket.numel]
+        params, put = self._now[i], self.put[i]
         self.read(i, params)
-        put = self.put[i]
         if put is not None:
-            rounded = self._rounded[bucket.dtype][: bucket.numel].copy_(put)
-            params.sub_(self._wide[bucket.dtype][: bucket.numel].copy_(rounded)).add_(put)
+            params.sub_(self.widened(i, self.narrowed(i, put))).add_(put)
         return params
 
     def progress(self, i: int, anchor: Tensor, out: Tensor, also: Tensor | None = None) -> Tensor:
@@ -177,52 +243,38 @@ class Replica:
             if also is not None:
                 also.copy_(exact)
             return exact
-        for places in self._runs[i] if on_host(anchor) else [self._places[i]]:
-            view = self._direct(places, anchor)
-            if view is not None:
-                out_part = part_for(view, places, out)
-                second = None if also is None else part_for(view, places, also)
-                deltas.subtract(view, part_for(view, places, anchor), out_part, second)
+        placed = self._placed[i]
+        placed.find()
+        for run in placed.runs:
+            if (view := run.lies) is not None:
+                second = None if also is None else run.of(also, view)
+                deltas.subtract(view, run.of(anchor, view), run.of(out, view), second)
                 continue
-            self._read(places, out)
-            here = span_of(places)
-            out[here].sub_(anchor[here])
+            run.read(out)
+            moved = out[run.here].sub_(anchor[run.here])
             if also is not None:
-                also[here] = out[here]
+                also[run.here] = moved
         return out
 
-    def _direct(self, places: Sequence[Place], flat: Tensor) -> Tensor | None:
-        """A large parameter's tensor, if it can be processed in place with the same part of `flat`."""
-        if places[-1].stop - places[0].start < LARGE or len(places) > 1:
-            return None
-        view = places[0].view_of(self._named[places[0].name])
-        return view if type(view) is Tensor and view.device == flat.device else None
-
-    def overwritten(self, i: int, reads: bool, entrywise: bool) -> Iterator[tuple[Sequence[Place], Tensor]]:
+    def overwritten(self, i: int, reads: bool, entrywise: bool) -> Iterator[tuple[Run, Tensor]]:
         """The parameters of bucket `i` before rounding, to be overwritten before the next ones are yielded.
 
         `reads`: whether their values are needed; otherwise they are unspecified. `entrywise`: whether they
             may be yielded in parts; large ones then in place, in their shape.
         """
-        whole = self._places[i]
-        flat = self._now[self._buckets[i].dtype][: whole[-1].stop]
-        in_runs = entrywise and self.put[i] is None and on_host(flat) and not (reads and self._overlap(i))
-        for places in self._runs[i] if in_runs else [whole]:
-            view = self._direct(places, flat) if in_runs else None
-            if view is not None:
-                yield places, view
+        placed, flat = self._placed[i], self._now[i]
+        placed.find()
+        in_runs = entrywise and self.put[i] is None and not (reads and placed.overlap)
+        for run in placed.runs if in_runs else [placed.whole]:
+            if in_runs and run.lies is not None:
+                yield run, run.lies
                 continue
             if reads:
-                self._read(places, flat) if in_runs else self.params(i)
-            yield places, flat[span_of(places)]
-            self._write(places, flat)
+                run.read(flat) if in_runs else self.params(i)
+            yield run, flat[run.here]
+            run.write(flat)
         if not in_runs:
             self._remember(i, flat)
-
-    def _overlap(self, i: int) -> bool:
-        """Whether parameters of bucket `i` may share memory, so that writing one may change another."""
-        spans = sorted(_span(place.view_of(self._named[place.name])) for place in self._places[i])
-        return any(later < end for (_, end), (later, _) in pairwise(spans))
 
     def widened(self, i: int, x: Tensor) -> Tensor:
         """`x`, of bucket `i`, in the `wide` type: itself, or a copy that is valid until the next call."""
@@ -230,11 +282,13 @@ class Replica:
 
     def narrowed(self, i: int, x: Tensor) -> Tensor:
         """`x`, of bucket `i`, in the bucket's type: itself, or a copy that is valid until the next call."""
-        return x if self.put[i] is None else self._rounded[self._buckets[i].dtype][: len(x)].copy_(x)
+        return x if self.put[i] is None else self._rounded[self._types[i]][: len(x)].copy_(x)
 
     def write(self, i: int, params: Tensor) -> None:
         """Set the parameters of bucket `i` to these values."""
-        self._write(self._places[i], params)
+        placed = self._placed[i]
+        placed.find()
+        placed.whole.write(params)
         self._remember(i, params)
 
     def anchor_here(self, i: int, anchor: Tensor) -> None:
@@ -248,22 +302,18 @@ class Replica:
             put.copy_(params)
 
 
-def span_of(places: Sequence[Place]) -> slice:
-    """The span of neighbouring parameters in their bucket."""
-    return slice(places[0].start, places[-1].stop)
+def _large(param: ParamSlice) -> bool:
+    return param.stop - param.start >= LARGE
 
 
-def part_for(params: Tensor, places: Sequence[Place], flat: Tensor) -> Tensor:
-    """The part of a bucket's flat tensor for these parameters, in the shape of `params`."""
-    here = flat[span_of(places)]
-    return here if params.dim() == 1 else here.view(params.shape)
-
-
-def _runs(places: Iterable[Place]) -> Iterator[list[Place]]:
+def _runs(params: Sequence[ParamSlice]) -> Iterator[Run]:
     """Each large parameter by itself, and the small ones between them."""
-    for large, run in groupby(places, lambda place: place.stop - place.start >= LARGE):
-        found = [*run]
-        yield from ([place] for place in found) if large else [found]
+    first = 0
+    for large, each in groupby(params, _large):
+        found = [*each]
+        for together in [[param] for param in found] if large else [found]:
+            yield Run(together, first)
+            first += len(together)
 
 
 def _span(x: Tensor) -> tuple[int, int]:
@@ -272,19 +322,10 @@ def _span(x: Tensor) -> tuple[int, int]:
     return x.data_ptr(), x.data_ptr() + (1 + furthest) * x.element_size() if x.numel() else 0
 
 
-def _copy_(into: Sequence[Tensor] = (), out_of: Sequence[Tensor] = ()) -> None:
-    """Copy each tensor; many by one launch if both are on a GPU."""
-    if into and into[0].is_cuda and out_of[0].is_cuda:
-        copy_each_(into, out_of)
-        return
-    for here, there in zip(into, out_of, strict=True):
-        here.copy_(there)
-
-
-def _check_same(place: Place, tensor: Tensor) -> None:
-    if tensor.shape != place.shape or tensor.dtype != place.dtype:
+def _check_same(param: ParamSlice, dtype: torch.dtype, tensor: Tensor) -> None:
+    if tensor.shape != param.shape or tensor.dtype != dtype:
         raise AttachError(
-            f"{place.name} had the shape {tuple(place.shape)} and the type {place.dtype} when the session "
+            f"{param.name} had the shape {tuple(param.shape)} and the type {dtype} when the session "
             f"began, and has {tuple(tensor.shape)} and {tensor.dtype} now: close the session, change the "
             "model, wrap it in a new DistributedDataParallel, and attach again"
         )

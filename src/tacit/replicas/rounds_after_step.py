@@ -14,11 +14,10 @@ from tacit.exchange.joined_requests import average_
 from tacit.optimizer_hooks.kept_variance import KeptVariance
 from tacit.optimizer_hooks.scaled_variance import ScaledVariance
 from tacit.replicas.anchor_comparison import AnchorComparison
-from tacit.replicas.apply_answers import Answers
+from tacit.replicas.bucket_deltas import MINE, BucketDeltas
 from tacit.replicas.buffers import ReplicaBuffers
 from tacit.replicas.consensus import Consensus, ConsensusMeter
 from tacit.replicas.fragments import buckets_of_parts
-from tacit.replicas.local_deltas import MINE, LocalDeltas
 from tacit.replicas.observations import Observations
 from tacit.replicas.optimizer_state import OptimizerState
 from tacit.replicas.outside_writes import OutsideWrites
@@ -26,6 +25,10 @@ from tacit.replicas.replica import Replica, wide_like
 from tacit.replicas.rounds_under_way import COMMON, MEAN, MERGE, PUT, UnappliedRound, fields_of
 from tacit.session import Session
 from tacit.session.buckets import StateSlice
+
+
+def _nothing() -> None:
+    """Nobody else waits for the exchange of a bucket."""
 
 
 class OptimizerHook:
@@ -61,7 +64,10 @@ class OptimizerHook:
         self._named, self._share, self._rates = named, share, rates
         self._buffers, self._on_sync, self._variances = buffers, on_sync, frozenset(variances)
         self.observations = Observations(session, lambda: max(rates().values(), default=0.0))
+        self._observed = self.observations if session.schedule.observed_metrics else None
         self._moments = moments
+        self._timed = moments if moments is not None and moments.has_periods else None
+        self._parties = session.context.coordinate.here.peers
         self.consensus = ConsensusMeter(session)
         self.writes = OutsideWrites(session.strategy, named)
         self.follow_buckets()
@@ -71,18 +77,18 @@ class OptimizerHook:
 
         `met`: the step after which they were last equal on all ranks, from a loaded checkpoint.
         """
-        session, buckets = self._session, self._session.buckets
-        merge = session.strategy.merge
-        self._late = session.strategy.late
-        self._unsent = merge.keeps_unsent
+        session, buckets, strategy = self._session, self._session.buckets, self._session.strategy
+        merge = self._merge = strategy.merge
+        self._late, self._meets, self._starts = strategy.late, merge.meets, strategy.rounds.start_step
         self._anchor = [wide_like(bucket) for bucket in buckets]
-        self._replica = Replica(buckets, self._named, self._anchor, stays=merge.meets and not self._late)
+        self._replica = Replica(buckets, self._named, self._anchor, stays=self._meets and not self._late)
         self._flat = [torch.zeros_like(bucket.like(bucket.device)) for bucket in buckets]
-        self._local = LocalDeltas(session.strategy, self._replica, self._anchor, self._flat)
+        self._deltas = BucketDeltas(session, self._replica, self._anchor, self._flat, self._variances)
         self._comparison = AnchorComparison(session, self._anchor)
-        shared = self._replica, self._anchor, self._flat, self._local
-        self._answers = Answers(session, *shared, self._variances)
-        self._parts = buckets_of_parts(buckets, self._named, session.strategy.parts)
+        self._left = 0
+        parts = buckets_of_parts(buckets, self._named, strategy.parts)
+        self._parts = {part: each for part, each in enumerate(parts) if each}
+        self._with_buffers = frozenset(parts[-1] if self._buffers is not None else ())
         for buffers in (self._buffers, self._on_sync):
             if buffers is not None:
                 buffers.forget()
@@ -94,6 +100,11 @@ class OptimizerHook:
 
     # ---- steps ----------------------------------------------------------------------------------------
 
+    def before_step(self) -> None:
+        """Act before a step of the optimizers."""
+        if self.writes.before_step(self._session.step):
+            self.follow_buckets()
+
     def after_step(self) -> None:
         """Act after an attempt of the optimizer."""
         self._session.failure.raise_first()
@@ -103,37 +114,40 @@ class OptimizerHook:
 
     def acts_after(self, step: int) -> bool:
         """Whether something is sent or applied after this step, or replicas begin to step alone."""
-        schedule = self._session.schedule
-        if schedule.inactive(step):
-            return not schedule.inactive(step + 1)
-        waits = self._local.is_aside or any(way.apply_at <= step for way in self.under_way)
-        beside = self._moments is not None and self._moments.due(step)
-        return waits or beside or bool(self._due(step))
+        if step < self._starts:
+            return step + 1 == self._starts
+        return bool(self._due(step)) or self._finishes(step)
+
+    def _finishes(self, step: int) -> bool:
+        """Whether something besides a new round is due after this step."""
+        timed = self._timed is not None and self._timed.due(step)
+        return timed or self._deltas.is_aside or any(way.apply_at <= step for way in self.under_way)
 
     def act(self, step: int) -> None:
         """Apply the answers that are due after this step, and start the rounds that are."""
-        if not self.acts_after(step):
+        if step < self._starts:  # another level still keeps the replicas equal
+            if step + 1 == self._starts:
+                self._anchor_here()
             return
-        schedule = self._session.schedule
-        if schedule.inactive(step):
-            self._anchor_here()
+        due = self._due(step)
+        if not (due or self._finishes(step)):
             return
         with ranges.within(self._session.strategy.name, "sync"):
-            due = self._due(step)
-            self._local.take_up()
-            if self._moments is not None:
-                self._moments.before(step)
-            if not (due and schedule.leaves_first):
+            if self._deltas.is_aside:
+                self._deltas.take_up()
+            if self._timed is not None:
+                self._timed.before(step)
+            if self.under_way and not (due and self._session.schedule.leaves_first):
                 self._apply_until(step)
             if due:
                 self._round(step, due)
-            if self._moments is not None:
-                self._moments.after(step)
+            if self._timed is not None:
+                self._timed.after(step)
 
     def _due(self, step: int) -> dict[int, Sync]:
         """The rounds after the step, by part of the model."""
-        syncs = {part: self._session.schedule.at(step, part) for part, has in enumerate(self._parts) if has}
-        return {part: sync for part, sync in syncs.items() if sync is not None}
+        at = self._session.schedule.at
+        return {part: sync for part in self._parts if (sync := at(step, part)) is not None}
 
     def _anchor_here(self) -> None:
         """Take the present parameters, which are equal on all ranks, as the anchor."""
@@ -218,11 +232,11 @@ class OptimizerHook:
         self._apply_until(last, every=True)
         if session.schedule.inactive(session.step):
             self._anchor_here()
-        if self._local.ends_at_anchor:
-            self._local.take_up()
-            self._local.put_aside()
+        if self._merge.ends_at_anchor:
+            self._deltas.take_up()
+            self._deltas.put_aside()
             self._agree()
-        elif session.strategy.independent and not self._unsent:
+        elif session.strategy.independent and not self._merge.keeps_unsent:
             way = self._leave(last, range(len(session.buckets)), apply_at=last)
             if way.pending is not None:
                 session.pending.wait(way.pending)
@@ -247,7 +261,7 @@ class OptimizerHook:
             own = self._replica.params(i)
             mean = self._replica.widened(i, flat)
             self.consensus.add(own, anchor, mean)
-            session.strategy.merge.consolidate_(anchor, mean, own if len(session.ranks) == 1 else None)
+            self._merge.consolidate_(anchor, mean, own if len(session.ranks) == 1 else None)
             self._replica.write(i, anchor)
         self.consensus.end()
         session.store.begin_anew()
@@ -269,7 +283,7 @@ class OptimizerHook:
         Rounds under way and unsent parts are dropped, as the server may have them already.
         """
         self.under_way.clear()
-        self._local.forget()
+        self._deltas.forget()
         for i, bucket in enumerate(self._session.buckets):
             self._replica.read(i, self._flat[i])
             self._anchor[i].copy_(bring(bucket.name, self._flat[i]))
@@ -279,49 +293,55 @@ class OptimizerHook:
     # ---- rounds ---------------------------------------------------------------------------------------
 
     def _round(self, step: int, due: Mapping[int, Sync]) -> None:
-        session, leaves_first = self._session, self._session.schedule.leaves_first
+        session, leaves_first, observed = self._session, self._session.schedule.leaves_first, self._observed
         sync = next(iter(due.values()))
         buckets = [i for part in due for i in self._parts[part]]
         read: set[int] = set()
-        for way in [way for way in self.under_way if set(way.buckets) & set(buckets)]:
-            self._apply(way, step, leaves=leaves_first)
-            read |= set(way.buckets) if leaves_first else set()
+        for way in [*self.under_way]:
+            if not set(way.buckets).isdisjoint(buckets):
+                self._apply(way, step, leaves=leaves_first)
+                read |= set(way.buckets) if leaves_first else set()
         if leaves_first:
-            self.observations.observe_times(step, sync)
+            if observed is not None:
+                observed.observe_times(step, sync)
             sync = session.schedule.sync_at(step)  # the period may have changed
         way = self._leave(step, buckets, sync.apply_at, read)
-        self.observations.observe_round(step, sync, way.pending, [self._flat[i] for i in buckets])
+        if observed is not None:
+            observed.observe_round(step, sync, way.pending, [self._flat[i] for i in buckets])
         if way.apply_at <= step:
             self._apply(way, step)
             everything = len(buckets) == len(session.buckets)
-            self._equal_at = step + 1 if everything and session.strategy.merge.meets else None
+            self._equal_at = step + 1 if everything and self._meets else None
 
     def _leave(
         self, step: int, buckets: Sequence[int], apply_at: int, read: Collection[int] = ()
     ) -> UnappliedRound:
         """Start a round. `read`: the buckets whose delta has been computed already."""
-        self._comparison.before_round()
-        session, beside = self._session, self._beside(buckets)
-        if beside is not None:
-            beside.collect()
+        if self._left == self._comparison.due_at:
+            self._comparison.before_round()
+        self._left += 1
+        session, deltas, buffers = self._session, self._deltas, self._beside(buckets)
+        if buffers is not None:
+            buffers.collect()
         for i in buckets:
-            self._local.leave(i, read=i in read)
-        self.observations.measure([self._local.outgoing[i] for i in buckets])
+            deltas.leave(i, read=i in read)
+        if self._observed is not None:
+            self._observed.measure([deltas.outgoing[i] for i in buckets])
         pending = session.begin(buckets)
-        if beside is not None:
-            beside.leave(pending)
+        if buffers is not None:
+            buffers.leave(pending)
         for i in buckets:
-            x, out = self._local.outgoing[i], self._flat[i]
+            x, out = deltas.outgoing[i], self._flat[i]
             if self._share != 1.0:
                 x = torch.mul(x, self._share, out=out)
-            session.submit(i, x, lambda: None, self._local.unsent[i], out=out)
+            session.submit(i, x, _nothing, deltas.unsent[i], out=out)
         way = UnappliedRound(tuple(buckets), step, apply_at, pending)
         self.under_way.append(way)
         return way
 
     def _beside(self, buckets: Iterable[int]) -> ReplicaBuffers | None:
         """The buffers, if these buckets include the model's last part, with which they are sent."""
-        return self._buffers if set(self._parts[-1]) & set(buckets) else None
+        return None if self._with_buffers.isdisjoint(buckets) else self._buffers
 
     def _apply_until(self, step: int, every: bool = False) -> None:
         for way in [way for way in self.under_way if every or way.apply_at <= step]:
@@ -329,22 +349,24 @@ class OptimizerHook:
 
     def _apply(self, way: UnappliedRound, step: int, leaves: bool = False) -> None:
         """Apply an answer. `leaves`: whether the next round sends the delta from before it."""
-        session = self._session
-        if way.pending is not None:
-            with self.observations.waiting():
-                session.pending.wait(way.pending)
-        lag = max(0, step - way.step)
-        rates = self._rates()
-        at = Application(
-            len(session.ranks), lag, max(rates.values(), default=0.0), session.context.coordinate.here.peers
-        )
-        session.stats.applied(at.lag)
-        self.observations.note_transfer(way.pending, at.lag)
-        diverged = at.lag > 0 and session.context.by_node and session.schedule.sync_at(step).diverged_in_node
+        session, pending, lag = self._session, way.pending, max(0, step - way.step)
+        if pending is not None:
+            if self._observed is None:
+                session.pending.wait(pending)
+            else:
+                self._observed.wait(pending, lag)
+        if pending is None or lag or self._merge.by_learning_rate:
+            rates = self._rates()
+            lr = max(rates.values(), default=0.0)
+        else:  # they are as the round has read them
+            rates, lr = {}, pending.context["lr"]
+        at = Application(len(session.ranks), lag, lr, self._parties)
+        session.stats.applied(lag)
+        diverged = lag > 0 and session.context.by_node and session.schedule.sync_at(step).diverged_in_node
         for i in way.buckets:
-            self._answers.apply(i, at, rates, diverged, leaves)
-        if (beside := self._beside(way.buckets)) is not None:
-            beside.complete(at.lag)
+            self._deltas.apply(i, at, rates, diverged, leaves)
+        if (buffers := self._beside(way.buckets)) is not None:
+            buffers.complete(lag)
         self._end(way)
 
     def _end(self, way: UnappliedRound) -> None:
@@ -352,7 +374,7 @@ class OptimizerHook:
         self._completed(way.buckets)
 
     def _completed(self, buckets: Iterable[int]) -> None:
-        if self._moments is not None:
+        if self._moments is not None and self._moments.in_rounds:
             self._moments.completed(
                 [param.name for i in buckets for param in self._session.buckets[i].slices]
             )
@@ -366,14 +388,14 @@ class OptimizerHook:
         """
         buckets = self._session.buckets
         found = fields_of(buckets, enumerate(self._anchor), COMMON)
-        states = [(i, *each) for i, state in enumerate(self._answers.states) for each in state.items()]
+        states = [(i, *each) for i, state in enumerate(self._deltas.states) for each in state.items()]
         for i, field, tensor in states:
             found |= fields_of(buckets, [(i, tensor)], MERGE + field)
         if self._late:
             found |= fields_of(buckets, enumerate(self._flat), MEAN)
-            found |= fields_of(buckets, enumerate(self._local.mine), MINE)
-        for field, tensors in self._local.fields().items():
+            found |= fields_of(buckets, enumerate(self._deltas.mine), MINE)
+        for field, tensors in self._deltas.fields().items():
             found |= fields_of(buckets, enumerate(tensors), field)
-        if self._late or not self._session.strategy.merge.meets:
+        if self._late or not self._meets:
             found |= fields_of(buckets, enumerate(self._replica.put), PUT)
         return found if self._buffers is None else found | self._buffers.saved_state()

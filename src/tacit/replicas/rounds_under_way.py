@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tacit.replicas.local_deltas import ASIDE, GIVEN, MINE
+from tacit.replicas.bucket_deltas import ASIDE, GIVEN, MINE
 from tacit.session import PendingRound
 from tacit.session.buckets import Bucket, StateSlice
 

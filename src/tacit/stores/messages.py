@@ -13,7 +13,7 @@ from torch import Tensor
 from tacit.contracts import Payload, PayloadSpec, ServerTopology
 from tacit.errors import PayloadError
 from tacit.stores.protocol import FrameKind, Header
-from tacit.transports.message_layout import nbytes, pack_, unpack
+from tacit.transports.message_layout import nbytes, unpack
 from tacit.transports.meter import like
 
 # ---- texts --------------------------------------------------------------------------------------------
@@ -160,30 +160,42 @@ class PayloadBuffer:
         self.least, self.most = sum(least for least, _ in sizes), sum(most for _, most in sizes)
         self._body: Tensor | None = None
         self._buffer: Tensor | None = None
+        self._payloads: tuple[Payload, ...] = ()
+        self._places: list[Tensor] = []
 
     @property
     def buffer(self) -> Tensor:
         """The memory, as bytes."""
         if self._buffer is None:
-            self._buffer = torch.empty(self.nbytes, dtype=torch.uint8)
+            return self._keep(torch.empty(self.nbytes, dtype=torch.uint8))
         return self._buffer
 
     def use(self, x: Tensor) -> None:
         """Keep the bytes in this contiguous tensor from now on; it has as many."""
         assert x.numel() * x.element_size() == self.nbytes
-        self._buffer = x.view(-1).view(torch.uint8)
+        if self._buffer is None or self._buffer.data_ptr() != x.data_ptr():
+            self._keep(x.view(-1).view(torch.uint8))
+
+    def _keep(self, buffer: Tensor) -> Tensor:
+        flat = iter(unpack(buffer, self._flat))
+        self._payloads = tuple(tuple(next(flat) for _ in each) for each in self._likes)
+        self._places = [part.view(-1).view(torch.uint8) for payload in self._payloads for part in payload]
+        self._buffer = buffer
+        return buffer
 
     def pack(self, payloads: Sequence[Payload]) -> list[Tensor]:
         """The body; a single tensor goes as it lies in memory, with no copy."""
-        flat = tuple(part for payload in payloads for part in payload)
+        flat = tuple([part for payload in payloads for part in payload])
         if nbytes(flat) != self.nbytes:
             raise AssertionError(f"payloads of {nbytes(flat)} bytes, where {self.nbytes} were declared")
         if self._varies:
             return [torch.cat([*self._written(payloads)])]
         if len(flat) == 1 and flat[0].is_contiguous():
             return [flat[0].view(-1).view(torch.uint8)]
-        pack_(flat, self.buffer)
-        return [self.buffer]
+        body = self.buffer
+        for place, part in zip(self._places, flat, strict=True):
+            place.copy_(part.reshape(-1).view(torch.uint8))
+        return [body]
 
     def _written(self, payloads: Sequence[Payload]) -> Iterator[Tensor]:
         for payload, piece in zip(payloads, self._pieces, strict=True):
@@ -225,9 +237,10 @@ class PayloadBuffer:
             raise PayloadError(f"a body of {len(body)} bytes, of which {at} belong to its payloads")
 
     def unpack(self) -> tuple[Payload, ...]:
-        """The payloads that lie in the buffer, as views."""
-        flat = iter(unpack(self.buffer, self._flat))
-        return tuple(tuple(next(flat) for _ in each) for each in self._likes)
+        """The payloads that lie in the buffer, as views: the same ones each time."""
+        if self._buffer is None:
+            self._keep(torch.empty(self.nbytes, dtype=torch.uint8))
+        return self._payloads
 
 
 class DeclaredMessage:
@@ -245,12 +258,14 @@ class DeclaredMessage:
         self.number, self.spec = number, spec
         self.pushed, self.pulled = PayloadBuffer(spec.pieces), PayloadBuffer(spec.pulls)
 
-    def frame(self, message: Message) -> tuple[Header, list[Tensor]]:
+    def frame(
+        self, kind: FrameKind, sequence: int = 0, payloads: Sequence[Payload] = (), lr: float = 0.0
+    ) -> tuple[Header, list[Tensor]]:
         """The frame of a message."""
-        header = Header(message.kind, self.number, message.sequence, lr=message.lr)
-        if message.kind == FrameKind.OFFER:
-            return header, [message.payloads[0][0].view(torch.uint8)]
-        return header, self.pushed.pack(message.payloads)
+        header = Header(kind, self.number, sequence, lr=lr)
+        if kind == FrameKind.OFFER:
+            return header, [payloads[0][0].view(torch.uint8)]
+        return header, self.pushed.pack(payloads)
 
     def message(self, header: Header, body: Any) -> Message:
         """The message of a frame; the payloads of a push lie in `pushed`, those of an offer are `body`."""

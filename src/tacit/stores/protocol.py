@@ -104,6 +104,8 @@ class Channel:
         self._changed = threading.Condition()
         self._sender: threading.Thread | None = None
         self._closed = False
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         wait = struct.pack("@ll", int(_LOOK_SECONDS), int(_LOOK_SECONDS % 1 * 1e6))
@@ -133,9 +135,9 @@ class Channel:
         Raises:
             ConnectionError: the other end is gone, or reads nothing of what it is sent.
         """
-        size = sum(part.numel() for part in body)
-        parts = [memoryview(_FORM.pack(*header._replace(nbytes=size)))]
-        parts += [_bytes(part) for part in body if part.numel()]
+        bodies = [*map(_bytes, body)]
+        size = sum(map(len, bodies))
+        parts = [memoryview(_FORM.pack(*header[:3], size, *header[4:])), *filter(None, bodies)]
         with self._changed:
             if self._closed:
                 raise ConnectionError("the connection was closed")
@@ -196,9 +198,7 @@ class Channel:
 
     def ready(self, seconds: float) -> bool:
         """Wait until something has come, or the other end is gone; False after so many seconds."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(1000 * seconds))
+        return bool(self._poll.poll(1000 * seconds))
 
     def header(self, seconds: float | None = None) -> Header:
         """Wait for the next frame's header; see `body`."""

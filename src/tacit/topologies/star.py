@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -147,7 +147,7 @@ class Star(ServerTopology):
                 "pushed: write optimizer='server'"
             )
 
-    @property
+    @cached_property
     def averages(self) -> bool:
         """Whether the server only averages; otherwise it keeps the parameters."""
         return self.consistency == Synchronous() and self.optimizer == "worker"
@@ -228,46 +228,35 @@ class Star(ServerTopology):
             except StopIteration as end:
                 outcome: Outcome = end.value
                 return outcome
-            parts = [self._part(each, ctx) for each in leaves(request)]
-            pairs = [pair for part in parts for pair in part.pairs]
-            pulls = self._pulls(parts)
-            came = [*zip(pulls, (yield _ask(pairs, pulls, ctx)), strict=True)]
-            answers = []
-            for part in parts:
-                count = len(part.pairs)
-                answers.append(part.answer(came[:count]))
-                came = came[count:]
-            answer = as_asked(request, iter(answers))
+            asked = leaves(request)
+            payloads: list[Payload] = []
+            forms: list[_Form] = []
+            for each in asked:
+                self._push(each, ctx, payloads, forms)
+            pieces, pulls = _formats(tuple(forms), self.pull, ctx.peers)
+            came = yield PushPull(tuple(payloads), pieces, pulls, lr=ctx.lr)
+            replies = zip(pulls, came, payloads, strict=True)
+            answer = as_asked(request, iter([_answer(each, replies) for each in asked]))
 
-    def _part(self, request: Request, ctx: Context) -> _Part:
+    def _push(self, request: Request, ctx: Context, payloads: list[Payload], forms: list[_Form]) -> None:
+        """Append the payloads of a request, and their forms."""
         if isinstance(request, ReduceEncoded):
-            payload = encoded(request)
-            _add_up(ctx.finite_probe, payload)
-            piece = PayloadSpec(request.codec, request.x.numel(), request.x.dtype)
-            if request.has_mean_feedback and self.pull is None:
-                return _Part(request, ((payload, piece),), request.codec, has_feedback=True)
-            return _Part(request, ((payload, piece),), _of_sums(request.codec, request.x.numel(), ctx.peers))
-        if isinstance(request, AllReduce):
-            _add_up(request.finite_probe, request.payload)
-            pairs = [((x,), PayloadSpec(None, x.numel(), x.dtype)) for x in request.payload]
-            return _Part(request, tuple(pairs))
-        raise ConfigError(
-            f"a compressor wants a {type(request).__name__} of its peers, and {self} has none to offer: "
-            f"leave the topology out, or use a compressor that sends one message or adds up on the way"
-        )
-
-    def _pulls(self, parts: Sequence[_Part]) -> tuple[PayloadSpec, ...]:
-        """The formats of the answers: `pull` for the largest payload, for the others as they were pushed."""
-        pulls = [
-            replace(piece, codec=part.back, has_feedback=part.has_feedback)
-            for part in parts
-            for _, piece in part.pairs
-        ]
-        if self.pull is not None:
-            main = max(range(len(pulls)), key=lambda i: pulls[i].numel)
-            back = _one_shot(self.pull)
-            pulls[main] = replace(pulls[main], codec=back.codec, has_feedback=back.has_feedback)
-        return tuple(pulls)
+            payload, x = encoded(request), request.x
+            if ctx.finite_probe is not None:
+                _add_up(ctx.finite_probe, payload)
+            payloads.append(payload)
+            forms.append((request.codec, x.numel(), x.dtype, request.has_mean_feedback))
+        elif isinstance(request, AllReduce):
+            if request.finite_probe is not None:
+                _add_up(request.finite_probe, request.payload)
+            for x in request.payload:
+                payloads.append((x,))
+                forms.append((None, x.numel(), x.dtype, False))
+        else:
+            raise ConfigError(
+                f"a compressor wants a {type(request).__name__} of its peers, and {self} has none to offer: "
+                "leave the topology out, or use a compressor that sends one message or adds up on the way"
+            )
 
     # ---- the server keeps the parameters --------------------------------------------------------------
 
@@ -280,12 +269,13 @@ class Star(ServerTopology):
         request = next(exchange)
         wanted = [each for each in leaves(request) if isinstance(each, ReduceEncoded)]
         spans = [_spans(compressor, each) for each in wanted]
-        pairs = [
-            (encoded(each), PayloadSpec(each.codec, each.x.numel(), x.dtype, spans=mine))
+        payloads = tuple(map(encoded, wanted))
+        pieces = tuple(
+            PayloadSpec(each.codec, each.x.numel(), x.dtype, spans=mine)
             for each, mine in zip(wanted, spans, strict=True)
-        ]
-        (answer,) = yield _ask(pairs, (self.back(x),), ctx)
-        sent = [transmitted(each, payload) for each, (payload, _) in zip(wanted, pairs, strict=True)]
+        )
+        (answer,) = yield PushPull(payloads, pieces, (self.back(x),), lr=ctx.lr)
+        sent = [*map(transmitted, wanted, payloads)]
         _read(self.back(x), answer, ctx.out)
         for each, mine in zip(wanted, spans, strict=True):
             if mine is not None:
@@ -303,41 +293,45 @@ class Star(ServerTopology):
         return PayloadSpec(None if self.pull is None else _one_shot(self.pull).codec, x.numel(), x.dtype)
 
 
-Pair: TypeAlias = tuple[Payload, PayloadSpec]
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A request as it is pushed: payloads, their formats, and the codec of the mean.
-
-    `has_feedback`: whether the server adds the error of an answer to the next one.
-    """
-
-    request: ReduceEncoded | AllReduce
-    pairs: tuple[Pair, ...]
-    back: OneShot | None = None
-    has_feedback: bool = False
-
-    def answer(self, answers: Sequence[tuple[PayloadSpec, Payload]]) -> Any:
-        """The answer to the request, from the payloads that have come back."""
-        if isinstance(self.request, AllReduce):
-            for x, (piece, payload) in zip(self.request.payload, answers, strict=True):
-                _read(piece, payload, x.view(-1))
-            return self.request.payload
-        ((piece, payload),) = answers
-        sent, out = transmitted(self.request, self.pairs[0][0]), self.request.ctx.out
-        _read(piece, payload, out)
-        return out, sent
-
-
-def _ask(pairs: Sequence[Pair], pulls: tuple[PayloadSpec, ...], ctx: Context) -> PushPull:
-    payloads, pieces = [payload for payload, _ in pairs], [piece for _, piece in pairs]
-    return PushPull(tuple(payloads), tuple(pieces), pulls, lr=ctx.lr)
+_Form: TypeAlias = tuple[OneShot | None, int, torch.dtype, bool]
+"""The codec of a pushed payload, the number and type of its entries, and whether the server compresses the
+mean in the same way, and adds the error of an answer to the next one."""
 
 
 @lru_cache(1 << 10)
-def _of_sums(codec: OneShot, numel: int, peers: int) -> OneShot | None:
-    return codec.of_sums(numel, peers)
+def _formats(
+    forms: tuple[_Form, ...], pull: Compressor | None, peers: int
+) -> tuple[tuple[PayloadSpec, ...], tuple[PayloadSpec, ...]]:
+    """How payloads are read, and how the answers are: the very same objects for every push of a bucket.
+
+    `pull` is for the largest answer; the others come as they were pushed.
+    """
+    pieces = tuple(PayloadSpec(codec, numel, dtype) for codec, numel, dtype, _ in forms)
+    pulls = []
+    for piece, (codec, numel, _, has_mean_feedback) in zip(pieces, forms, strict=True):
+        if has_mean_feedback and pull is None:
+            pulls.append(replace(piece, has_feedback=True))
+        else:
+            pulls.append(replace(piece, codec=None if codec is None else codec.of_sums(numel, peers)))
+    if pull is not None:
+        main = max(range(len(pulls)), key=lambda i: pulls[i].numel)
+        back = _one_shot(pull)
+        pulls[main] = replace(pulls[main], codec=back.codec, has_feedback=back.has_feedback)
+    return pieces, tuple(pulls)
+
+
+def _answer(request: Request, replies: Iterator[tuple[PayloadSpec, Payload, Payload]]) -> Any:
+    """The answer to a request that was pushed; `replies`: how each is read, what came, what was pushed."""
+    if isinstance(request, AllReduce):
+        for x in request.payload:
+            pull, payload, _ = next(replies)
+            _read(pull, payload, x.view(-1))
+        return request.payload
+    assert isinstance(request, ReduceEncoded)
+    pull, payload, pushed = next(replies)
+    sent, out = transmitted(request, pushed), request.ctx.out
+    _read(pull, payload, out)
+    return out, sent
 
 
 def _read(piece: PayloadSpec, payload: Payload, out: Tensor) -> None:
@@ -347,10 +341,10 @@ def _read(piece: PayloadSpec, payload: Payload, out: Tensor) -> None:
         piece.codec.decode_(payload, out)
 
 
-def _add_up(finite_probe: Tensor | None, payload: Payload) -> None:
-    for part in payload if finite_probe is not None else ():
+def _add_up(finite_probe: Tensor, payload: Payload) -> None:
+    for part in payload:
         if part.is_floating_point():
-            finite_probe.add_(part.sum())  # type: ignore[union-attr]
+            finite_probe.add_(part.sum())
 
 
 def _one_shot(pull: Compressor) -> OneShotUse:

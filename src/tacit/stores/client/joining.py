@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
 from torch import Tensor
 
+from tacit.contracts import AxisRank
+from tacit.environment import WORKER, WORKERS
+from tacit.errors import AttachError, TacitError
 from tacit.stores.client import placement
 from tacit.stores.client.buffers import homes_of
 from tacit.stores.client.step_hook import OptimizerGroups
-from tacit.stores.client.transport import StarTransport
+from tacit.stores.client.transport import ServerGroup, StarTransport
+from tacit.stores.messages import ParameterSpec, RunSpec
 from tacit.strategy import Strategy
 from tacit.transports.torch import TorchTransport
 
@@ -42,7 +47,7 @@ def join_servers(
     groups: OptimizerGroups | None = None,
     beside: Mapping[str, Tensor] | None = None,
 ) -> Joined:
-    """Connect to the servers. A collective call of the workers.
+    """Connect to the servers. A collective call of the workers: if one is refused, all raise.
 
     Args:
         strategy: uses the servers.
@@ -59,14 +64,51 @@ def join_servers(
         ServerLost: one cannot be reached.
     """
     assert isinstance(peers, TorchTransport), "no server is on a GPU"
+    star = strategy.server
+    assert star is not None
     beside = beside or {}
     homes = placement.homes(tensors, len(where)) | homes_of([*beside], len(where))
     cap = placement.message_cap(strategy, tensors, len(where), peers.parent.size(), cap)
     kinds = groups.of if groups is not None else dict.fromkeys(tensors)
-    rules = groups.rules if groups is not None else ()
-    transport = placement.connect(
-        *(peers, strategy, {**tensors, **beside}, where, homes, timeout), *(rules, kinds)
+    model: tuple[ParameterSpec, ...] = tuple(
+        (name, tuple(p.shape), str(p.dtype).removeprefix("torch."), kinds.get(name))
+        for name, p in {**tensors, **beside}.items()
     )
+    run = RunSpec(star, () if groups is None else groups.rules, model)
+    error: TacitError | None = None
+    try:
+        me, secret = _me(peers, strategy), placement.shared_secret()
+        servers = ServerGroup(where, me, timeout, homes, run, secret, star.averages)
+    except TacitError as refused:
+        error = refused
+    refused_ranks = placement.ranks_that_set(peers.parent, error is not None)
+    if error is not None:
+        raise error
+    if refused_ranks:
+        servers.abort(AttachError("another worker was refused"))
+        raise AttachError(f"ranks {refused_ranks} were refused by a parameter server: see their errors")
     return Joined(
-        transport, homes, cap, lambda names: placement.cut_by_server(names, tensors, homes, cap, kinds)
+        StarTransport(peers, servers),
+        homes,
+        cap,
+        lambda names: placement.cut_by_server(names, tensors, homes, cap, kinds),
     )
+
+
+def _me(peers: TorchTransport, strategy: Strategy) -> AxisRank:
+    """The number of this worker: from the launcher, or its rank."""
+    place = peers.place()
+    if WORKER not in os.environ:
+        return place
+    worker, workers = (os.environ.get(name, "") for name in (WORKER, WORKERS))
+    if not (worker.isdigit() and workers.isdigit() and int(worker) < int(workers)):
+        raise AttachError(
+            f"{WORKER}={worker!r} and {WORKERS}={workers!r} do not say which worker this is: write its "
+            f"number from 0, and how many there are, such as {WORKER}=2 {WORKERS}=4"
+        )
+    if place.peers > 1 or not strategy.independent:
+        raise AttachError(
+            f"{WORKER}={worker} is for a worker that is started alone, of a strategy that goes on without "
+            f"others, such as ps-async; this is one of {place.peers} ranks with {strategy.name!r}: unset it"
+        )
+    return AxisRank(int(worker), int(workers))

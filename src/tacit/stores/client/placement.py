@@ -1,29 +1,25 @@
-"""Where parameter servers are, which of them holds which parameters, and how workers join them."""
+"""Where parameter servers are, and which of them holds which parameters."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tacit.contracts import AxisRank, Matrix
-from tacit.environment import SERVER_SECRET, SERVER_SECRET_FILE, SERVERS, WORKER, WORKERS
-from tacit.errors import AttachError, ConfigError, TacitError
+from tacit.contracts import Matrix
+from tacit.environment import SERVER_SECRET, SERVER_SECRET_FILE, SERVERS
+from tacit.errors import AttachError, ConfigError
 from tacit.session.buckets import group_names
 from tacit.stores import secret as secrets
-from tacit.stores.client.transport import ServerGroup, StarTransport
-from tacit.stores.messages import OptimizerSpec, ParameterSpec, RunSpec
 from tacit.stores.secret import Secret
 from tacit.strategy import Strategy
 from tacit.transports.message_layout import nbytes
 from tacit.transports.meter import like
 from tacit.transports.process_groups import gathered
-from tacit.transports.torch import TorchTransport
 
 Addresses = Sequence[tuple[str, int]]
 
@@ -153,79 +149,12 @@ def cut_by_server(
     return sorted(buckets, key=lambda bucket: place[bucket[0]])
 
 
-def connect(
-    peers: TorchTransport,
-    strategy: Strategy,
-    tensors: Mapping[str, Tensor],
-    where: Addresses,
-    homes: Mapping[str, int],
-    timeout: timedelta,
-    optimizers: Sequence[OptimizerSpec] = (),
-    optimizer_of: Mapping[str, int | None] | None = None,
-) -> StarTransport:
-    """Join the servers. A collective call of the workers: if one is refused, all raise.
-
-    Args:
-        where: the servers' addresses; `homes`: which of them holds which parameter.
-        timeout: after which a peer that does not answer is lost.
-        optimizers: how a server steps, where it does; `optimizer_of`: which of them steps a parameter, None
-            for those that workers move by themselves.
-
-    Raises:
-        AttachError: a server refuses this worker, or another one.
-        ServerLost: a server cannot be reached.
-    """
-    optimizer_of = optimizer_of or {}
-    model: tuple[ParameterSpec, ...] = tuple(
-        (name, tuple(p.shape), str(p.dtype).removeprefix("torch."), optimizer_of.get(name))
-        for name, p in tensors.items()
-    )
-    star = strategy.server
-    assert star is not None
-    run = RunSpec(star, tuple(optimizers), model)
-    error: TacitError | None = None
-    servers = None
-    try:
-        servers = ServerGroup(
-            where, _me(peers, strategy), timeout, homes, run, shared_secret(), star.averages
-        )
-    except TacitError as refused:
-        error = refused
-    refused_ranks = _gather_flags(peers.parent, error is not None)
-    if error is not None:
-        raise error
-    assert servers is not None
-    if refused_ranks:
-        servers.abort(AttachError("another worker was refused"))
-        raise AttachError(f"ranks {refused_ranks} were refused by a parameter server: see their errors")
-    return StarTransport(peers, servers)
-
-
 def wait_for_all(group: dist.ProcessGroup) -> None:
     """Wait until all workers have entered: an earlier push would move the parameters where others start."""
-    _gather_flags(group, False)
+    ranks_that_set(group, False)
 
 
-def _me(peers: TorchTransport, strategy: Strategy) -> AxisRank:
-    """The number of this worker: from the launcher, or its rank."""
-    place = peers.place()
-    if WORKER not in os.environ:
-        return place
-    worker, workers = (os.environ.get(name, "") for name in (WORKER, WORKERS))
-    if not (worker.isdigit() and workers.isdigit() and int(worker) < int(workers)):
-        raise AttachError(
-            f"{WORKER}={worker!r} and {WORKERS}={workers!r} do not say which worker this is: write its "
-            f"number from 0, and how many there are, such as {WORKER}=2 {WORKERS}=4"
-        )
-    if place.peers > 1 or not strategy.independent:
-        raise AttachError(
-            f"{WORKER}={worker} is for a worker that is started alone, of a strategy that goes on without "
-            f"others, such as ps-async; this is one of {place.peers} ranks with {strategy.name!r}: unset it"
-        )
-    return AxisRank(int(worker), int(workers))
-
-
-def _gather_flags(group: dist.ProcessGroup, mine_is_set: bool) -> list[int]:
+def ranks_that_set(group: dist.ProcessGroup, mine_is_set: bool) -> list[int]:
     """The ranks whose flag is set."""
     mine = torch.tensor([int(mine_is_set)])
     return [rank for rank, theirs in enumerate(gathered(mine, group)) if int(theirs)]

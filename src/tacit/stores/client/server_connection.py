@@ -22,7 +22,6 @@ from tacit.stores.client.connecting import open_channel
 from tacit.stores.messages import (
     DeclaredMessage,
     Hello,
-    Message,
     MessageSpec,
     PayloadBuffer,
     RunSpec,
@@ -115,7 +114,7 @@ class ClientCounters:
     def sent(self, header: Header, body: Sequence[Tensor]) -> None:
         """Count a message."""
         self.pushes += header.kind == FrameKind.PUSH
-        self.pushed += sum(part.numel() for part in body)
+        self.pushed += sum(map(Tensor.numel, body))
 
     def got(self, header: Header) -> None:
         """Count a reply with payloads."""
@@ -155,6 +154,8 @@ class ServerClient:
         self._patience = 1.5 * timeout.total_seconds() + 5
         self._failure: BaseException | None = None
         self._declared: dict[tuple[Any, ...], DeclaredMessage] = {}
+        self._latest: dict[str, DeclaredMessage] = {}
+        """The last push of each bucket; most often the next one has the very same pieces and pulls."""
         self._clocks: dict[str, int] = {}
         self._joined: dict[str, Tensor] = {}
         self._open: dict[int, PendingReply] = {}
@@ -178,7 +179,9 @@ class ServerClient:
 
     def post_long(self, request: PushPull, key: str) -> Posted:
         """Send a request to the averaging service of the bucket `key`; a long push in chunks."""
-        i = chunking.long_piece(request)
+        latest = self._latest.get(key)
+        known = latest is not None and latest.spec.pieces is request.pieces  # which was sent whole
+        i = None if known else chunking.long_piece(request)
         if i is None:
             return self.post(request, key)
         if key not in self._joined:
@@ -195,14 +198,18 @@ class ServerClient:
 
     def post(self, request: PushPull, key: str, into: Tensor | None = None) -> PendingReply:
         """Send a request to the service of the bucket `key`; `into`: where the reply's bytes are to lie."""
-        kind, sequence = KINDS[request.do], 0
+        kind, sequence, declared = KINDS[request.do], 0, None
         if kind == FrameKind.PUSH:
             sequence = self._clocks[key] = self._clocks.get(key, 0) + 1
-        message = Message(kind, sequence, request.payloads, request.pieces, request.pulls, request.lr)
-        declared = self._declare(kind, MessageSpec(key, request.pieces, request.pulls))
+            declared = self._latest.get(key)
+        pieces, pulls = request.pieces, request.pulls
+        if declared is None or declared.spec.pieces is not pieces or declared.spec.pulls is not pulls:
+            declared = self._declare(kind, MessageSpec(key, pieces, pulls))
+            if kind == FrameKind.PUSH:
+                self._latest[key] = declared
         if into is not None:
             declared.pulled.use(into)
-        header, body = declared.frame(message)
+        header, body = declared.frame(kind, sequence, request.payloads, request.lr)
         self.counters.sent(header, body)
         return self._send(header, body, PendingReply(declared.pulled))
 
@@ -210,8 +217,9 @@ class ServerClient:
         """Begin with the bucket `key`, whose parameters are `x`; returns a copy of what the server has."""
         whole = PayloadSpec(None, x.numel(), x.dtype)
         declared = self._declare(FrameKind.MEET, MessageSpec(key, (), (whole,), back))
-        for message in (Message(FrameKind.ENTER), Message(FrameKind.OFFER, payloads=((x,),))):
-            reply = self._wait(self._send(*declared.frame(message), PendingReply(declared.pulled)))
+        for kind, payloads in ((FrameKind.ENTER, ()), (FrameKind.OFFER, ((x,),))):
+            frame = declared.frame(kind, payloads=payloads)
+            reply = self._wait(self._send(*frame, PendingReply(declared.pulled)))
             assert reply.header is not None
             if reply.header.nbytes:
                 self._clocks[key] = reply.header.sequence
