@@ -1,4 +1,4 @@
-"""As `faulty.py`, with the bare hook: rank 1 goes wrong in step 5; the others say what they saw."""
+"""As `faulty_rank.py`, with the bare hook: rank 1 goes wrong in step 5; the others say what they saw."""
 
 import json
 import os

@@ -96,8 +96,8 @@ def test_every_peer_has_a_name_a_way_and_a_counterpart_that_can_be_read() -> Non
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(words: list[str], said: str) -> None:
     done = ran(str(SCRIPT), *words)
-    assert done.returncode == 2
-    assert said in done.stderr
+    assert done.code == 2
+    assert said in done.err
 
 
 # ---- environments -------------------------------------------------------------------------------------

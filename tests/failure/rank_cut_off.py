@@ -1,7 +1,7 @@
 """Rank 1 takes its node's link down in step 5: it reaches neither its peers nor the launcher's store.
 
-`cut_off.py ALGORITHM FOLDER MOMENT HOW`: where the error is "caught", each rank says so and is gone; where it
-is "uncaught", a process that rank 1 has started says when rank 1 has ended.
+`rank_cut_off.py ALGORITHM FOLDER MOMENT HOW`: where the error is "caught", each rank says so and is gone;
+where it is "uncaught", a process that rank 1 has started says when rank 1 has ended.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Trains without closing its session: `unclosed.py HOW ALGORITHM`, with steps of this rank's own."""
+"""Trains without closing its session: `unclosed_session.py HOW ALGORITHM`, with steps of this rank's own."""
 
 import copy
 import json

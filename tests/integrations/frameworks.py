@@ -1,7 +1,9 @@
 """Two ranks that are forked from a process which has imported the frameworks, as that takes seconds."""
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -17,30 +19,24 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
-from rank_processes import Ended, ended, started
+from rank_processes import Ended, Processes, store_of_a_launcher
 
 HERE = Path(__file__).resolve().parent
 PAGE = ROOT / "docs" / "frameworks.md"
 WORLD = 2
+LAUNCHER = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RUN_ID": "tests"}
 STEPS = 8
 """Of the optimizer, in each run."""
+PR_SET_PDEATHSIG = 1
 
 
 def launched(script: str, *names: str) -> list[Ended]:
     """Run a script of this folder, which calls `run`: how its two ranks have ended, and itself."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    launcher = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RUN_ID": "tests",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        process = started([str(HERE / script), folder, *names], os.environ | launcher)
-        launcher_text = ended(process, 280).text
+    store = store_of_a_launcher()
+    with tempfile.TemporaryDirectory() as folder, Processes() as processes:
+        env = LAUNCHER | {"MASTER_PORT": store.port, "PYTHONWARNINGS": ""}
+        process = processes.start(str(HERE / script), folder, *names, fresh=True, **env)
+        launcher_text = processes.ended(process, 280).text
         texts = [*(_read(Path(folder) / f"{rank}.txt") for rank in range(WORLD)), launcher_text]
     codes = [-1 if "exit code 0" not in each.splitlines()[-1:] else 0 for each in texts]
     return [Ended(code, _said(each), each) for code, each in zip(codes, texts, strict=True)]
@@ -61,7 +57,7 @@ def run(checks: Checks, alone: Checks) -> None:
     children = [_forked(rank, Path(folder), checks, names) for rank in range(WORLD)]
     for child in children:
         os.waitpid(child, 0)
-    for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID"):
+    for name in (*LAUNCHER, "MASTER_PORT"):
         del os.environ[name]
     for name in alone:
         if not names or name in names:
@@ -82,6 +78,7 @@ def _forked(rank: int, folder: Path, checks: Checks, names: Sequence[str]) -> in
     if child:
         return child
     code = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody else would end it
     try:
         with open(folder / f"{rank}.txt", "w") as file:
             os.dup2(file.fileno(), 1)

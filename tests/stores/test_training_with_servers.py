@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from worker_processes import Crowd
+from worker_processes import WorkerProcesses
 
 from rank_processes import Ended
 
 WORLD = 3
 
 
-def together(crowd: Crowd, what: str, servers: list[int], *arguments: str) -> list[Ended]:
+def together(processes: WorkerProcesses, what: str, servers: list[int], *arguments: str) -> list[Ended]:
     """Three workers, and for each of their sessions so many servers."""
-    made = [[crowd.server(WORLD, number=i) for i in range(count)] for count in servers]
+    made = [[processes.server(WORLD, number=i) for i in range(count)] for count in servers]
     told = ";".join(",".join(address for address, _ in group) for group in made)
-    workers = [crowd.worker(WORLD, rank, what, *arguments, GROUPS=told) for rank in range(WORLD)]
-    ended = [crowd.ended(worker) for worker in workers]
+    workers = [processes.worker(WORLD, rank, what, *arguments, GROUPS=told) for rank in range(WORLD)]
+    ended = [processes.ended(worker) for worker in workers]
     failed = [f"rank {rank}:\n{each.text[-3000:]}" for rank, each in enumerate(ended) if each.code]
     assert not failed, "\n".join(
         failed
@@ -34,25 +34,25 @@ def assert_passed(ended: list[Ended], checks: int) -> None:
 
 
 def test_with_servers_it_is_what_it_is_without() -> None:
-    with Crowd() as crowd:
-        assert_passed(together(crowd, "equal", [2, 1, 1, 2, 2, 1, 1, 1, 1, 1, 2, 1, 1]), 13)
+    with WorkerProcesses() as processes:
+        assert_passed(together(processes, "equal", [2, 1, 1, 2, 2, 1, 1, 1, 1, 1, 2, 1, 1]), 13)
 
 
 def test_every_way_of_using_servers_trains_and_ends_equal() -> None:
-    with Crowd() as crowd:
-        assert_passed(together(crowd, "learns", [1] * 13), 13)
+    with WorkerProcesses() as processes:
+        assert_passed(together(processes, "learns", [1] * 13), 13)
 
 
 def test_what_stands_beside_the_parameters_is_averaged_where_a_server_steps() -> None:
-    with Crowd() as crowd:
-        assert_passed(together(crowd, "beside", [1, 2, 2, 1]), 4)
+    with WorkerProcesses() as processes:
+        assert_passed(together(processes, "beside", [1, 2, 2, 1]), 4)
 
 
 def test_a_server_steps_each_group_as_its_own() -> None:
-    with Crowd() as crowd:
-        assert_passed(together(crowd, "by_group", [1, 2, 1]), 3)
+    with WorkerProcesses() as processes:
+        assert_passed(together(processes, "by_group", [1, 2, 1]), 3)
 
 
 def test_a_run_that_is_resumed_goes_on(tmp_path: Path) -> None:
-    with Crowd() as crowd:
-        assert_passed(together(crowd, "resumed", [1, 1, 1, 1, 1, 2], str(tmp_path)), 2)
+    with WorkerProcesses() as processes:
+        assert_passed(together(processes, "resumed", [1, 1, 1, 1, 1, 2], str(tmp_path)), 2)

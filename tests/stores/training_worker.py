@@ -1,4 +1,4 @@
-"""A worker of the tests: `python worker.py WHAT ...`; prints JSON, and on an error what it was."""
+"""A worker of the tests: `python training_worker.py WHAT ...`; prints JSON, and on an error what it was."""
 
 import json
 import os

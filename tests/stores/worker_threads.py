@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from shared_secret import SECRET
 from torch import Tensor
 
+from in_threads import in_threads
 from tacit.compressors import Dense
 from tacit.contracts import AxisRank, PayloadSpec, PushPull
 from tacit.stores.client.server_connection import ServerClient
@@ -50,18 +50,11 @@ def push(server: ServerClient, x: Tensor) -> Tensor:
 
 def each(*calls: Callable[[], object]) -> list[object]:
     """All at once, each in a thread; their results, or what they raised."""
-    results: list[object] = [None] * len(calls)
 
-    def run(i: int) -> None:
+    def outcome(i: int) -> object:
         try:
-            results[i] = calls[i]()
+            return calls[i]()
         except Exception as error:
-            results[i] = error
+            return error
 
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a worker hangs"
-    return results
+    return in_threads(len(calls), outcome, seconds=60)

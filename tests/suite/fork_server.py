@@ -1,11 +1,11 @@
 """A process that has imported torch, and forks one for each script: imports are most of what a start costs.
 
-    python nursery.py FD ROOM
+    python fork_server.py FD ROOM
 
 A request on the socket is JSON: `argv`, as behind `python` on a command line; `env` and `cwd`; `session`,
 whether the process begins one of its own; and `files`, which numbers the open files beside the request are to
 have. The answer is the process's number. Nobody here waits for it: it falls to whoever is the nearest
-subreaper. The socket's end is the nursery's. ROOM is there to be overwritten by the command lines of forks.
+subreaper. It ends with the socket. ROOM is there to be overwritten by the command lines of forks.
 """
 
 import atexit
@@ -48,6 +48,7 @@ FIRST_FREE = 1000
 
 def ready() -> None:
     """Import what ranks need, and load the compiled kernels; a process with threads could not be forked."""
+    gc.disable()  # it would find nothing in what is imported
     for name in RANKS_NEED:
         import_module(name)
     kernels = import_module("tacit.kernels")
@@ -56,12 +57,13 @@ def ready() -> None:
             import_module(module.name)
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"{threads} threads after the imports"
+    gc.enable()
     gc.collect()
     gc.freeze()  # else the first collection in each rank would copy what they share
 
 
 def wanted(parent: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request; None in the nursery, at its end, and in the fork what it is to run."""
+    """Fork for each request; None in the fork server, at its end, and in the fork what it is to run."""
     while True:
         data, files, _, _ = socket.recv_fds(parent, LONGEST, 16)
         if not data:
@@ -167,7 +169,7 @@ def leave(code: int) -> NoReturn:
 
 
 def rename(argv: Sequence[str]) -> None:
-    """What the system tells as this process's command line; that of the nursery has room for it."""
+    """What the system tells as this process's command line; that of the fork server has room for it."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])
     line = b"\0".join(os.fsencode(word) for word in argv)[: end - start - 1]
@@ -175,7 +177,7 @@ def rename(argv: Sequence[str]) -> None:
 
 
 def _warn_as(env: Mapping[str, str]) -> None:
-    """The nursery's own PYTHONWARNINGS, two errors, are not those of a process that has none."""
+    """The fork server's own PYTHONWARNINGS, two errors, are not those of a process that has none."""
     if "PYTHONWARNINGS" not in env:
         plain = [
             each

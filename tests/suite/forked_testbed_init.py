@@ -1,10 +1,10 @@
 """The first process of a testbed whose launchers and ranks are forks, in place of `tacit_lab.testbed.init`.
 
-It is run in a fork of the nursery, so that torch is imported; launchers are forked from it, as ever where
-torch is. Each launcher forks a nursery of its own before it begins, and this one forks the keepers of ranks
-(`tacit_lab.testbed.rank`), which fork the ranks; servers are forked in place of exec. All of them have the
-parents, sessions, pipes and command lines that they have otherwise. The variable FRESH names ranks that are
-interpreters of their own nevertheless.
+It is run in a fork of the fork server, so that torch is imported; launchers are forked from it, as ever where
+torch is. Each launcher forks a fork server of its own before it begins, and this one forks the keepers of
+ranks (`tacit_lab.testbed.rank`), which fork the ranks; servers are forked in place of exec. All of them have
+the parents, sessions, pipes and command lines that they have otherwise. The variable FRESH names ranks that
+are interpreters of their own nevertheless.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ LEVEL = ctypes.c_int.in_dll(ctypes.CDLL("libc10.so"), "FLAGS_caffe2_log_level")
 WARNING, ERROR = 1, 2
 READ_AT_ONCE = ("KMP_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_", "PYTHONHASHSEED")
 READ_AT_ONCE += ("LOGLEVEL", "TORCH_CPP_LOG_LEVEL", "TORCH_LOGS", "TORCH_SHOW_CPP_STACKTRACES")
-"""How variables begin that are read by what the nursery has imported."""
+"""How variables begin that are read by what the fork server has imported."""
 WITHOUT_TORCH = ["-u", rank_counter.__file__]
 SERVER = ["-u", "-m", "tacit.stores.server"]
 _main, _execve = torchrun.main, os.execve
@@ -56,7 +56,7 @@ def keep(request: dict[str, Any]) -> int:
     os.environ.clear()
     os.environ.update(request["env"])
     fork_server.rename([sys.executable, *request["argv"]])
-    if os.environ["RANK"] not in FRESH and _read() == _read_by_the_nursery():
+    if os.environ["RANK"] not in FRESH and _read() == _read_by_the_fork_server():
         rank.subprocess = SimpleNamespace(Popen=Rank, PIPE=subprocess.PIPE)  # type: ignore[assignment]
     return rank.main(request["argv"][script + 1 :])
 
@@ -66,8 +66,8 @@ def _read() -> dict[str, str]:
     return {name: value for name, value in rank._environment().items() if name.startswith(READ_AT_ONCE)}
 
 
-def _read_by_the_nursery() -> dict[str, str]:
-    """The system goes on telling the environment that the nursery was begun with."""
+def _read_by_the_fork_server() -> dict[str, str]:
+    """The system goes on telling the environment that the fork server was begun with."""
     began = Path("/proc/self/environ").read_bytes().split(b"\0")
     pairs = (os.fsdecode(each).partition("=") for each in began)
     return {name: value for name, _, value in pairs if name.startswith(READ_AT_ONCE)}

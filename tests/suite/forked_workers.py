@@ -14,6 +14,7 @@ import selectors
 import signal
 import struct
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,8 @@ LENGTH = struct.Struct("!I")
 GROUP = struct.Struct("!H")
 SHARED = ("torch._dynamo", "torch._meta_registrations")
 """What most workers import sooner or later, and takes seconds."""
+PATIENCE = 10.0
+"""Seconds that an interrupted worker has to end."""
 
 
 @dataclass
@@ -98,11 +101,20 @@ class Forks:
                 self._fork([])
             self._serve()
         finally:
-            for worker in self.alive.values():
-                os.kill(worker.process, signal.SIGKILL)
-                os.waitpid(worker.process, 0)
+            self._end()
             os.close(self._next)
         return True
+
+    def _end(self) -> None:
+        """End those that still run: their tests are interrupted, and end what they have started."""
+        for worker in self.alive.values():
+            os.kill(worker.process, signal.SIGINT)
+        until = time.monotonic() + PATIENCE
+        for worker in self.alive.values():
+            while os.waitpid(worker.process, os.WNOHANG) == (0, 0):
+                if time.monotonic() > until:
+                    os.kill(worker.process, signal.SIGKILL)
+                time.sleep(0.01)
 
     def _fork(self, queue: Sequence[int]) -> None:
         """A worker more, which begins with these items."""

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -21,14 +22,14 @@ WARNINGS = "error::FutureWarning,error::DeprecationWarning"
 _PR_SET_CHILD_SUBREAPER = 36
 _ROOM = "x" * 8000
 _LOCK = Lock()
-_NURSERIES: list[socket.socket] = []
+_SERVERS: list[socket.socket] = []
 """That of this process, once there is one."""
 
 
 class Fork(subprocess.Popen[Any]):
     """As `subprocess.Popen` of this interpreter, with the arguments that are used here; Linux only.
 
-    What a process of its own has and a fork has not is a hash seed of its own, as it is that of the nursery.
+    What a process of its own has and a fork has not is a hash seed of its own: it has the fork server's.
     """
 
     def _execute_child(self, *given: Any) -> None:
@@ -45,7 +46,7 @@ class Fork(subprocess.Popen[Any]):
         }
         files = [own if pipe < 0 else pipe for own, pipe in enumerate(pipes)] + kept
         with _LOCK:  # tests start processes in threads
-            home = _nursery()
+            home = _server()
             _adopt(True)
             try:
                 socket.send_fds(home, [json.dumps(request).encode()], files)
@@ -53,32 +54,32 @@ class Fork(subprocess.Popen[Any]):
             finally:
                 _adopt(False)
         if not number:
-            raise RuntimeError("the nursery is gone: what it printed last says why")
+            raise RuntimeError("the fork server is gone: what it printed last says why")
         self.pid = int(number)
         self._child_created = True
         close_pipes(self, told)
 
 
-class Forked(Fork):
-    """With its output as text in one pipe."""
+@dataclass(frozen=True)
+class Done:
+    """How a command ended: its exit code, and what it and the processes that it started printed."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        super().__init__([sys.executable, *argv], env=env, text=True, **out)
+    code: int
+    out: str
+    err: str
 
 
-def ran(
-    *words: str, cwd: Path | None = None, seconds: float = 300, **env: str
-) -> subprocess.CompletedProcess[str]:
-    """As `python WORDS` with these variables besides, to its end; its output, and its errors apart."""
+def ran(*words: str, cwd: Path | None = None, seconds: float = 500, fresh: bool = False, **env: str) -> Done:
+    """As `python WORDS` with these variables besides, to its end; a fork, or a `fresh` interpreter."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with Fork([sys.executable, *words], env=os.environ | env, cwd=cwd, text=True, **pipes) as process:
+    kind: Any = subprocess.Popen if fresh else Fork
+    with kind([sys.executable, *words], env=os.environ | env, cwd=cwd, text=True, **pipes) as process:
         try:
             out, err = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
+        except BaseException:
             process.kill()
             raise
-    return subprocess.CompletedProcess(words, process.returncode, out, err)
+    return Done(process.returncode, out, err)
 
 
 def given_to_execute(given: Sequence[Any]) -> dict[str, Any]:
@@ -107,14 +108,14 @@ def use_a_fork(then: Callable[[dict[str, Any]], object]) -> None:
             then(request)
         os._exit(0)
     theirs.close()
-    _NURSERIES[:] = [mine]
+    _SERVERS[:] = [mine]
 
 
-def _nursery() -> socket.socket:
+def _server() -> socket.socket:
     """Of this process; it ends with it."""
-    if not _NURSERIES:
-        _NURSERIES.append(_begun())
-    return _NURSERIES[0]
+    if not _SERVERS:
+        _SERVERS.append(_begun())
+    return _SERVERS[0]
 
 
 def _begun() -> socket.socket:

@@ -3,8 +3,8 @@
 import os
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import chdir, contextmanager
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 from unittest.mock import patch
@@ -12,22 +12,15 @@ from unittest.mock import patch
 import pytest
 
 from forked_testbeds import forked_testbeds
+from forks import Done
 from tacit_lab import cli
 
 
-@dataclass(frozen=True)
-class Called:
-    """How a command ended: its exit code, and what it and the processes that it started printed."""
-
-    code: int
-    out: str
-    err: str
-
-
-def called(*words: str, fresh: Collection[int] = ()) -> Called:
+def called(*words: str, cwd: Path | str = ".", fresh: Collection[int] = ()) -> Done:
     """As `tacit WORDS` in a shell; what it starts are forks, but for ranks that are to be `fresh`."""
     with TemporaryFile("w+", encoding="utf-8") as out, TemporaryFile("w+", encoding="utf-8") as err:
         with (
+            chdir(cwd),
             forked_testbeds(fresh),
             patch.object(sys, "argv", ["tacit", *words]),
             _redirected(1, "stdout", out),
@@ -37,7 +30,7 @@ def called(*words: str, fresh: Collection[int] = ()) -> Called:
             cli.main()
         code = end.value.code
         assert isinstance(code, int), code
-        return Called(code, *(_text(file) for file in (out, err)))
+        return Done(code, *(_text(file) for file in (out, err)))
 
 
 @contextmanager

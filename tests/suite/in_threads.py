@@ -1,20 +1,23 @@
-"""Replicas of one process, each in a thread of its own."""
+"""Ranks of one process, each in a thread of its own."""
 
 import threading
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def in_threads(count: int, work: Callable[[int], object], seconds: float = 30) -> None:
-    """Have each of them do it.
+def in_threads(count: int, work: Callable[[int], T], seconds: float = 30) -> list[T]:
+    """Have each of them do it; their results.
 
     Raises:
         BaseException: what one of them raised first.
     """
-    errors: list[BaseException] = []
+    errors, results = list[BaseException](), dict[int, T]()
 
     def run(rank: int) -> None:
         try:
-            work(rank)
+            results[rank] = work(rank)
         except BaseException as error:
             errors.append(error)
 
@@ -25,4 +28,5 @@ def in_threads(count: int, work: Callable[[int], object], seconds: float = 30) -
         thread.join(seconds)
     if errors:
         raise errors[0]
-    assert not any(thread.is_alive() for thread in threads), "a replica hangs"
+    assert not any(thread.is_alive() for thread in threads), "a rank hangs"
+    return [results[rank] for rank in range(count)]

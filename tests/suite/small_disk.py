@@ -1,4 +1,4 @@
-"""A command of tacit on a disk of 256 KiB, in a fork of the nursery.
+"""A command of tacit on a disk of 256 KiB, in a fork of the fork server.
 
     small_disk.py DISK LEFT BESIDE WORD...
 

@@ -1,7 +1,7 @@
 """Features of people's scripts by families of strategies, on two real ranks: right, or the sentence.
 
-A row of the table in `rows.py` runs with one family, the next row with the next; `--all` runs each with every
-family that can have it: `pytest tests/user_scripts --all -k pruning`.
+A row of the table in `all_rows.py` runs with one family, the next row with the next; `--all` runs each with
+every family that can have it: `pytest tests/user_scripts --all -k pruning`.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """A folder that takes nothing more, or is gone, in the middle of a training: that is said, and no more."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from forks import Fork
+from forks import Done, ran
 from tacit import files
 from tacit.reporting import run_report
 from tacit_lab import cli
@@ -44,24 +42,11 @@ sys.exit(int(os.environ.get("END_WITH", "0")))
 """
 
 
-@dataclass(frozen=True)
-class Done:
-    """How a command ended, and what it printed."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 def on_a_small_disk(tmp_path: Path, words: list[str], beside: str = "", **env: str) -> Done:
     """Run with 256 KiB of disk at tmp_path/disk; what is on it in the end is copied to tmp_path/left."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    command = [sys.executable, "-u", str(SMALL_DISK), str(disk), str(tmp_path / "left"), beside, *words]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with Fork(command, env={**os.environ, **env}, text=True, **pipes) as process:
-        out, err = process.communicate()
-    return Done(process.returncode, out, err)
+    return ran("-u", str(SMALL_DISK), str(disk), str(tmp_path / "left"), beside, *words, **env)
 
 
 @pytest.mark.usefixtures("namespaces")
@@ -79,17 +64,17 @@ def test_a_script_trains_on_and_saves_and_the_summary_is_printed(
     command = ["run", "--cluster", "local:2", "--algorithm", "bf16", "--out", str(out)]
     command += ["--tensorboard", str(out / "curves"), "--", str(script), str(out), happens, str(saved)]
     done = on_a_small_disk(tmp_path, command, END_WITH=str(code))
-    assert done.returncode == code, done.stderr
+    assert done.code == code, done.err
     assert sorted(file.name for file in saved.iterdir()) == ["0.pt", "1.pt"]
-    assert code or "Traceback" not in done.stderr
-    notes = [line for line in done.stderr.splitlines() if line.endswith("; training goes on")]
-    assert notes, done.stderr
+    assert code or "Traceback" not in done.err
+    notes = [line for line in done.err.splitlines() if line.endswith("; training goes on")]
+    assert notes, done.err
     assert len({note.partition(":")[0] for note in notes}) == 1
     for what in ("numbers of the sessions", "bytes of the nodes", "run.json"):
         assert sum(what in note for note in notes) == 1, notes
-    assert f"bf16 on local:2: {script}" in done.stderr
-    assert "  seconds  " in done.stderr
-    assert "Record:" not in done.stderr
+    assert f"bf16 on local:2: {script}" in done.err
+    assert "  seconds  " in done.err
+    assert "Record:" not in done.err
     record = tmp_path / "left" / "out" / "run.json"
     if record.exists():
         assert json.loads(record.read_text())["status"] == "unfinished"
@@ -109,12 +94,12 @@ def test_a_comparison_goes_on_and_prints_its_table(tmp_path: Path, happens: str)
         "deleted": f"until rm -r {out}; do sleep 0.01; done",
     }
     done = on_a_small_disk(tmp_path, command, f"{begun}; {spoils[happens]}")
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)["rows"]
+    assert done.code == 0, done.err
+    (row,) = json.loads(done.out)["rows"]
     assert (row["algorithm"], row["status"]) == ("ddp", "ok")
     assert row["accuracy"] > 0.5
-    assert "digits on local:2" in done.stderr
-    notes = [line for line in done.stderr.splitlines() if line.endswith("; training goes on")]
+    assert "digits on local:2" in done.err
+    notes = [line for line in done.err.splitlines() if line.endswith("; training goes on")]
     assert sum("records.jsonl is not whole" in note for note in notes) == 1
     assert len(notes) == len(set(notes))
 

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from tacit_command import tacit
+
+from in_process_command import called
 
 KEPT = """
 import json, os, signal, sys, time, torch, torch.distributed as dist, tacit
@@ -54,22 +55,22 @@ def test_after_a_server_was_killed_and_after_a_good_end_the_next_run_goes_on(tmp
     kept = tmp_path / "kept"
     words = [*KEEPING, "--checkpoint-every", "0.1"]
     killed, first, again = [
-        tacit(*words, "--out", out, "--", "train.py", str(kept), *more, cwd=tmp_path)
+        called(*words, "--out", out, "--", "train.py", str(kept), *more, cwd=tmp_path)
         for out, *more in (("a", "kill"), ("b",), ("c",))
     ]
-    assert killed.returncode != 0
+    assert killed.code != 0
     told = json.loads((tmp_path / "a" / "run.json").read_text())
     assert "parameter server 1 was killed by SIGKILL" in told["error"]
-    assert "ServerLost: server 1 (127.0.0.1:" in killed.stderr
-    assert "goes on from" not in killed.stderr
-    assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
-    assert min(said(first.stdout, "began")) < max(said(killed.stdout, "began")) - 0.01, "some steps were kept"
+    assert "ServerLost: server 1 (127.0.0.1:" in killed.err
+    assert "goes on from" not in killed.err
+    assert (first.code, again.code) == (0, 0), first.err + again.err
+    assert min(said(first.out, "began")) < max(said(killed.out, "began")) - 0.01, "some steps were kept"
     assert [file.name for file in sorted(kept.iterdir())] == ["server0.pt", "server1.pt"]
     for number in range(2):
-        assert f"server {number} goes on from {kept / f'server{number}.pt'}" in again.stderr
-    (end,), began = said(first.stdout, "ended"), said(again.stdout, "began")
+        assert f"server {number} goes on from {kept / f'server{number}.pt'}" in again.err
+    (end,), began = said(first.out, "ended"), said(again.out, "began")
     assert end in began, "the first of the workers gets what the servers have, the other perhaps more"
-    assert said(again.stdout, "ended") != {end}
+    assert said(again.out, "ended") != {end}
 
 
 FALLS = """
@@ -104,19 +105,19 @@ dist.destroy_process_group()
 def test_in_the_testbed_a_worker_that_dies_comes_back_while_others_go_on(tmp_path: Path, how: str) -> None:
     (tmp_path / "train.py").write_text(FALLS)
     words = ["run", "--cluster", "3x1", "--servers", "1", "--algorithm", "ps-async", "--restarts", "1"]
-    done = tacit(*words, "--json", "--out", "o", "--", "train.py", how, cwd=tmp_path)
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert "worker 1, life 1, begins at " in done.stdout
-    assert "life 1, begins at 0.0" not in done.stdout, "it begins with fresh parameters"
+    done = called(*words, "--json", "--out", "o", "--", "train.py", how, cwd=tmp_path)
+    told = json.loads(done.out.splitlines()[-1])
+    assert "worker 1, life 1, begins at " in done.out
+    assert "life 1, begins at 0.0" not in done.out, "it begins with fresh parameters"
     # A third for each push, and what the worker that came back had pushed before counts too.
-    ends = {int(who): float(x) for who, x in re.findall(r"worker (\d) ends at (\S+)", done.stdout)}
+    ends = {int(who): float(x) for who, x in re.findall(r"worker (\d) ends at (\S+)", done.out)}
     assert all((30 + 30 + 10) / 3 - 0.01 < x < (30 + 30 + 10 + 30) / 3 + 0.01 for x in ends.values()), ends
     if how == "once":
-        assert done.returncode == 0, done.stderr
+        assert done.code == 0, done.err
         assert ends[1] == pytest.approx((30 + 30 + 10 + 30) / 3, abs=0.01)
         assert [each["rank"] for each in told["ranks"]] == [0, 1, 2]
         assert told["mb_between_nodes"] > 0
     else:
-        assert done.returncode == 128 + 9
+        assert done.code == 128 + 9
         assert told["error"] == "train.py failed: rank 1 was killed by SIGKILL (node 1)"
         assert ends.keys() == {0, 2}

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tacit_command import tacit
-from worker_processes import Crowd
+from worker_processes import WorkerProcesses
 
+from forks import ran
+from in_process_command import called
 from tacit.environment import SERVER_SECRET, SERVER_SECRET_FILE
 from tacit.stores.server.__main__ import main
 
@@ -57,10 +58,10 @@ def test_what_cannot_be_is_said_in_a_sentence(
 
 
 def test_workers_without_it_are_told_what_to_write() -> None:
-    with Crowd() as crowd:
-        address, _ = crowd.server(1)
-        worker = crowd.worker(1, 0, "faulty", "ps", "none", TACIT_SERVERS=address, TACIT_SERVER_SECRET="")
-        ended = crowd.ended(worker)
+    with WorkerProcesses() as processes:
+        address, _ = processes.server(1)
+        worker = processes.worker(1, 0, "faulty", "ps", "none", TACIT_SERVERS=address, TACIT_SERVER_SECRET="")
+        ended = processes.ended(worker)
     assert ended.code == 1
     assert ended.said[-1]["kind"] == "AttachError"
     says = str(ended.said[-1]["says"])
@@ -72,11 +73,13 @@ def test_a_file_will_do(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text(SECRET + "\n")
     file.chmod(0o600)
-    with Crowd() as crowd:
-        crowd.secret = ""
-        address, process = crowd.server(1, "--secret-file", str(file))
-        worker = crowd.alone(0, 1, "counts", "3", "0", TACIT_SERVERS=address, TACIT_SERVER_SECRET_FILE=file)
-        ended = crowd.ended(worker)
+    with WorkerProcesses() as processes:
+        processes.secret = ""
+        address, process = processes.server(1, "--secret-file", str(file))
+        worker = processes.alone(
+            0, 1, "counts", "3", "0", TACIT_SERVERS=address, TACIT_SERVER_SECRET_FILE=file
+        )
+        ended = processes.ended(worker)
         assert ended.code == 0, ended.text
         assert process.wait(30) == 0
 
@@ -128,12 +131,15 @@ def test_a_run_makes_one_of_its_own_that_nobody_sees(tmp_path: Path, monkeypatch
             out,
         ]
         words += ["--out", out, "--checkpoint", str(kept / out), "--json", "--", "train.py", str(tmp_path)]
-        done = tacit(*words, cwd=tmp_path, fresh=out == "a")
-        assert done.returncode == 0, done.stderr
+        if out == "a":
+            done = ran("-m", "tacit_lab", *words, cwd=tmp_path, fresh=True)
+        else:
+            done = called(*words, cwd=tmp_path)
+        assert done.code == 0, done.err
         (secret,) = {(tmp_path / f"rank{rank}").read_text() for rank in range(ranks)}
         secrets.add(secret)
-        assert secret not in done.stdout + done.stderr
-        assert json.loads(done.stdout.splitlines()[-1])["status"] == "ok"
+        assert secret not in done.out + done.err
+        assert json.loads(done.out.splitlines()[-1])["status"] == "ok"
         files = [*(tmp_path / out).rglob("*"), *(kept / out).iterdir()]
         assert not [file for file in files if file.is_file() and secret.encode() in file.read_bytes()]
         monkeypatch.setenv("TACIT_SERVER_SECRET", SECRET)

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tacit_command import tacit
 
 from forks import ran
+from in_process_command import called
 from tacit.errors import ConfigError
 from tacit_lab import cli, records
 from tacit_lab.cluster import Cluster
@@ -80,8 +80,8 @@ def test_servers_that_cannot_be(
 
 def test_compare_counts_what_servers_did(tmp_path: Path) -> None:
     words = ["compare", "digits", "--cluster", "local:2", "--servers", "2", "--algorithms", "ps-topk,ps-ssp"]
-    done = tacit(*words, "--epochs", "1", "--out", "out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = called(*words, "--epochs", "1", "--out", "out", cwd=tmp_path)
+    assert done.code == 0, done.err
     ends = {
         each.algorithm: each
         for each in records.read(tmp_path / "out" / "records.jsonl")
@@ -104,8 +104,8 @@ def test_compare_counts_what_servers_did(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("namespaces")
 def test_in_the_testbed_a_server_has_a_link_of_its_own_whose_bytes_count(tmp_path: Path) -> None:
     words = ["compare", "digits", "--cluster", "2x1@1gbit", "--servers", "1", "--algorithms", "ps"]
-    done = tacit(*words, "--epochs", "1", "--out", "out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = called(*words, "--epochs", "1", "--out", "out", cwd=tmp_path)
+    assert done.code == 0, done.err
     (end,) = [
         each
         for each in records.read(tmp_path / "out" / "records.jsonl")
@@ -146,9 +146,9 @@ def test_a_script_runs_unchanged_with_servers(tmp_path: Path) -> None:
         "--out",
         "o",
     ]
-    done = tacit(*words, "--", "train.py", cwd=tmp_path, fresh=True)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    done = ran("-m", "tacit_lab", *words, "--", "train.py", cwd=tmp_path, fresh=True)
+    assert done.code == 0, done.err
+    told = json.loads(done.out.splitlines()[-1])
     assert told["status"] == "ok"
     assert told["ranks"][0]["sessions"][0]["metrics"]["push_bytes"] > 0
     assert [each["server"] for each in told["servers"]] == [0, 1]
@@ -168,17 +168,17 @@ def test_servers_read_a_compressor_that_lies_beside_the_script(tmp_path: Path) -
     shutil.copy(Path(__file__).parents[2] / "stores" / "server" / "my_codecs.py", home)
     (home / "train.py").write_text(OWN)
     words = ["run", "--cluster", "local:2", "--servers", "1", "--json", "--out", "o"]
-    done = tacit(*words, "--import", "my_codecs", "--", "elsewhere/train.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    done = called(*words, "--import", "my_codecs", "--", "elsewhere/train.py", cwd=tmp_path)
+    assert done.code == 0, done.err
+    told = json.loads(done.out.splitlines()[-1])
     assert told["ranks"][0]["sessions"][0]["metrics"]["push_bytes"] > 0
     for name, says in (
         ("no_codecs", "--import 'no_codecs' is no module that Python finds in"),
         ("my codecs", "write for example --import my_codecs"),
     ):
-        done = tacit(*words, "--import", name, "--", "elsewhere/train.py", cwd=tmp_path)
-        assert done.returncode == 2
-        assert says in " ".join(done.stderr.split())
+        done = called(*words, "--import", name, "--", "elsewhere/train.py", cwd=tmp_path)
+        assert done.code == 2
+        assert says in " ".join(done.err.split())
 
 
 def test_a_port_in_use_is_said_by_the_server(tmp_path: Path) -> None:
@@ -188,5 +188,5 @@ def test_a_port_in_use_is_said_by_the_server(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         words = ("-m", "tacit.stores.server", "--workers", "1", "--port", str(port))
         done = ran(*words, TACIT_SERVER_SECRET="a secret of the tests")
-    assert done.returncode == 2
-    assert f"port {port} of 127.0.0.1 cannot be opened, perhaps another server has it: give" in done.stderr
+    assert done.code == 2
+    assert f"port {port} of 127.0.0.1 cannot be opened, perhaps another server has it: give" in done.err

@@ -128,7 +128,7 @@ def test_a_profile_is_written_however_the_script_ends(tmp_path: Path) -> None:
     )
     words = ("-m", "tacit_lab.profiling.script", str(script), "--lr", "1")
     done = ran(*words, TACIT_PROFILE=str(tmp_path), RANK="1")
-    assert done.returncode == 3, done.stderr
+    assert done.code == 3, done.err
     profile = RankProfile.from_json((tmp_path / "profile1.json").read_text())
     assert profile.steps == 2
     assert {"backward", "optimizer"} <= profile.threads[0].totals().keys()

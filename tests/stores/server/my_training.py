@@ -1,4 +1,4 @@
-"""A worker whose compressor is its own: `python my_training.py RANK WORLD STORE HOW`; prints JSON."""
+"""A worker whose compressor is its own: `python my_training.py HOW`; prints JSON."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ import tacit
 from tacit.merges import ServerParams
 from tacit.topologies import Asynchronous
 
-rank, world, store, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+how = sys.argv[1]
 torch.set_num_threads(1)
-dist.init_process_group(
-    "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
-)
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+rank = dist.get_rank()
 torch.manual_seed(0)
 model = DDP(nn.Linear(20, 5, bias=False))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
