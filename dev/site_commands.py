@@ -27,11 +27,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def every_command() -> str:
     """What `--help` says of each, the exit codes, and the parameter server's own options."""
     from tacit.stores.server.__main__ import arguments
-    from tacit_lab import cli
     from tacit_lab.cli import application
 
     parts = [part for name, command in commands(application.app) for part in _told(name, command)]
-    _, codes = cleandoc(cli.main.__doc__ or "").split("Exit codes: ")
+    codes = str(application.app.info.epilog).removeprefix("Exit codes: ")
     parts += ["## Exit codes", "\n".join(f"* {_text(code)}" for code in codes.rstrip(".").split("; "))]
     parts += ["## python -m tacit.stores.server", f"```text\n{arguments().format_help()}```"]
     return "\n\n".join(parts)
