@@ -67,7 +67,7 @@ class ActiveStrategy:
         mark = tuple if spec.periodic else ParameterSample(spec.named).mark
         compared = optimizers and not own_steps and not spec.in_join
         self._notes = RateHistory(rates, mark) if compared else None
-        self._frozen, backwards = FrozenCheck(model), SyncedBackwards(model)
+        self._frozen, backwards = FrozenCheck(model), SyncedBackwards(spec.ddp)
         self._hooks = StepHooks(spec, self.levels, backwards, self._frozen, self._notes)
         self.failures = Failures(spec, self.levels, backwards, self._notes)
         self.momentum = momentum.planned(spec.strategy, spec.policy, optimizers, spec.named)

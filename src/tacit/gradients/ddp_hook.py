@@ -24,7 +24,6 @@ from tacit.gradients.bucket_layout import Piece, SliceCopy, Whole, pieces
 from tacit.model.frozen_check import misfit, sparse
 from tacit.model.not_copied import NotCopied, OnlyHere
 from tacit.model.torch_modes import shielded
-from tacit.model.trained_model import TrainedModel
 from tacit.session import Session
 from tacit.session.buckets import divided
 from tacit.torch_compat import GradBucket, at_end_of_backward, in_join, is_profiling
@@ -130,13 +129,16 @@ def _future(value: Tensor) -> BucketFuture:
 class SyncedBackwards:
     """Answers DDP's hook, counts the backward passes in which DDP synchronises, and has them checked.
 
+    Args:
+        ddp: the model, if it is DDP's.
+
     Attributes:
         begun: how many there were.
         since: how many there were since the last step, or since one was discarded.
     """
 
-    def __init__(self, model: TrainedModel) -> None:
-        self._ddp = model if isinstance(model, DistributedDataParallel) else None
+    def __init__(self, ddp: DistributedDataParallel | None) -> None:
+        self._ddp = ddp
         self._answer: Answer = no_exchange
         self._look: Callable[[], None] | None = None
         self._refused: Callable[[TacitError], None] | None = None

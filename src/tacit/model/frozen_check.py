@@ -79,7 +79,10 @@ class FrozenCheck:
             AttachError: a parameter was frozen, unfrozen or replaced, or its type or memory order changed;
                 the step is not taken.
         """
-        self.check_objects()
+        for _, p, home, key in self._homes:
+            if home.get(key) is not p:
+                self.check_objects()
+                break
         for name, p, dtype in self._types:
             if p.dtype != dtype:
                 raise AttachError(
