@@ -291,6 +291,7 @@ class GradientHook:
         self.late = _delayed_means(session)
         """If means are applied a step late: their buffers. All buckets are copied then."""
         self._counts_steps = self._communicates = False
+        self._always = session.schedule.always
         self._inside = session.lanes.inside if self._copies is None else self._copies.inside
         self._waiting: AbstractContextManager[object] | None = None
         self._done = after_backward(self._ended, self._wait)
@@ -312,7 +313,7 @@ class GradientHook:
             )
         first = ddp_bucket.index() == 0
         if first:
-            self._communicates = session.communicates()
+            self._communicates = self._always or session.communicates()
         if not self._communicates:
             return no_exchange(ddp_bucket)
         parameters = ddp_bucket.parameters()

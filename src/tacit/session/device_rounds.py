@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -47,7 +47,7 @@ class DeviceRounds(PendingRounds):
         nonfinite: NonfiniteChecks,
         ask: _Ask,
     ) -> None:
-        super().__init__(failure, stats, rescaling, lanes.device)
+        super().__init__(failure, stats, rescaling)
         self._config, self._lanes, self._nonfinite, self._ask = config, lanes, nonfinite, ask
         self._unverified: list[PendingRound] = []
         self._checked: set[PendingRound] = set()
@@ -63,14 +63,12 @@ class DeviceRounds(PendingRounds):
         self._unverified.append(pending)
 
     def wait_from_now(self) -> None:
-        self._wait_from_now([*self.by_bucket.values(), *self._unverified])
-
-    def _wait_from_now(self, rounds: Iterable[PendingRound]) -> None:
-        for pending in rounds:
-            pending.waits_on(self._device)
+        for pending in [*self.by_bucket.values(), *self._unverified]:
+            pending.waits_on(self._lanes.device)
 
     def wait(self, pending: PendingRound) -> None:
         """Wait until the device has run the round. Only the host waits, and not for later rounds."""
+        pending.waits_on(self._lanes.device)
         super().wait(pending)
         if pending in self._unverified:
             self._verify(pending)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -118,7 +118,6 @@ class PendingRounds:
         failure: holds the session's error.
         stats: adds up what rounds cost.
         rescaling: rescales residuals, where they follow the learning rate.
-        device: where buckets are exchanged.
 
     Attributes:
         by_bucket: index of a bucket -> the round in which it is under way.
@@ -127,11 +126,8 @@ class PendingRounds:
         skipped: whether the last round was skipped: it was complete, and its states were dropped.
     """
 
-    def __init__(
-        self, failure: SessionFailure, stats: CommStats, rescaling: Rescaling | None, device: torch.device
-    ) -> None:
+    def __init__(self, failure: SessionFailure, stats: CommStats, rescaling: Rescaling | None) -> None:
         self._failure, self._stats, self._rescaling = failure, stats, rescaling
-        self._device = device
         self.by_bucket: dict[int, PendingRound] = {}
         self._ending = threading.Lock()
         self.begun = self.finished = 0
@@ -185,16 +181,13 @@ class PendingRounds:
         Raises:
             RoundError: it failed, or an earlier one did.
         """
-        self._wait_from_now([pending])
+        pending.wait()
         pending.over.wait()
         self._failure.raise_first()
 
     def wait_from_now(self) -> None:
         """Note that training waits from now on for the rounds under way; until then they were hidden."""
-        self._wait_from_now(set(self.by_bucket.values()))
-
-    def _wait_from_now(self, rounds: Iterable[PendingRound]) -> None:
-        for pending in rounds:
+        for pending in set(self.by_bucket.values()):
             pending.wait()
 
     @contextmanager

@@ -112,7 +112,7 @@ class Session:
         self._lane = self.lanes.buckets
         self._stream_device = at if in_stream else None
         shared = self.failure, self.stats, self.rescaling
-        self.pending = PendingRounds(*shared, at)
+        self.pending = PendingRounds(*shared)
         self._on_device: DeviceRounds | None = None
         if in_stream:
             from tacit.session.device_rounds import DeviceRounds
