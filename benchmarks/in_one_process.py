@@ -171,7 +171,7 @@ class Worker:
                 made = kind_of(level)(spec, level, rates, nets[0].device.groups("node"), taken=taken)
                 self.levels.append(made)
         for made in self.levels:
-            if made.session.config.in_stream:  # all that is launched is in one order then
+            if made.session.context.in_stream:  # all that is launched is in one order then
                 made.session.lanes.buckets.stream = None  # type: ignore[union-attr]  # a lane of streams
             if made.strategy.rounds.follows is not None:
                 made.session.schedule.follow(self.levels[-1].session.schedule)

@@ -241,7 +241,7 @@ def test_in_stream_order_replicas_end_where_they_do_on_the_host(algorithm: str) 
     with emulated_device():
         replicas = Replicas(recipe, parse(algorithm), steps=5)
         found = replicas.train()
-    assert all(level.session.config.in_stream for worker in replicas._workers for level in worker.levels)
+    assert all(level.session.context.in_stream for worker in replicas._workers for level in worker.levels)
     for mine, theirs in zip(found.model.parameters(), expected.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert found.sent == pytest.approx(expected.sent, rel=1e-3)

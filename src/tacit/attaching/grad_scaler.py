@@ -53,7 +53,7 @@ class ScaledSteps:
         self._overflow = self._near_communicates = False
         if self._near is not None:
             # On a device it stays there: reading it would wait for all that was launched.
-            in_stream = self._near.config.in_stream
+            in_stream = self._near.context.in_stream
             self._near.nonfinite.use_scale(scale_on_device(scaler) if in_stream else scaler.get_scale)  # type: ignore[arg-type]
 
     def around(self, answer: Answer) -> Answer:
@@ -94,7 +94,7 @@ class ScaledSteps:
     def _end(self) -> None:
         overflow = self._overflow
         if self._near is not None and self._near_communicates:
-            if self._near.config.in_stream and not self._due:
+            if self._near.context.in_stream and not self._due:
                 self._spoil_if(self._near.pending.broken)
             else:
                 self._near.pending.verify()

@@ -106,7 +106,7 @@ class StepHooks:
         if taken is not None:
             taken.take(lambda: near.session.step - counted)
             self._undo.append(taken.restore)
-        if any(level.session.config.in_stream and level.gradient is not None for level in self._levels):
+        if any(level.session.context.in_stream and level.gradient is not None for level in self._levels):
             # The last of the hooks: while the host waits here, the device runs out of work.
             self._before.append(self._check_means)
         if near.put_off is not None:
@@ -167,7 +167,7 @@ class StepHooks:
         ended = None
         if near.gradient is not None and spec.ddp is not None and self._refuses_sums():
             scaled, unseen = self._scaled is not None, not spec.optimizers
-            possible = not near.session.config.in_stream and why_not(spec, self._levels) is None
+            possible = not near.session.context.in_stream and why_not(spec, self._levels) is None
             self._accumulating = AccumulationCheck(
                 *(spec.ddp, near.session, spec.named, scaled, unseen),
                 self._take_back if possible else None,
@@ -243,7 +243,7 @@ class StepHooks:
         near = self._levels[0]
         if self._spec.leaves_ddp_alone:
             yield near.session.failure.raise_first  # DDP does not know of it
-        if near.session.config.in_stream and near.gradient is not None:
+        if near.session.context.in_stream and near.gradient is not None:
             # Commit what was checked before the step: the device is busy again.
             yield partial(near.session.pending.verify, ())
         if self._scaled is not None:

@@ -232,7 +232,7 @@ class Level(ABC):
 
     def close(self, failed: bool = False) -> None:
         """Wait for exchanges, or end them after a failure, and free the process groups for other sessions."""
-        if failed and self.session.config.in_stream:
+        if failed and self.session.context.in_stream:
             self.transport.abort()  # otherwise its stream may wait for a peer for ever
         self._let_go()
         self.session.close()

@@ -15,7 +15,7 @@ from tacit.exchange.health import finite
 from tacit.exchange.joined_requests import average_
 from tacit.session.bucket_states import StateStore
 from tacit.session.buckets import Bucket
-from tacit.session.exchange_plan import SessionConfig
+from tacit.session.exchange_plan import SessionContext
 from tacit.session.health.device_notes import MEANS, BucketHealth
 from tacit.session.health.nonfinite import NonfiniteChecks, first_infinite
 from tacit.session.learning_rates import Rescaling
@@ -53,7 +53,7 @@ class BucketExchanges:
     """Exchanges whose values are checked on the host as soon as they are there.
 
     Args:
-        config: of the session.
+        context: of the session.
         store: the buckets, and their states.
         nonfinite: checks them.
         rescaling: rescales residuals, where they follow the learning rate.
@@ -61,22 +61,22 @@ class BucketExchanges:
 
     def __init__(
         self,
-        config: SessionConfig,
+        context: SessionContext,
         store: StateStore,
         nonfinite: NonfiniteChecks,
         rescaling: Rescaling | None,
     ) -> None:
-        self._config, self._store, self._nonfinite = config, store, nonfinite
+        self._context, self._store, self._nonfinite = context, store, nonfinite
         self._rescaling = rescaling
-        self._place = config.context.transport.place
-        self._independent, self._me = config.independent, config.context.me
-        self._ranks = len(config.context.ranks)
+        self._place = context.transport.place
+        self._independent, self._me = context.strategy.independent, context.me
+        self._ranks = len(context.ranks)
         # Where each rank gets another answer, a NaN is not in all of them: the ranks must report it.
-        self._mixes = config.strategy.topology.mixes
+        self._mixes = context.topology.mixes
         self._checks = [*map(self._checks_of, store.buckets, store.nonfinite_flags)]
 
     def _checks_of(self, bucket: Bucket, flags: Tensor) -> _Checks:
-        hidden, topology = bucket.compressor.hides_nonfinite, self._config.strategy.topology
+        hidden, topology = bucket.compressor.hides_nonfinite, self._context.topology
         return _Checks(
             bucket=bucket,
             flags=flags[: self._ranks],
@@ -85,7 +85,7 @@ class BucketExchanges:
             told=hidden or self._independent or self._mixes,
             shown=not self._independent and topology.encodes_first and bucket.compressor.shows_nonfinite,
             narrow=bucket.dtype.itemsize < 4,
-            replicated_in_node=bucket.names.issubset(self._config.training.replicated_in_node),
+            replicated_in_node=bucket.names.issubset(self._context.training.replicated_in_node),
         )
 
     def open(self, i: int, x: Tensor, pending: PendingRound, out: Tensor) -> Generator[Request, Any, Outcome]:
@@ -133,7 +133,7 @@ class BucketExchanges:
             flags.zero_()
             if finite_probe is not None:
                 flags[self._me] = nonfinite.mean_code(first_infinite(finite_probe), step)
-            yield from average_(flags, self._config.strategy.topology.scope)
+            yield from average_(flags, self._context.topology.scope)
             raise nonfinite.mean_error(bucket, outcome.mean, flags, step)
         return outcome
 
@@ -154,7 +154,7 @@ class BucketExchanges:
         health: Tensor | None = None,
     ) -> Generator[Request, Any, Outcome]:
         checks, when = self._checks[i], pending.context
-        if (bucket_lr := self._config.training.bucket_lr) is not None:
+        if (bucket_lr := self._context.training.bucket_lr) is not None:
             when = {**when, "lr": bucket_lr(checks.bucket.name)}
         rescale: Factors = ()
         if pending.rates and self._rescaling is not None:
@@ -172,7 +172,7 @@ class BucketExchanges:
 
     def _idle_here(self, bucket: Bucket) -> list[float]:
         """One number a parameter: 1 where it had no gradient in this rank's backward."""
-        idle = self._config.context.idle
+        idle = self._context.training.idle
         assert idle is not None
         return [float(idle(param.name)) for param in bucket.slices]
 
@@ -182,13 +182,13 @@ class DeviceExchanges(BucketExchanges):
 
     def __init__(
         self,
-        config: SessionConfig,
+        context: SessionContext,
         store: StateStore,
         nonfinite: NonfiniteChecks,
         rescaling: Rescaling | None,
         healths: Sequence[BucketHealth],
     ) -> None:
-        super().__init__(config, store, nonfinite, rescaling)
+        super().__init__(context, store, nonfinite, rescaling)
         self._healths = healths
 
     def open(self, i: int, x: Tensor, pending: PendingRound, out: Tensor) -> Generator[Request, Any, Outcome]:

@@ -13,7 +13,7 @@ from tacit.errors import RoundError, TacitError
 from tacit.exchange.health import overflow
 from tacit.exchange.joined_requests import average_
 from tacit.session.buckets import Bucket
-from tacit.session.exchange_plan import SessionConfig
+from tacit.session.exchange_plan import SessionContext
 from tacit.session.health.device_notes import BucketHealth, DeviceReport, HealthReport
 from tacit.session.health.failure import SessionFailure
 from tacit.session.health.nonfinite import NonfiniteChecks, first_infinite
@@ -31,7 +31,7 @@ class DeviceRounds(PendingRounds):
     """Rounds in stream order: committed only after the host has read what the device noted about them.
 
     Args:
-        config: of the session; `failure`, `stats` and `rescaling` too.
+        context: of the session; `failure`, `stats` and `rescaling` too.
         lanes: run its exchanges.
         nonfinite: decides whether NaN or infinity skips the round or is an error.
         ask: runs an exchange of something else than a bucket; see `Session.ask`.
@@ -39,7 +39,7 @@ class DeviceRounds(PendingRounds):
 
     def __init__(
         self,
-        config: SessionConfig,
+        context: SessionContext,
         failure: SessionFailure,
         stats: CommStats,
         rescaling: Rescaling | None,
@@ -48,7 +48,7 @@ class DeviceRounds(PendingRounds):
         ask: _Ask,
     ) -> None:
         super().__init__(failure, stats, rescaling)
-        self._config, self._lanes, self._nonfinite, self._ask = config, lanes, nonfinite, ask
+        self._context, self._lanes, self._nonfinite, self._ask = context, lanes, nonfinite, ask
         self._unverified: list[PendingRound] = []
         self._checked: set[PendingRound] = set()
 
@@ -119,7 +119,7 @@ class DeviceRounds(PendingRounds):
             NonFinite: a rank's tensor holds NaN or infinity, and there is no GradScaler.
             Overflow: finite entries became too large on the way.
         """
-        checks, context, step = self._nonfinite, self._config.context, pending.step
+        checks, context, step = self._nonfinite, self._context, pending.step
         pending.note_idle(bucket, report.idle, len(context.ranks))
         hidden = bucket.compressor.hides_nonfinite
         if report.given and hidden and checks.skips_given(self._origin_codes(bucket, report, step), step):
@@ -139,10 +139,8 @@ class DeviceRounds(PendingRounds):
 
     def _origin_codes(self, bucket: Bucket, report: HealthReport, step: int) -> Tensor:
         """Every rank's code of the parameter in which the NaN began, for `NonfiniteChecks.skips_given`."""
-        context, codes = (
-            self._config.context,
-            torch.zeros(len(self._config.context.ranks), dtype=torch.float32),
-        )
+        context = self._context
+        codes = torch.zeros(len(context.ranks), dtype=torch.float32)
         if self._nonfinite.scaled:
             return codes.fill_(1.0)  # no more is needed
         if report.first is not None:
@@ -153,7 +151,7 @@ class DeviceRounds(PendingRounds):
 
     def _average(self, codes: Tensor) -> None:
         """Overwrite the codes with their mean over the ranks."""
-        self._ask(lambda: average_(codes, self._config.strategy.topology.scope), "nonfinite")
+        self._ask(lambda: average_(codes, self._context.topology.scope), "nonfinite")
 
     @property
     def broken(self) -> Tensor | None:

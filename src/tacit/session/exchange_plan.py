@@ -16,7 +16,6 @@ from tacit.contracts import (
     Context,
     NodeTopology,
     ScheduleState,
-    ServerTopology,
     Spans,
     Topology,
     Transport,
@@ -48,7 +47,8 @@ class Training:
         rates: reads the present learning rate of each parameter that has one.
         bucket_lr: reads the learning rate of a bucket by its name, if not all have the same.
         schedule_state: further values that the rounds need (`Rounds.needs`).
-        idle: see `SessionContext`.
+        idle: whether a parameter had no gradient in this rank's backward. Its mean is then applied only if it
+            had one on some rank. None: all means are applied.
         trained: the names of the parameters that DDP would exchange; None: all.
         replicated_in_node: the parameters that are equal on all ranks of a node after every step, unless the
             rounds let them diverge.
@@ -66,27 +66,32 @@ class Training:
 
 @dataclass(frozen=True)
 class SessionContext:
-    """The part of a session's configuration that buckets depend on; it stays when other buckets are made.
+    """The configuration of a session, which is fixed when it is made and does not depend on its buckets.
 
     Attributes:
         tensors: the trainable parameters, by name.
-        idle: whether a parameter had no gradient in this rank's backward. Its mean is then applied only if it
-            had one on some rank. None: all means are applied.
-        seed: part of every random draw.
+        training: of which the session is a part.
         device: where buckets are exchanged; None: where the parameters are.
         in_stream: whether they are exchanged on a device that the host does not wait for.
-        apart: whether the mean may be written to another tensor than the input.
     """
 
-    topology: Topology
+    strategy: Strategy
     transport: Transport
     tensors: Mapping[str, Tensor]
     policy: Policy
-    idle: Callable[[str], bool] | None = None
-    seed: int = 0
+    training: Training = field(default_factory=Training)
     device: torch.device | None = None
     in_stream: bool = False
-    apart: bool = False
+
+    @property
+    def topology(self) -> Topology:
+        """The strategy's."""
+        return self.strategy.topology
+
+    @property
+    def apart(self) -> bool:
+        """Whether the mean may be written to another tensor than the input."""
+        return self.strategy.subject == "delta"
 
     @cached_property
     def ranks(self) -> list[int]:
@@ -107,11 +112,6 @@ class SessionContext:
     def by_node(self) -> bool:
         """Whether the ranks of a node divide what is sent between nodes."""
         return self.topology.scope != self.topology.meets
-
-    @property
-    def independent(self) -> bool:
-        """Whether replicas train without waiting for each other."""
-        return isinstance(self.topology, ServerTopology) and self.topology.independent
 
     def spans(self, edges: Sequence[int] | range) -> Spans:
         """The span of a bucket that each rank of the node handles: all, if alone; see `NodeTopology`."""
@@ -146,37 +146,11 @@ class SessionContext:
         """The number of elements of all parameters."""
         return sum(p.numel() for p in self.tensors.values())
 
-
-@dataclass(frozen=True)
-class SessionConfig:
-    """The configuration of a session, which is fixed when it is made and does not depend on its buckets.
-
-    Attributes:
-        strategy: with the topology that is at work.
-        context: the tensors, the transport, and where exchanges run.
-        training: of which the session is a part.
-    """
-
-    strategy: Strategy
-    context: SessionContext
-    training: Training
-
     @cached_property
     def dense_bytes(self) -> int:
         """The bytes that DDP would exchange in a step."""
-        named, trained = self.context.tensors, self.training.trained
-        dense = [named[name] for name in (named if trained is None else trained)]
-        return sum(p.numel() * p.element_size() for p in dense)
-
-    @property
-    def in_stream(self) -> bool:
-        """Whether exchanges run on a device that the host does not wait for."""
-        return self.context.in_stream
-
-    @property
-    def independent(self) -> bool:
-        """Whether replicas train without waiting for each other."""
-        return self.context.independent
+        trained = self.tensors if self.training.trained is None else self.training.trained
+        return sum(self.tensors[name].numel() * self.tensors[name].element_size() for name in trained)
 
 
 class Plan:
@@ -231,7 +205,7 @@ class Plan:
         bucket = self.buckets[i]
         carries_flags = (
             bucket.compressor.hides_nonfinite
-            or self.session_context.independent
+            or self.session_context.strategy.independent
             or self.session_context.topology.mixes
             or self.reports_idle(i)
         )
@@ -245,12 +219,12 @@ class Plan:
             nonfinite_flags=nonfinite_flags if carries_flags else None,
             replicas=len(self.session_context.ranks),
             name=bucket.name,
-            seed=self.session_context.seed,
+            seed=self.session_context.training.seed,
         )
 
     def reports_idle(self, i: int) -> bool:
         """Whether the ranks must know which parameters were idle on all of them, as the bucket has state."""
-        return self.session_context.idle is not None and bool(
+        return self.session_context.training.idle is not None and bool(
             self.first_state(i, self.session_context.coordinate)
         )
 
@@ -278,7 +252,7 @@ class Plan:
         def run(work: DryRun, place: Place) -> Cost:
             return self._run_dry(i, work, coordinate, step, place)
 
-        settings = context.topology, context.apart, context.idle is None, context.in_stream, step
+        settings = context.topology, context.apart, context.training.idle is None, context.in_stream, step
         key = (*settings, len(context.ranks), self.buckets[i], self.spans[i], tuple(coordinate))
         return _RUNS.run(key, dry_run, place, run)
 

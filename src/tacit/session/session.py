@@ -17,7 +17,7 @@ from tacit.exchange.lane import Job
 from tacit.session.bucket_exchange import BucketExchanges, DeviceExchanges
 from tacit.session.bucket_states import StateStore
 from tacit.session.buckets import Bucket, Policy, StateSlice, fitting
-from tacit.session.exchange_plan import SessionConfig, SessionContext, Training
+from tacit.session.exchange_plan import SessionContext, Training
 from tacit.session.health.device_notes import BucketHealth
 from tacit.session.health.failure import SessionFailure
 from tacit.session.health.nonfinite import NonfiniteChecks
@@ -87,14 +87,12 @@ class Session:
     ) -> None:
         policy = policy or fitting(strategy.compressor, named)
         context = SessionContext(
-            *(strategy.topology, transport, dict(named), policy, training.idle, training.seed),
-            *(device, in_stream, strategy.subject == "delta"),
+            strategy, transport, dict(named), policy, training, device=device, in_stream=in_stream
         )
         self.choice = choose(context, names)
         """The topology at work, and why it was chosen; fixed."""
         self.strategy = replace(strategy, topology=self.choice.topology)
-        self.context = replace(context, topology=self.choice.topology)
-        self.config = SessionConfig(self.strategy, self.context, training)
+        self.context = replace(context, strategy=self.strategy)
         self.transport = transport
         self.step = 0
         self.stats = CommStats()
@@ -102,7 +100,7 @@ class Session:
         self._rates = training.rates
         self.rescaling = Rescaling() if strategy.subject == "gradient" else None
         self.failure = SessionFailure()
-        self.nonfinite = NonfiniteChecks(self.config)
+        self.nonfinite = NonfiniteChecks(self.context)
         self._stages_beside: Mapping[str, int] = {}
         self.ranks = self.context.ranks
         self.store = StateStore(self.context, names)
@@ -118,7 +116,7 @@ class Session:
             from tacit.session.device_rounds import DeviceRounds
 
             self.pending = self._on_device = DeviceRounds(
-                self.config, *shared, self.lanes, self.nonfinite, self.ask
+                self.context, *shared, self.lanes, self.nonfinite, self.ask
             )
         self._follow_store()
 
@@ -155,7 +153,7 @@ class Session:
         self.buckets = store.buckets
         self.nonfinite.follow_buckets(store.buckets)
         self.pending.follow_buckets(store.commit, store.take_back)
-        made = self.config, store, self.nonfinite, self.rescaling
+        made = self.context, store, self.nonfinite, self.rescaling
         if self._on_device is not None:
             noted = zip(store.buckets, store.nonfinite_flags, strict=True)
             healths = [BucketHealth(bucket, flags, ranks, me) for bucket, flags in noted]
@@ -380,7 +378,7 @@ class Session:
         """
         self.pending.verify()
         peers = self.transport.place(WORLD).peers
-        return self.stats.metrics(self.step, 2 * (peers - 1) / peers * self.config.dense_bytes)
+        return self.stats.metrics(self.step, 2 * (peers - 1) / peers * self.context.dense_bytes)
 
 
 def _behind(ready: Callable[[], None], open: Open[T]) -> Generator[Request, Any, T]:

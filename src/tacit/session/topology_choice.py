@@ -61,7 +61,7 @@ def choose(session_context: SessionContext, names: Sequence[Sequence[str]]) -> T
     counts = dict(zip(options, prices or [1.0] * len(options), strict=True))
     sent: dict[Topology, int] = {}
     if len(options) > 1:
-        sent = {each: predicted_bytes(replace(session_context, topology=each), names) for each in options}
+        sent = {each: predicted_bytes(_with(session_context, each), names) for each in options}
     found = TopologyChoice(
         options[0], sent, because, counts, few=session_context.coordinate.here.peers <= FEW
     )
@@ -71,6 +71,10 @@ def choose(session_context: SessionContext, names: Sequence[Sequence[str]]) -> T
     for compressor in compressors:
         found.topology.fields(compressor)
     return found
+
+
+def _with(session_context: SessionContext, topology: Topology) -> SessionContext:
+    return replace(session_context, strategy=replace(session_context.strategy, topology=topology))
 
 
 def _refuse_variable(compressor: Compressor, topology: Topology) -> None:

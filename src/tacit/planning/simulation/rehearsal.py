@@ -122,12 +122,9 @@ def _level(strategy: Strategy, profile: Profile, layout: Layout, replicated: boo
     named = profile.named
     names = [names for _, names in buckets]
     policy = fitting(strategy.compressor, named)
-    apart = strategy.subject == "delta"
-    context = SessionContext(strategy.topology, layout, named, policy, apart=apart)
-    topology = choose(context, names).topology
+    topology = choose(SessionContext(strategy, layout, named, policy), names).topology
     strategy = replace(strategy, topology=topology)
-    context = replace(context, topology=topology)
-    plan, scripts = Plan(context, names), []
+    plan, scripts = Plan(SessionContext(strategy, layout, named, policy), names), []
     for i, (part, bucket_names) in enumerate(buckets):
         step = max((0, *plan.buckets[i].compressor.changes))
         if isinstance(topology, ByLinks) and topology.meets == WORLD:

@@ -16,7 +16,7 @@ from torch import Tensor
 from tacit.errors import NonFinite
 from tacit.exchange.health import divide_, finite
 from tacit.session.buckets import Bucket
-from tacit.session.exchange_plan import SessionConfig
+from tacit.session.exchange_plan import SessionContext
 from tacit.session.health.device_notes import MEANS
 from tacit.session.health.nonfinite_origin import Origin, beginnings, decode, encode
 
@@ -32,8 +32,8 @@ class NonfiniteChecks:
         scaled: whether there is a GradScaler.
     """
 
-    def __init__(self, config: SessionConfig) -> None:
-        self._config = config
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
         self._names: list[str] = []
         self._scale: Callable[[], float | Tensor] | None = None
         self.scaled = False
@@ -96,7 +96,7 @@ class NonfiniteChecks:
 
     def origins_of(self, codes: Sequence[float]) -> dict[int, Origin]:
         """Decode one code a rank. Returns by rank where NaN began, without the ranks whose code is 0."""
-        each = zip(self._config.context.global_ranks, map(round, codes), strict=True)
+        each = zip(self._context.global_ranks, map(round, codes), strict=True)
         return {rank: decode(code, self._names) for rank, code in each if code > 0}
 
     # ---- checks -----------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class NonfiniteChecks:
         if self.scaled:
             return True
         # Where replicas do not wait for each other, the flags are not averaged: they are this rank's.
-        times = 1 if self._config.independent else len(nonfinite_flags)
+        times = 1 if self._context.strategy.independent else len(nonfinite_flags)
         found = self.origins_of([float(w) * times for w in nonfinite_flags])
         where = ", ".join(f"{began.name} on rank {rank}" for rank, began in found.items())
         raise self._error(where, step, "this rank has pushed nothing", found)
@@ -146,7 +146,7 @@ class NonfiniteChecks:
         # Only ranks with NaN in the earliest mean are blamed: later ones may follow from that mean.
         codes = [divmod(round(float(w) * len(nonfinite_flags)), MEANS + 1) for w in nonfinite_flags]
         first = min((index for _, index in codes if index), default=0)
-        ranks = self._config.context.global_ranks
+        ranks = self._context.global_ranks
         blamed = {rank for rank, (_, index) in zip(ranks, codes, strict=True) if 0 < index <= first}
         began = self.origins_of([code for code, _ in codes])
         began = {rank: origin for rank, origin in began.items() if rank in blamed}
@@ -159,11 +159,11 @@ class NonfiniteChecks:
 
     def _error(self, where: str, step: int, alone: str, found: Mapping[int, Origin]) -> NonFinite:
         """The error. `alone`: its end where replicas do not wait for each other; `found`: origins by rank."""
-        strategy, step = self._config.strategy, self.global_step(step)
+        strategy, step = self._context.strategy, self.global_step(step)
         gradient = strategy.subject == "gradient"
         what = "the gradient of" if gradient else "the parameter"
         hint = SCALER_HINT if gradient and not strategy.late else ""
-        so = alone if self._config.independent else "no rank has applied anything"
+        so = alone if self._context.strategy.independent else "no rank has applied anything"
         return NonFinite(
             f"NaN or infinity in {what} {where}, in step {step}: {so} of this step. "
             f"{beginnings(found, step)}Lower the learning rate, clip the gradient, or look at the batch{hint}"
