@@ -79,8 +79,8 @@ class FrozenCheck:
             AttachError: a parameter was frozen, unfrozen or replaced, or its type or memory order changed;
                 the step is not taken.
         """
-        for _, p, home, key in self._homes:
-            if home.get(key) is not p:
+        for _, found, home, key in self._homes:
+            if home.get(key) is not found:
                 self.check_objects()
                 break
         for name, p, dtype in self._types:
