@@ -100,7 +100,8 @@ class StepHooks:
         if far.progress is not None:
             module: Any = self._spec.model.module
             self._handles.append(module.register_state_dict_pre_hook(OnlyHere(self._note_saved)))
-        self._register_before()
+        if far.progress is not None or taken is not None:  # whose hooks come next
+            self._register_before()
         counted = 0 if scaled is None else 1  # with a scaler an attempt ends with its backward
         far.count_by(lambda: far.session.step - counted)
         if taken is not None:
