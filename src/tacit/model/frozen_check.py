@@ -79,7 +79,7 @@ class FrozenCheck:
             AttachError: a parameter was frozen, unfrozen or replaced, or its type or memory order changed;
                 the step is not taken.
         """
-        for _, found, home, key in self._homes:
+        for _name, found, home, key in self._homes:
             if home.get(key) is not found:
                 self.check_objects()
                 break
