@@ -1,5 +1,6 @@
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,8 @@ import pytest
 from cases import for_each
 from tacit import timelines
 from tacit.errors import ConfigError
+from tacit.files import Log
 from tacit.timelines import Change, Exchange, PlannedMessage, Span, Step, Timeline
-from tacit_lab.records import Writer
 
 WHOLE = Timeline(
     algorithm="ednncomm",
@@ -34,9 +35,9 @@ def test_a_timeline_survives_the_way_to_json_and_back() -> None:
 
 def test_a_file_holds_what_was_written_in_order(tmp_path: Path) -> None:
     path = tmp_path / "timeline.jsonl"
-    with Writer(path) as writer:
-        writer.write(WHOLE)
-        writer.write(WHOLE.counted_from(990.0))
+    with closing(Log(path)) as log:
+        log.write(WHOLE.to_json())
+        log.write(WHOLE.counted_from(990.0).to_json())
     assert list(timelines.read(path)) == [WHOLE, WHOLE.counted_from(990.0)]
 
 

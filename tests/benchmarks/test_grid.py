@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 import comparing
 from grid import COMPUTE_ONLY, Mean, carry_out, paired, student
 from runs import Done, Run, append, read
-from tacit_lab.records import EndRecord, Environment, EpochRecord, RunRecord, Writer
+from tacit.files import Log
+from tacit_lab.records import EndRecord, Environment, EpochRecord, RunRecord
 
 SEEDS = range(3)
 ALGORITHMS = ("ddp", "daso")
@@ -153,14 +155,14 @@ def head(algorithm: str) -> RunRecord:
 
 
 def test_records_become_runs(tmp_path: Path) -> None:
-    with Writer(tmp_path / "records.jsonl") as writer:
-        writer.write(head("ddp"))
-        writer.write(
+    with closing(Log(tmp_path / "records.jsonl")) as log:
+        log.write(head("ddp").to_json())
+        log.write(
             EpochRecord(
                 algorithm="ddp", epoch=1, step=22, seconds=2.0, loss=None, accuracy=0.5, bytes_between_nodes=9
-            )
+            ).to_json()
         )
-        writer.write(
+        log.write(
             EndRecord(
                 algorithm="ddp",
                 status="ok",
@@ -169,11 +171,11 @@ def test_records_become_runs(tmp_path: Path) -> None:
                 mb_between_nodes=9.0,
                 accuracy=0.5,
                 loss=None,
-            )
+            ).to_json()
         )
-        writer.write(head("daso"))
-        writer.write(EndRecord(algorithm="daso", status="failed", error="rank 1 was lost"))
-        writer.write(head("topk"))
+        log.write(head("daso").to_json())
+        log.write(EndRecord(algorithm="daso", status="failed", error="rank 1 was lost").to_json())
+        log.write(head("topk").to_json())
     with (tmp_path / "records.jsonl").open("a") as file:
         file.write('{"kind": "end", "algorithm": "to')
     (tmp_path / "output.log").write_text("[daso, node 0] Traceback")
