@@ -158,7 +158,7 @@ def test_nobody_is_more_than_so_many_rounds_ahead() -> None:
     crew = apart("lowbit:bound=2")
     for _ in range(2):
         step(crew, (0,))
-    with pytest.raises(AssertionError, match="a replica hangs"):
+    with pytest.raises(AssertionError, match="a rank hangs"):
         in_a_moment(crew, 0)
     crew.server.leave(1)
     crew.server.leave(2)
@@ -492,7 +492,7 @@ def test_only_workers_that_may_go_and_come_are_started_alone(tmp_path: object) -
             algorithm=text,
             timeout=None,
             out=tmp_path / text.replace(":", "-"),  # type: ignore[operator]
-            servers=1,
+            servers=options.ServerOptions(1),
             restarts=1,
         )
 

@@ -74,7 +74,7 @@ class RowWise(Dense):
             lambda: Levels(
                 (
                     Strategy(topology=Flat("node")),
-                    Strategy(**{**vars(parse("ps-async").levels[0]), "name": "x"}),
+                    replace(parse("ps-async").levels[0], name="x"),
                 )
             ),
             "cannot be one of several levels",
