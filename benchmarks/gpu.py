@@ -54,7 +54,7 @@ from tacit.kernels.dispatch import emulated_device
 from tacit.prediction import MP2
 from tacit.prediction.predictor import in_a_row
 from tacit.session.health import device_notes
-from tacit.transports import torch as transport
+from tacit.transports import torch_distributed as transport
 from tacit.transports.message_layout import empty_message, nbytes, pack_, unpack
 from tacit_lab.recipes.models.gpt import GPT
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tacit.transports import torch as transport
+from tacit.transports import torch_distributed as transport
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

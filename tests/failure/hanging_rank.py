@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from tacit.contracts import AllReduce
 from tacit.transports.started_collectives import Later
-from tacit.transports.torch import TorchTransport
+from tacit.transports.torch_distributed import TorchTransport
 
 KEPT: list[dist.ProcessGroup] = []
 """Groups that live as long as the interpreter, as those that a traceback refers to."""

@@ -191,5 +191,5 @@ for module, names in CHOSEN.items():
 
 if __name__ == "__main__":
     # Here a host waits inside a collective whose peers are gone, until its time-out. NCCL's is given up.
-    with patch("tacit.transports.torch.LATER", timedelta(seconds=5)):
+    with patch("tacit.transports.torch_distributed.LATER", timedelta(seconds=5)):
         CHECKS.run(sys.argv[2:])

@@ -45,7 +45,7 @@ from tacit.kernels.layout import position_bytes
 from tacit.levels.spec import AttachSpec
 from tacit.timelines import Timeline, aligned
 from tacit.topologies import Uneven
-from tacit.transports.torch import TorchTransport
+from tacit.transports.torch_distributed import TorchTransport
 
 STREAMING = "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=3,bits=4"
 

@@ -13,7 +13,7 @@ from torch import nn
 import tacit
 from tacit.contracts import Matrix
 from tacit.exchange.driver import drive
-from tacit.transports.torch import TorchTransport
+from tacit.transports.torch_distributed import TorchTransport
 
 CHECKS = Checks()
 TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)

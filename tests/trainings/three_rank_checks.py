@@ -18,7 +18,7 @@ from tacit.contracts import AllGather, AllReduce, AllToAll, Collective, Permute,
 from tacit.errors import AttachError
 from tacit.exchange.driver import drive
 from tacit.transports.message_layout import AT_ONCE, IN_ROUNDS
-from tacit.transports.torch import TorchTransport
+from tacit.transports.torch_distributed import TorchTransport
 
 CHECKS = Checks()
 check = CHECKS.add
@@ -227,7 +227,7 @@ def gradients_that_are_cleared_leave_no_trace() -> None:
 
 def leave_no_trace(algorithms: tuple[str, ...], way: str) -> None:
     for algorithm in algorithms:
-        with patch("tacit.gradients.accumulation._log.warning") as warning:
+        with patch("tacit.gradients.accumulation_checks._log.warning") as warning:
             (wanted, kept), (found, has) = (spiked(algorithm, each) for each in ("", way))
         assert not any("without optimizer.step" in call.args[0] for call in warning.call_args_list), algorithm
         assert torch.equal(found, wanted), algorithm

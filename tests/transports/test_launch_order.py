@@ -32,7 +32,7 @@ from tacit.exchange.stream_lane import StreamLane
 from tacit.kernels.dispatch import emulated_device
 from tacit.transports import process_groups
 from tacit.transports.devices import ByDevice
-from tacit.transports.torch import TorchTransport
+from tacit.transports.torch_distributed import TorchTransport
 
 WORLD = 4
 STEPS = 5

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tacit.attaching.failures import Failures
 from tacit.errors import AttachError
-from tacit.gradients.accumulation import linear
+from tacit.gradients.accumulation_checks import linear
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 

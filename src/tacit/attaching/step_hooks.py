@@ -13,7 +13,7 @@ from tacit.attaching.discarding import why_not
 from tacit.attaching.epoch_length import BackwardPasses
 from tacit.attaching.rate_history import RateHistory
 from tacit.errors import AttachError
-from tacit.gradients.accumulation import AccumulationCheck, linear
+from tacit.gradients.accumulation_checks import AccumulationCheck, linear
 from tacit.gradients.ddp_hook import Answer, HookDispatcher, SyncedBackwards, no_exchange, plain_mean
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec

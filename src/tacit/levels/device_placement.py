@@ -19,7 +19,7 @@ from tacit.strategy import Strategy
 from tacit.torch_compat import device_types
 from tacit.transports.devices import ByDevice
 from tacit.transports.process_groups import backend_on, gloo_is_built
-from tacit.transports.torch import TorchTransport
+from tacit.transports.torch_distributed import TorchTransport
 
 HOST, DEVICE = "host", "device"
 _CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from tacit.session.buckets import fitting, group_names, most_bytes
 from tacit.strategy import Strategy
 from tacit.timelines import PlannedMessage
 from tacit.transports.devices import ByDevice
-from tacit.transports.torch import TorchTransport
+from tacit.transports.torch_distributed import TorchTransport
 
 if TYPE_CHECKING:
     from tacit.gradients.ddp_hook import GradientHook

@@ -13,7 +13,7 @@ from tacit.session.buckets import group_names, most_bytes
 from tacit.stores.client.placement import message_cap
 from tacit.stores.pairs import PairTransport
 from tacit.stores.pairs.members import joined_pairs
-from tacit.transports.torch import TorchTransport
+from tacit.transports.torch_distributed import TorchTransport
 
 
 class PairLevel(WorkerLevel):

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit.errors import AttachError, TacitError
-from tacit.gradients.accumulation import has_gradient
+from tacit.gradients.accumulation_checks import has_gradient
 from tacit.gradients.ddp_hook import SyncedBackwards
 from tacit.model.not_copied import OnlyHere
 from tacit.optimizer_hooks.closures import closure_of

@@ -20,7 +20,7 @@ from tacit.contracts import (
     PushPull,
 )
 from tacit.kernels.dispatch import on_host
-from tacit.transports.torch import TorchTransport
+from tacit.transports.torch_distributed import TorchTransport
 
 HOST_STAGES = 3
 """The most collectives on an axis of an exchange on the host other than buckets (see `replicas.buffers`)."""

@@ -18,7 +18,7 @@ from tacit.stores.client.step_hook import OptimizerGroups
 from tacit.stores.client.transport import ServerGroup, StarTransport
 from tacit.stores.messages import ParameterSpec, RunSpec
 from tacit.strategy import Strategy
-from tacit.transports.torch import TorchTransport
+from tacit.transports.torch_distributed import TorchTransport
 
 
 @dataclass(frozen=True, eq=False)

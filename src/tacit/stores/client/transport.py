@@ -13,7 +13,7 @@ from tacit.stores.client.server_connection import ServerClient
 from tacit.stores.messages import RunSpec, ServerStats
 from tacit.stores.protocol import FrameKind
 from tacit.stores.secret import Secret
-from tacit.transports.torch import TorchTransport
+from tacit.transports.torch_distributed import TorchTransport
 
 
 class ServerGroup:

@@ -22,7 +22,7 @@ from tacit.stores.secret import Secret
 from tacit.stores.server.listener import Listener, RejectionLog
 from tacit.transports.interfaces import address_of
 from tacit.transports.process_groups import channel_of, gather_texts, gathered, own_groups, ranks_of, sum_
-from tacit.transports.torch import TorchTransport
+from tacit.transports.torch_distributed import TorchTransport
 
 _PORT_HINT = (
     "Ranks that average in pairs connect to each other directly, at ports that the system chooses: let them "

@@ -18,7 +18,7 @@ from tacit.failure.bounded_store import BoundedStore, KeyValueStore, store_gone,
 from tacit.stores.pairs import Membership, PairTransport, join
 from tacit.torch_compat import PrefixStore, default_store
 from tacit.transports.process_groups import ranks_of
-from tacit.transports.torch import TorchTransport
+from tacit.transports.torch_distributed import TorchTransport
 
 POLL_SECONDS = 1.0
 GRACE_SECONDS = 5.0
