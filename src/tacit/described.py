@@ -40,8 +40,6 @@ from torch import Tensor
 from tacit.errors import ConfigError, TacitError
 from tacit.files import put
 
-__all__ = ["JSON", "Between", "Duration", "Positive", "Saved", "Whole", "checksum", "load", "read", "tensor"]
-
 T = TypeVar("T")
 Built: TypeAlias = Callable[[Any, Any, str], Any]
 """(value, class, where) -> the object of that class that the value describes; `where` names its position, for

@@ -31,8 +31,6 @@ from tacit.files import output
 from tacit.optimizer_hooks.global_hooks import after_steps
 from tacit.planning.live_diagnosis import DiagnoseRequest
 
-__all__ = ["main"]
-
 _FIRST = 2
 """After so many steps of an optimizer its model is looked up: a script that attaches tacit has done so by
 then.

@@ -20,8 +20,6 @@ from pathlib import Path
 from tacit.environment import NOTES
 from tacit.errors import ConfigError
 
-__all__ = ["Log", "folder", "output", "put", "say", "spared", "sweep", "unmake"]
-
 _KINDS = {
     stat.S_ISDIR: "a folder",
     stat.S_ISCHR: "a device",

@@ -23,8 +23,6 @@ from tacit.links import Links
 from tacit.transports.probing import measure
 from tacit.transports.process_groups import joined_world
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure the links, on every rank; rank 0 prints the result."""

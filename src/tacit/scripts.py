@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["run"]
-
 
 def run(words: Sequence[str]) -> None:
     """Run a script, or a module after `-m`, with its arguments."""

@@ -16,20 +16,6 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar, get_type_hints
 from tacit.errors import ConfigError
 from tacit.json_lines import Line, is_of, read_lines
 
-__all__ = [
-    "Change",
-    "Exchange",
-    "PlannedMessage",
-    "Span",
-    "Step",
-    "Timeline",
-    "aligned",
-    "now",
-    "one_after_another",
-    "read",
-    "since_1970",
-]
-
 DIGITS = 6
 """Times are stored to the microsecond."""
 

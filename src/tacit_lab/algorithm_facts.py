@@ -18,8 +18,6 @@ from tacit.algorithms.options.text import alternatives, parameters
 from tacit.compressors import Dense
 from tacit.strategy import Strategy
 
-__all__ = ["MeasuredGap", "Parameter", "collective_of", "gaps", "gaps_of", "parameters_of"]
-
 _FILE = Path(__file__).with_name("accuracy.json")
 
 

@@ -23,8 +23,6 @@ from itertools import groupby
 
 from tacit.errors import ConfigError
 
-__all__ = ["Cluster"]
-
 _RATES = {"gbit": Decimal(10**9), "mbit": Decimal(10**6), "kbit": Decimal(10**3)}
 _TIMES = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6")}
 _UNITS = {**_RATES, **_TIMES}

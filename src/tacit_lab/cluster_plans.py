@@ -16,18 +16,6 @@ from tacit.planning.simulation.clock import Network
 from tacit.planning.simulation.costs import without_cost
 from tacit.planning.simulation.networks import LATENCY, of_ring
 
-__all__ = [
-    "CANDIDATES",
-    "FRAMES",
-    "LARGEST",
-    "ClusterPlan",
-    "described",
-    "every_algorithm",
-    "layouts",
-    "plan",
-    "shapes_worth_a_look",
-]
-
 CANDIDATES = (
     "ddp",
     "bf16",

@@ -13,8 +13,6 @@ from tacit.planning.live_diagnosis import SETTLING, STEPS, DiagnoseRequest
 from tacit_lab.cluster import Cluster
 from tacit_lab.first_steps import run_until_written
 
-__all__ = ["of_script"]
-
 _MODULE = ("-m", "tacit.diagnose")
 
 

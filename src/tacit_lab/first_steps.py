@@ -10,8 +10,6 @@ from tacit.errors import TestbedError
 from tacit_lab.cluster import Cluster
 from tacit_lab.testbed import Testbed
 
-__all__ = ["run_until_written"]
-
 _SECONDS = 1200.0
 
 

@@ -12,8 +12,6 @@ from tacit.planning.profile import Profile
 from tacit_lab.cluster import Cluster
 from tacit_lab.first_steps import run_until_written
 
-__all__ = ["of_recipe", "of_script"]
-
 _QUIET = "localsgd:sync_every=1000000"
 """Trains as DDP would, and sends nothing meanwhile."""
 

@@ -14,16 +14,6 @@ from tacit.errors import PeerLost
 from tacit.torch_compat import default_store
 from tacit.transports.process_groups import rank_in
 
-__all__ = [
-    "BoundedStore",
-    "KeyValueStore",
-    "Unreachable",
-    "host_store",
-    "is_hosted_here",
-    "store_gone",
-    "store_host",
-]
-
 T = TypeVar("T")
 
 _HOST = "tacit/host"

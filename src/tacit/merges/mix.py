@@ -10,8 +10,6 @@ from torch import Tensor
 
 from tacit.contracts import Application, Merge, State
 
-__all__ = ["Mix"]
-
 
 @dataclass(frozen=True)
 class Mix(Merge):

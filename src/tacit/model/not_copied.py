@@ -7,8 +7,6 @@ from contextlib import nullcontext
 from functools import partial, update_wrapper
 from typing import Any
 
-__all__ = ["ForwardSync", "NotCopied", "OnlyHere"]
-
 _NOTHING = nullcontext().__exit__
 """A function that takes any arguments and returns None."""
 

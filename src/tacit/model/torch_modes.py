@@ -11,8 +11,6 @@ import torch
 
 from tacit.torch_compat import in_function_mode
 
-__all__ = ["shielded"]
-
 _DEVICES = ("cpu", "cuda")
 Given = ParamSpec("Given")
 T = TypeVar("T")

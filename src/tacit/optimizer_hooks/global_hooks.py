@@ -15,8 +15,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tacit.model.torch_modes import shielded
 
-__all__ = ["StepsHandle", "after_steps", "before_steps"]
-
 Call = Callable[[Optimizer], None]
 
 

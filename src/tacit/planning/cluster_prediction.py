@@ -16,8 +16,6 @@ from tacit.planning.simulation.timeline import ENCODING, MAIN, SimulatedSpan
 from tacit.rounds import MomentPeriods
 from tacit.strategy import AnyStrategy
 
-__all__ = ["BASE", "Prediction", "predict", "refuse"]
-
 BASE = "ddp"
 """What all others are compared with."""
 

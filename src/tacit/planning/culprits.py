@@ -8,8 +8,6 @@ from statistics import fmean, median, median_low
 
 from tacit.planning.diagnosis import Diagnosis, Facts, Finding, Shares, in_ms, shares, typical
 
-__all__ = ["diagnosed"]
-
 WORTH = 0.03
 """The least share of the step that is reported as a finding."""
 _SLOWER, _OFTEN = 1.15, 0.6

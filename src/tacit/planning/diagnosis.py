@@ -10,8 +10,6 @@ from typing import ClassVar
 from tacit.described import Saved
 from tacit.links import Links
 
-__all__ = ["PARTS", "Diagnosis", "Facts", "Finding", "RankSteps", "Shares", "in_ms", "shares", "typical"]
-
 PARTS = ("computing", "data", "slow rank", "encoding", "links")
 """The parts of a step; see `Shares`."""
 _WORDS = {

@@ -34,8 +34,6 @@ from tacit.timelines import Span
 from tacit.transports.interfaces import Interface, congestion_control, interfaces, socket_buffer
 from tacit.transports.process_groups import gather_texts, rank_in
 
-__all__ = ["DiagnoseRequest", "Diagnosing", "began"]
-
 SETTLING, STEPS = 5, 20
 """The steps that are skipped, in which buckets still change; and those that are measured."""
 _MOST = 500

@@ -20,8 +20,6 @@ from tacit.planning.step_profiler import take
 from tacit.planning.step_timer import StepTimer
 from tacit.transports.probing import RingCost, ring_cost
 
-__all__ = ["Planner"]
-
 WORTH = 0.03
 """The factor by which a candidate that changes the arithmetic must be faster than DDP, or than a plainer one.
 """

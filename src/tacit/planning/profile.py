@@ -13,8 +13,6 @@ import torch
 from tacit.described import Duration, Positive, Saved, Whole
 from tacit.errors import ConfigError
 
-__all__ = ["BucketCost", "LevelCost", "ParamReady", "Profile", "StepProfile", "StrategyCost"]
-
 
 @dataclass(frozen=True)
 class ParamReady:

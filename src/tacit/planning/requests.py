@@ -11,8 +11,6 @@ from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.links import Links
 
-__all__ = ["TimedSession", "requested"]
-
 R = TypeVar("R")
 
 

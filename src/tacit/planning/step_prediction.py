@@ -15,8 +15,6 @@ from tacit.planning.simulation.costs import without_cost
 from tacit.planning.strategy_costs import measured_cost
 from tacit.strategy import AnyStrategy
 
-__all__ = ["StepPredictor"]
-
 
 @dataclass(frozen=True, eq=False)
 class StepPredictor:

@@ -33,8 +33,6 @@ from tacit.planning.strategy_costs import measured_cost
 from tacit.transports.probing import RingCost, ring_cost
 from tacit.transports.process_groups import backend_of, gather_texts
 
-__all__ = ["ProfileRequest", "began", "cores", "machine", "processor", "take"]
-
 SKIPPED, STEPS = 3, 12
 """The first steps that are skipped, in which buckets still change; and those that are measured."""
 _SLOWER = 1.1

@@ -21,8 +21,6 @@ from tacit.session import Session, Training
 from tacit.session.schedule import Schedule
 from tacit.strategy import AnyStrategy
 
-__all__ = ["measured_cost"]
-
 _ROUNDS = 3
 _SWEPT = 8 << 20
 """The entries that are read and written before each round: more than caches hold."""

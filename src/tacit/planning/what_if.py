@@ -31,8 +31,6 @@ from tacit.topologies import Hierarchical
 from tacit.transports.probing import ring_cost
 from tacit.transports.process_groups import gathered, rank_in
 
-__all__ = ["considered"]
-
 MOST_NODES = 16
 """With more nodes links are not measured one by one, which would take minutes."""
 _LARGE = 25 << 20

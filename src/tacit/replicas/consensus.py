@@ -14,8 +14,6 @@ from tacit.exchange.joined_requests import average_, gather
 from tacit.replicas.replica import Replica
 from tacit.session import Session
 
-__all__ = ["Consensus", "ConsensusMeter"]
-
 _CHUNK = 1 << 18
 """The number of entries that are processed at a time, to save memory."""
 

@@ -13,8 +13,6 @@ from tacit.strategy import Strategy
 if TYPE_CHECKING:
     from tacit.prediction.predictor import Predictor
 
-__all__ = ["detail", "one_line", "sentence"]
-
 MOST = 200
 """The most characters of the sentence."""
 

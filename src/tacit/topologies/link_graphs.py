@@ -16,8 +16,6 @@ from typing import TypeAlias
 
 from tacit.errors import ConfigError
 
-__all__ = ["Tree", "balanced_tree", "gossip_weights", "spanning_tree"]
-
 Rates: TypeAlias = Sequence[Sequence[float | None]]
 Weights: TypeAlias = tuple[tuple[float, ...], ...]
 

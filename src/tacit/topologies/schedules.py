@@ -14,20 +14,6 @@ from typing import NamedTuple, TypeAlias
 
 from tacit.errors import ConfigError
 
-__all__ = [
-    "Hop",
-    "MessageSchedule",
-    "blueconnect",
-    "by_factors",
-    "double_tree",
-    "found_factors",
-    "found_sides",
-    "halving_doubling",
-    "ring",
-    "torus",
-    "tree",
-]
-
 _MOST_HOPS = 4_000_000
 """The most hops of a schedule: half a million take more than 20 seconds to make."""
 _KEPT = 16

@@ -34,8 +34,6 @@ from tacit.topologies.link_graphs import balanced_tree
 from tacit.topologies.on_axis import OnAxis
 from tacit.topologies.schedules import MessageSchedule
 
-__all__ = ["BlueConnect", "DoubleTree", "HalvingDoubling", "LinkTree", "Ring", "Shape", "Torus"]
-
 
 @dataclass(frozen=True)
 class Shape(OnAxis):

@@ -10,8 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Interface", "address_of", "congestion_control", "interfaces", "sent_bytes", "socket_buffer"]
-
 _TABLE = Path("/proc/self/net/dev")
 _LIMITS = (Path("/proc/sys/net/ipv4/tcp_wmem"), Path("/proc/sys/net/ipv4/tcp_rmem"))
 _CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")

@@ -16,8 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Pairwise", "Sizes", "begun"]
-
 Sizes: TypeAlias = tuple[Sequence[int], Sequence[int]]
 """The number of entries from each rank of a group, and for each."""
 

@@ -18,9 +18,6 @@ from torch import Tensor
 from tacit.contracts import AxisRank, Payload, Permute
 from tacit.transports.message_layout import pack_, unpack
 
-__all__ = ["Waiters", "in_stream", "posted"]
-
-
 Message: TypeAlias = Callable[[str, Payload], Tensor]
 """(key, payload) -> a buffer for a message that holds such a payload."""
 Read: TypeAlias = Callable[[], Payload | None]

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Later", "Now"]
-
 
 @dataclass(frozen=True)
 class Now:

@@ -7,8 +7,6 @@ import threading
 import time
 from pathlib import Path
 
-__all__ = ["settle"]
-
 _TASKS = Path("/proc/self/task")
 _POLL = 0.005
 

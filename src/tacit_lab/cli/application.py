@@ -18,8 +18,6 @@ from tacit_lab.cli.parsing import shortened
 from tacit_lab.cli.predictor import commands as predictor_commands
 from tacit_lab.cli.run import command as run_command
 
-__all__ = ["app", "run"]
-
 _EPILOG = (
     "Exit codes: 0: success; 1: a run failed, or nothing can be printed; 2: the command line asks for "
     "something that is not possible; 129, 130 and 143: stopped by SIGHUP, SIGINT (Ctrl-C) and SIGTERM; of "

@@ -11,8 +11,6 @@ from tacit.files import output
 from tacit_lab.cli import parsing
 from tacit_lab.cli.interrupts import interruptible
 
-__all__ = ["command"]
-
 
 def command(
     script: Annotated[

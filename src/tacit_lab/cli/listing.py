@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from tacit_lab.algorithm_facts import MeasuredGap, Parameter
 
-__all__ = ["command"]
-
 
 def command(
     name: Annotated[

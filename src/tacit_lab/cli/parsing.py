@@ -10,20 +10,6 @@ from typing import TypeVar
 from tacit.errors import ConfigError
 from tacit_lab.cluster import Cluster
 
-__all__ = [
-    "at_most",
-    "cluster",
-    "numbers",
-    "path",
-    "paths",
-    "seconds",
-    "seed",
-    "shortened",
-    "split",
-    "split_algorithms",
-    "whole",
-]
-
 N = TypeVar("N", int, float)
 _LONGEST_LINE = 600
 """Characters of a line of a message. The middle of a longer line is left out, of its long words first."""

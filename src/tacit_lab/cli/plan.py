@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tacit_lab.cluster import Cluster
     from tacit_lab.cluster_plans import ClusterPlan
 
-__all__ = ["EPILOG", "command"]
-
 EPILOG = (
     "Nothing is measured on that cluster: a few steps of the training are profiled here, and a clock runs "
     "each strategy's messages over links of these rates, by the collectives of Gloo, which are rings. Step "

@@ -10,8 +10,6 @@ from tacit.files import output, put
 from tacit_lab.cli import parsing
 from tacit_lab.cli.interrupts import interruptible
 
-__all__ = ["command"]
-
 _LIMIT = 600.0
 
 

@@ -14,8 +14,6 @@ from tacit_lab.cli.interrupts import interruptible
 if TYPE_CHECKING:
     from tacit.planning.profile import Profile
 
-__all__ = ["command"]
-
 
 def command(
     script: Annotated[

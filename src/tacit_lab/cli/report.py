@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from tacit.timelines import Timeline
 
-__all__ = ["PAGE", "TRACES", "command", "write"]
-
 PAGE = "report.html"
 RECORDS = "records.jsonl"
 TIMELINE = "timeline.jsonl"

@@ -16,8 +16,6 @@ from tacit.files import put
 from tacit.prediction.predictor import KINDS
 from tacit_lab.predictor_training.layers import Layer
 
-__all__ = ["SPLITS", "load", "save"]
-
 VERSION = 3
 SPLITS = ("train", "architecture", "data")
 HEADER_TYPES = {

@@ -21,8 +21,6 @@ from tacit_lab.predictor_training.trials import (
 )
 from tacit_lab.reports.predictors import Evaluation, Judged, Path
 
-__all__ = ["check", "judge"]
-
 SHOWN = ("convolution", "linear")
 """Of which kinds elements' paths are drawn."""
 

@@ -14,8 +14,6 @@ from tacit.prediction.networks import weight_files
 from tacit.prediction.networks.mp2 import MP2
 from tacit_lab.predictor_training.trials import Trial, in_the_loop
 
-__all__ = ["best", "scaled"]
-
 
 def best(
     weights: weight_files.Weights,

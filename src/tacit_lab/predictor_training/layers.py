@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from tacit_lab.predictor_training.simulation import Round, kinds
 
-__all__ = ["Layer", "Recorder"]
-
 
 @dataclass(frozen=True)
 class Layer:

@@ -15,8 +15,6 @@ from tacit.prediction.predictor import Seen
 from tacit_lab.predictor_training.layers import Layer
 from tacit_lab.predictor_training.trajectories import Motion, motions, reach
 
-__all__ = ["LOSSES", "train"]
-
 LOSSES = ("l1", "mse")
 
 

@@ -18,8 +18,6 @@ from tacit_lab.recipes import Choices
 from tacit_lab.recipes import models as networks
 from tacit_lab.recipes.recipe import Recipe
 
-__all__ = ["LEAST", "MADE_UP", "Sampling", "TrainingRun", "plan", "recipe_of", "record"]
-
 MADE_UP = "made-up"
 """The name of the data set of made-up images, besides the recipes of `tacit compare`."""
 OF_IMAGES = (MADE_UP, "cifar10", "mnist")

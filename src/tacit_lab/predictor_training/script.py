@@ -28,8 +28,6 @@ from tacit_lab.predictor_training.layers import Layer, Recorder
 from tacit_lab.predictor_training.runs import LEAST, Sampling
 from tacit_lab.predictor_training.simulation import Round
 
-__all__ = ["ScriptRecorder", "collected", "command", "main", "variables"]
-
 LAYERS, NOTES = "record.safetensors", "notes.json"
 """What the folder then holds: the recorded layers, if there are any; and how many steps there were."""
 

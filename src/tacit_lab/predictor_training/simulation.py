@@ -19,8 +19,6 @@ from tacit.strategy import AnyStrategy
 from tacit.transports.loopback import Loopback, LoopbackTransport
 from tacit_lab.recipes.recipe import Batch, Recipe
 
-__all__ = ["Round", "Simulation"]
-
 CAP = 25 << 20
 """Bytes of a bucket, at most."""
 

@@ -14,8 +14,6 @@ from tacit_lab.recipes import models
 from tacit_lab.recipes.hyperparameters import TUNINGS, triangle
 from tacit_lab.recipes.recipe import Batch, Recipe, seeded, shard
 
-__all__ = ["MadeUp"]
-
 CLASSES = 10
 SIDE = 32
 TRAIN, HELD_OUT = 4096, 512

@@ -13,8 +13,6 @@ from tacit import checks
 from tacit.prediction.predictor import Seen
 from tacit_lab.predictor_training.layers import Layer
 
-__all__ = ["Guess", "Motion", "Windows", "elements", "motions", "period_of", "reach", "roll_out", "when"]
-
 Guess: TypeAlias = Callable[[Seen], Tensor]
 """What is known of n elements -> their next changes (n,)."""
 

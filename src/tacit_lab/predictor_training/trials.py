@@ -33,20 +33,6 @@ from tacit_lab.predictor_training.simulation import Round, Simulation, kinds
 from tacit_lab.predictor_training.trajectories import Motion, Windows, motions, period_of, roll_out
 from tacit_lab.recipes.recipe import Recipe
 
-__all__ = [
-    "Assembled",
-    "End",
-    "Score",
-    "Trial",
-    "cost",
-    "evaluate",
-    "full_push",
-    "in_the_loop",
-    "mean_of",
-    "paths",
-    "predicting",
-]
-
 WHOLE_BELOW = Predicted.whole_below
 """Parameters of fewer elements are sent whole, and those of one dimension."""
 

@@ -16,8 +16,6 @@ from tacit.prediction.networks.wnn import AHEAD, WNNNetwork, WNNStream, normalis
 from tacit_lab.predictor_training.layers import Layer
 from tacit_lab.predictor_training.trajectories import Motion, elements, motions
 
-__all__ = ["train"]
-
 VALUES = 5
 """That the network is shown."""
 ON_WEIGHTS, ON_BIASES = 1e-6, 0.1

@@ -17,8 +17,6 @@ from tacit.exports import load_all
 from tacit.session.bucket_exchange import BucketExchanges
 from tacit_lab.profiling.stages import StageClock
 
-__all__ = ["FUNCTIONS", "GENERATORS", "KERNELS", "METHODS", "OVERRIDDEN", "replace"]
-
 KERNELS = "kernel "
 """How the stages of kernels begin; their names follow."""
 

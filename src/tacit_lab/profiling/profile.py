@@ -12,8 +12,6 @@ from tacit.described import Saved
 from tacit.errors import ConfigError
 from tacit_lab.profiling.stages import UNATTRIBUTED
 
-__all__ = ["ENDED", "ProfileRow", "RankProfile", "Summary", "ThreadProfile", "read"]
-
 ENDED = "threads that have ended"
 """The row of what the process has used and no thread that is still there."""
 _FILES = "profile*.json"

@@ -18,8 +18,6 @@ from tacit_lab.profiling import instruments, threads
 from tacit_lab.profiling.profile import RankProfile, ThreadProfile
 from tacit_lab.profiling.stages import StageClock, cpu_ns
 
-__all__ = ["MOST", "SKIPPED", "ProfileRecorder"]
-
 SKIPPED = 5
 """So many steps at the beginning are left out, or half of all if those are fewer: buffers are made, buckets
 settle and kernels are compiled in them."""

@@ -15,8 +15,6 @@ from tacit import files, scripts
 from tacit.environment import PROFILE, WORKER
 from tacit_lab.profiling.recorder import ProfileRecorder
 
-__all__ = ["main"]
-
 
 def main(words: Sequence[str]) -> None:
     """Run a script, or `-m` and a module; its profile is written however it ends."""

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["UNATTRIBUTED", "StageClock", "ThreadStages", "cpu_ns"]
-
 UNATTRIBUTED = "not attributed"
 """What a thread does outside of all stages."""
 _TRIES = 5

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["names", "numbered", "running"]
-
 _TASKS = Path("/proc/self/task")
 _PURPOSES = {
     "gloo_tcp_loop": "Gloo: sockets",

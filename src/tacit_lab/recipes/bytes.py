@@ -16,8 +16,6 @@ from tacit.errors import ConfigError
 from tacit_lab.recipes.models.gpt import GPT
 from tacit_lab.recipes.recipe import Batch, Recipe, seeded, shard
 
-__all__ = ["Bytes"]
-
 LENGTH = 128
 """Bytes in a sample."""
 STEPS = 120

@@ -8,8 +8,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["NO_CHOICES", "Choices"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:

@@ -11,8 +11,6 @@ from torch import Tensor
 from tacit.files import spared
 from tacit.reporting.scalars import Measured, ScalarWriter, log_metrics
 
-__all__ = ["NO_CURVES", "Curves"]
-
 
 class CurveWriter(ScalarWriter, Protocol):
     """Draws curves; `torch.utils.tensorboard.SummaryWriter` is one."""

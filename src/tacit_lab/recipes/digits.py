@@ -17,8 +17,6 @@ from torch.nn.functional import cross_entropy
 from tacit.errors import ConfigError, installing
 from tacit_lab.recipes.recipe import Batch, Recipe, seeded, shard
 
-__all__ = ["Digits"]
-
 HELD_OUT = 357
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-__all__ = ["TUNINGS", "Adam", "Sgd", "triangle"]
-
 PEAK = 0.2
 """The part of a run in which the learning rate rises."""
 

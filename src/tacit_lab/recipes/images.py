@@ -21,8 +21,6 @@ from tacit_lab.recipes.hyperparameters import TUNINGS, triangle
 from tacit_lab.recipes.models.precision import InBfloat16
 from tacit_lab.recipes.recipe import Batch, Recipe, seeded, shard
 
-__all__ = ["ImageRecipe", "cifar10", "mnist"]
-
 CLASSES = 10
 SIDE = 32
 """Pixels on each side of what a network gets; smaller images have a black frame."""

@@ -14,8 +14,6 @@ from tacit.environment import INTERFACE, NODES
 from tacit_lab.recipes import traffic
 from tacit_lab.testbed.network import counters
 
-__all__ = ["Meter", "mean_over_ranks"]
-
 
 class Meter:
     """Counts seconds and transmitted bytes, summed over its windows. All ranks must make the same calls.

@@ -14,8 +14,6 @@ from tacit.errors import ConfigError
 from tacit.timelines import Timeline
 from tacit_lab.records import Line, Record, parse_also
 
-__all__ = ["Progress", "line_of", "record_in"]
-
 _MARK = "@tacit-progress "
 _RECORD = "@tacit-record "
 

@@ -9,8 +9,6 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Batch", "Recipe", "seeded", "shard"]
-
 Batch: TypeAlias = tuple[Tensor, Tensor]
 """Inputs and targets; the first dim of both counts the samples."""
 

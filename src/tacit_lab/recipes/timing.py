@@ -9,8 +9,6 @@ import torch.distributed as dist
 
 from tacit.timelines import Timeline, aligned, now
 
-__all__ = ["KEPT", "MESSAGES", "Timekeeper"]
-
 KEPT = 200
 """Steps around the middle of the run that are written down, so that a long run's file stays small."""
 

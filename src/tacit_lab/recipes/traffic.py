@@ -12,8 +12,6 @@ from torch import Tensor
 from tacit.environment import NODE, NODES, SERVERS
 from tacit_lab.testbed.network import peers
 
-__all__ = ["Traffic", "TrafficMatrix", "here"]
-
 TrafficMatrix = list[list[int]]
 """Bytes from each node, row by row, to each: first the nodes with ranks, then those of the servers."""
 

@@ -25,9 +25,6 @@ from tacit_lab.recipes.recipe import Recipe
 from tacit_lab.recipes.timing import Timekeeper
 from tacit_lab.records import COMPUTE_ONLY, EndRecord, Environment, EpochRecord, Record, RunRecord
 
-__all__ = ["Task", "train"]
-
-
 EVERY = 0.25
 """Seconds between two progress messages."""
 

@@ -27,8 +27,6 @@ from tacit_lab.recipes.progress import line_of
 from tacit_lab.recipes.training import Task, train
 from tacit_lab.records import COMPUTE_ONLY, Line
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Train as one rank of torchrun's group, and end the process: with exit code 1 after any error."""

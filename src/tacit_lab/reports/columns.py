@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-__all__ = ["TableRow", "explained"]
-
 
 class TableRow(NamedTuple):
     """A row of the table: its name, and a text for each column.

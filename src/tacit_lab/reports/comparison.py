@@ -9,8 +9,6 @@ from typing import Any
 from tacit.errors import ConfigError
 from tacit_lab.records import COMPUTE_ONLY, EndRecord, Record, RunRecord, Status
 
-__all__ = ["MEANINGS", "UNSHAPED", "Comparison", "Row", "compare"]
-
 BASE = "ddp"
 
 UNSHAPED = "no network was shaped"

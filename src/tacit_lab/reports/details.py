@@ -9,8 +9,6 @@ from html import escape
 from tacit_lab.records import VERSION, RunRecord
 from tacit_lab.reports.comparison import UNSHAPED, Comparison
 
-__all__ = ["details"]
-
 
 def details(comparison: Comparison, runs: Sequence[RunRecord]) -> str:
     """Configuration, strategies and environment, closed until it is asked for."""

@@ -11,8 +11,6 @@ from importlib.util import find_spec
 from tacit.errors import ConfigError, installing
 from tacit_lab.reports.charts.figures import Chart
 
-__all__ = ["check_installed", "document"]
-
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 

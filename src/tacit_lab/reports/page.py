@@ -20,8 +20,6 @@ from tacit_lab.reports.servers import servers
 from tacit_lab.reports.table import cells
 from tacit_lab.reports.traffic import traffic
 
-__all__ = ["page"]
-
 _CUT = "The last line of the records was cut short and is left out."
 
 

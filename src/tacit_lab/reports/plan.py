@@ -12,8 +12,6 @@ from tacit.planning.simulation.timeline import ENCODING, MAIN, WAITING
 from tacit_lab.cluster_plans import FRAMES, ClusterPlan
 from tacit_lab.reports.document import document
 
-__all__ = ["page", "to_json", "to_text"]
-
 _HEAD = ("step ms", "computes", "between", "inside", "encodes", "MB", "memory MB", "x ddp", "of limit")
 _ROWS = {MAIN: "training", ENCODING: "encoding", NET: "between nodes", NODE: "inside nodes"}
 _COLOURS = {

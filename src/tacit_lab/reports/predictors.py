@@ -15,8 +15,6 @@ from tacit_lab.reports.sections import section, swatch
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["Evaluation", "Judged", "Path", "page", "table"]
-
 NOTHING = "–"
 COLOURS = 7
 TRUE = Style("--base")

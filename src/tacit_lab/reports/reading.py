@@ -10,8 +10,6 @@ from typing import TypeVar
 from tacit.errors import ConfigError
 from tacit_lab.records import Line
 
-__all__ = ["salvage"]
-
 L = TypeVar("L", bound=Line)
 
 

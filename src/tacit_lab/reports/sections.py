@@ -14,8 +14,6 @@ from tacit_lab.reports.charts.schedule import schedule_chart
 from tacit_lab.reports.charts.timeline import timeline_chart
 from tacit_lab.reports.comparison import Comparison
 
-__all__ = ["Section", "section", "sections", "swatch"]
-
 NO_SCRIPT = "The charts need JavaScript. The table and the text do not."
 MARKS = {
     "solid": "computing",

@@ -8,8 +8,6 @@ from typing import Any
 from tacit_lab.records import EndRecord, Record
 from tacit_lab.reports.columns import TableRow, explained
 
-__all__ = ["servers"]
-
 COLUMNS = {
     "server": "which of the run's servers; parameters are shared out by size",
     "pushes": "messages that workers pushed: one a bucket, and several of a long one",

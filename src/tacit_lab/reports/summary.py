@@ -9,8 +9,6 @@ from tacit_lab.cluster import Cluster
 from tacit_lab.records import COMPUTE_ONLY, EndRecord, Record, RunRecord
 from tacit_lab.reports.comparison import BASE, UNSHAPED, Comparison, Row
 
-__all__ = ["UNFINISHED", "close_open_runs", "headline", "links", "notices"]
-
 UNFINISHED = "it was still running, or was killed"
 
 

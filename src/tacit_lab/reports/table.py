@@ -9,8 +9,6 @@ from tacit_lab.reports.comparison import MEANINGS, UNSHAPED, Comparison, Row
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["table"]
-
 NOTHING = "–"
 
 
@@ -51,6 +49,7 @@ def _caption(comparison: Comparison) -> str:
 
 
 def cells(row: Row) -> list[str]:
+    """A row of the table as texts, a cell a column."""
     return [
         row.algorithm if row.status == "ok" else f"{row.algorithm} ({row.status})",
         _number(row.accuracy, "{:.4f}"),

@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 from tacit.timelines import Exchange, Timeline, aligned
 from tacit_lab.reports.charts.activity import ActivitySpan, activity_spans, outside, rows, waits
 
-__all__ = ["TRAINING", "trace"]
-
 Event: TypeAlias = dict[str, Any]
 
 TRAINING = 99

@@ -10,8 +10,6 @@ from tacit_lab.records import EndRecord, Record, RunRecord
 from tacit_lab.reports.charts.figures import Style
 from tacit_lab.reports.sections import swatch
 
-__all__ = ["digits", "names", "traffic"]
-
 _DEEPEST = 62
 """How much of its colour the largest cell has, in percent: text on it stays readable."""
 _WIDE = 7

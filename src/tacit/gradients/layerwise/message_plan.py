@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import pairwise
 
-__all__ = ["Gradient", "Link", "LinkUse", "MessagePlan", "by_priority", "by_size", "fitted", "merged"]
-
 _SMALL_SHARE = 20
 """A short message takes this many times the latency of the link."""
 _SHORTEST, _LONGEST = 256_000, 16_000_000

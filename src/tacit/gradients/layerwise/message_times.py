@@ -19,8 +19,6 @@ from tacit.session.buckets import parameter_of
 from tacit.session.stats import KEPT
 from tacit.timelines import PlannedMessage, Span
 
-__all__ = ["MessageLog"]
-
 
 class MessageInRound(Protocol):
     """A planned message in one round: a new object in every round."""

@@ -17,8 +17,6 @@ from itertools import count
 from tacit.contracts import NET, NODE
 from tacit.transports.message_layout import AT_ONCE, IN_ROUNDS
 
-__all__ = ["Activity", "Clock", "Network", "Transfer"]
-
 _DONE = 1e-12
 
 

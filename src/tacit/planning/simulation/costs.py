@@ -10,8 +10,6 @@ from tacit.planning.profile import BucketCost, LevelCost, Profile, StrategyCost
 from tacit.planning.simulation.rehearsal import BucketScript, LevelScript, rehearse
 from tacit.strategy import AnyStrategy
 
-__all__ = ["CostOf", "cost_on", "without_cost"]
-
 _LEAVING = 0.4
 """The share of the main thread's work on a round before it is sent: reading the parameters."""
 

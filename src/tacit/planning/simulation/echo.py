@@ -33,8 +33,6 @@ from tacit.errors import ConfigError
 from tacit.exchange.health import divide_
 from tacit.transports.message_layout import empty_message, pack_, unpack
 
-__all__ = ["EchoTransport", "Layout"]
-
 
 @dataclass(frozen=True)
 class Layout:

@@ -12,8 +12,6 @@ from tacit.planning.simulation.clock import Activity
 from tacit.planning.simulation.rehearsal import BucketScript, NodeMessage
 from tacit.planning.simulation.timeline import ENCODING, ClockTimeline
 
-__all__ = ["ClockJob", "ClockLane"]
-
 
 @dataclass(eq=False)
 class ClockJob:

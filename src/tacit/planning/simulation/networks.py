@@ -12,8 +12,6 @@ from tacit.planning.profile import Profile
 from tacit.planning.simulation.clock import Network
 from tacit.strategy import AnyStrategy, AutoStrategy, Strategy
 
-__all__ = ["LATENCY", "measured", "of_ring", "strategy_on"]
-
 LATENCY = 7e-5
 """Seconds of a small message between two machines, without the link's latency."""
 

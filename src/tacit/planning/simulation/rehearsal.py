@@ -17,15 +17,6 @@ from tacit.session.topology_choice import choose
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.meter import DryRun, SentMessage
 
-__all__ = [
-    "BucketScript",
-    "LevelScript",
-    "NodeMessage",
-    "ddp_buckets",
-    "level_buckets",
-    "rehearse",
-]
-
 _FIRST_BUCKET = 1 << 20
 """The bytes that close DDP's first bucket, if the script does not set `bucket_cap_mb`."""
 _CAP = 25 << 20

@@ -14,8 +14,6 @@ from tacit.planning.simulation.rehearsal import TRAINING, LevelScript
 from tacit.planning.simulation.timeline import MAIN, WAITING, ClockTimeline, Simulated
 from tacit.session.schedule import Schedule
 
-__all__ = ["simulate"]
-
 _FEWEST, _MOST = 8, 1000
 """The least number of simulated steps, and as many before them that do not count; and the most steps of a
 period.

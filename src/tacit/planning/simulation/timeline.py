@@ -12,8 +12,6 @@ from tacit.planning.profile import Profile
 from tacit.planning.simulation.clock import Activity, Clock, Network
 from tacit.planning.simulation.rehearsal import NodeMessage
 
-__all__ = ["ENCODING", "MAIN", "WAITING", "ClockTimeline", "Simulated", "SimulatedSpan"]
-
 ENCODING = "encoding"
 """The row of the lane; and what training waits for when no link is in use."""
 MAIN, WAITING = "training", "waiting"

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tacit_lab.reports import Comparison
 
-__all__ = ["EPILOG", "command"]
-
 EPILOG = "The columns. " + " ".join(f"{name}: {meaning}." for name, meaning in MEANINGS.items())
 
 

@@ -13,8 +13,6 @@ from tacit_lab.recipes.progress import Progress
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Display", "open_display"]
-
 MISSING = "–"
 """Stands for a number that is not known yet."""
 

@@ -18,8 +18,6 @@ from tacit_lab.cluster import Cluster
 from tacit_lab.recipes import NO_CHOICES, Choices
 from tacit_lab.records import COMPUTE_ONLY
 
-__all__ = ["RECORDS", "TIMELINE", "CompareOptions", "check", "prepared"]
-
 RECORDS = "records.jsonl"
 TIMELINE = "timeline.jsonl"
 

@@ -9,8 +9,6 @@ from tacit.timelines import Timeline
 from tacit_lab.cli.compare.options import CompareOptions
 from tacit_lab.records import Record
 
-__all__ = ["ComparisonRecorder"]
-
 
 class ComparisonRecorder:
     """Keeps records in memory, for the summary, and writes them into the comparison's folder if it can.

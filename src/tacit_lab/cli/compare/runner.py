@@ -16,8 +16,6 @@ from tacit_lab.recipes.progress import Progress, record_in
 from tacit_lab.records import COMPUTE_ONLY, EndRecord, Status
 from tacit_lab.testbed import Failure, Result, Serving, Testbed
 
-__all__ = ["train_all"]
-
 
 def train_all(options: CompareOptions, display: Display, recorder: ComparisonRecorder) -> None:
     """Train with each strategy, and once without communication; the recorder keeps the records.

@@ -23,8 +23,6 @@ from tacit_lab.predictor_training.runs import Sampling, TrainingRun, plan, recip
 from tacit_lab.predictor_training.synthetic import MadeUp
 from tacit_lab.predictor_training.trials import Trial, predicting
 
-__all__ = ["EvaluateOptions", "GainTrials", "RecordOptions", "ScriptOptions", "TrainOptions"]
-
 NETWORKS = ("mp2", "wnn")
 CANDIDATES: dict[str, Callable[[], Predictor]] = {
     "mp2": MP2,

@@ -22,8 +22,6 @@ from tacit_lab.predictor_training.layers import Layer
 from tacit_lab.predictor_training.runs import record as recorded
 from tacit_lab.reports import predictors as reports
 
-__all__ = ["evaluate", "record", "record_script", "train"]
-
 Tell = Callable[[str], None]
 """Prints a line for the user."""
 

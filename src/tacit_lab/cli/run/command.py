@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tacit_lab.cli.run.options import RunOptions
     from tacit_lab.cli.run.result import RunResult
 
-__all__ = ["EPILOG", "command"]
-
 EPILOG = (
     "The script's own output goes to stdout and stderr, the summary to stderr. MB between nodes is all "
     "that the nodes' interfaces sent from the start of a node's first rank to the end of its last, summed "

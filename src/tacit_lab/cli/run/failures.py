@@ -14,8 +14,6 @@ from tacit.files import put, spared
 from tacit_lab.cli.parsing import shortened
 from tacit_lab.testbed.results import Ending, verb
 
-__all__ = ["FailureGroup", "format_groups", "group_endings", "write_tracebacks"]
-
 _FRAMES = 4
 """The most frames of the user's code that are shown, the last ones."""
 _GROUPS = 4

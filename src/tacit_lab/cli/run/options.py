@@ -23,8 +23,6 @@ from tacit_lab.testbed.launch import Serving
 if TYPE_CHECKING:
     from tacit.strategy import AnyStrategy
 
-__all__ = ["DEFAULT", "RunOptions", "ServerOptions", "check"]
-
 DEFAULT = "ddp"
 _EXAMPLE = "write for example tacit run --cluster 2x2@100mbit --algorithm topk -- train.py --epochs 3"
 

@@ -21,8 +21,6 @@ from tacit_lab.records import Environment, Status
 from tacit_lab.testbed import Failure, Result
 from tacit_lab.testbed.results import verb
 
-__all__ = ["MEANINGS", "RunResult", "cut_off", "summarize", "unfinished"]
-
 MEANINGS = {
     "seconds": "from the launch to the end of all, imports included",
     "MB between nodes": "all that left the nodes' interfaces, summed",

@@ -8,8 +8,6 @@ from typing import Any
 from tacit_lab.cluster import Cluster
 from tacit_lab.reports.traffic import digits, names
 
-__all__ = ["matrix", "printed"]
-
 _MOST = 8
 """From more nodes on the matrix is in run.json alone."""
 

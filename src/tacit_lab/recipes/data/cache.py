@@ -21,8 +21,6 @@ from tacit.errors import ConfigError
 from tacit_lab.recipes.data import sources
 from tacit_lab.recipes.data.splits import Images, Split
 
-__all__ = ["cached", "folder"]
-
 _VERSION = 1
 _HEAD = 4096
 """Bytes before the images: a line of JSON and spaces, a page long."""

@@ -12,8 +12,6 @@ from tacit.errors import ConfigError
 from tacit_lab.recipes.data import folder, sources
 from tacit_lab.recipes.data.splits import Images, Split
 
-__all__ = ["CLASSES", "read"]
-
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 TRAIN = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
 TEST = ("test_batch.bin",)

@@ -13,8 +13,6 @@ from pathlib import Path
 from tacit.errors import ConfigError, unknown
 from tacit_lab.recipes.data import cache
 
-__all__ = ["REMOTES", "fetch", "fetched", "megabytes"]
-
 SECONDS = 60
 """Seconds without data after which a server is given up."""
 _PIECE = 1 << 20

@@ -17,8 +17,6 @@ from torch import Tensor
 from tacit.errors import ConfigError, installing, unknown
 from tacit_lab.recipes.data.splits import Images, Split
 
-__all__ = ["Picture", "decode", "is_picture"]
-
 SIDE = 32
 LARGEST = 1 << 20
 """Bytes of a picture's file; one of 32x32 pixels in colour has 3 KiB before it is packed."""

@@ -16,8 +16,6 @@ from tacit.errors import ConfigError
 from tacit_lab.recipes.data import sources
 from tacit_lab.recipes.data.splits import Images, Split
 
-__all__ = ["FILES", "read"]
-
 FILES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",

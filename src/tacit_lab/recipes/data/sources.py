@@ -20,8 +20,6 @@ from typing import IO, Self, cast
 from tacit.errors import ConfigError
 from tacit.files import say
 
-__all__ = ["File", "files", "paths"]
-
 _MOST_FILES, _MANY_FILES = 1_000_000, 100_000
 _LONGEST_NAME = 1 << 20
 _FORMS = ".tar, .tar.gz, .tar.xz, .tar.bz2 or .zip"

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Images", "Split"]
-
 
 class Split(NamedTuple):
     """Images and their classes.

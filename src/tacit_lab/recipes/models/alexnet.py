@@ -6,8 +6,6 @@ from torch import nn
 
 from tacit_lab.recipes.models.weights import draw_for_relu
 
-__all__ = ["alexnet"]
-
 
 def alexnet(classes: int = 10, channels: int = 3) -> nn.Sequential:
     """Five convolutions and three fully connected layers, with two thirds of its 0.99 million parameters.

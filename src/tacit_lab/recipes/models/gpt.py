@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from tacit_lab.recipes.models.transformer import TransformerBlock, draw_small
 
-__all__ = ["GPT"]
-
 
 class GPT(nn.Module):
     """Pre-norm blocks over learned positions; the last layer shares the embedding's weights."""

@@ -6,8 +6,6 @@ from torch import nn
 
 from tacit_lab.recipes.models.weights import draw_for_relu
 
-__all__ = ["lenet5"]
-
 
 def lenet5(classes: int = 10, channels: int = 1) -> nn.Sequential:
     """LeNet-5 for images of shape (channels, 32, 32): 61,706 parameters for one channel.

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from tacit.torch_compat import has_bf16_products
 
-__all__ = ["InBfloat16", "is_native"]
-
 
 def is_native() -> bool:
     """Whether torch knows instructions of this CPU for it; without them bfloat16 is far slower than fp32."""

@@ -7,8 +7,6 @@ from torch.nn.functional import pad, relu
 
 from tacit_lab.recipes.models.weights import draw_for_relu
 
-__all__ = ["resnet8", "resnet20"]
-
 WIDTHS = (16, 32, 64)
 
 

@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-__all__ = ["TransformerBlock", "draw_small"]
-
 
 class TransformerBlock(nn.Module):
     """Attention, then two fully connected layers; both take it normalized and are added to it."""

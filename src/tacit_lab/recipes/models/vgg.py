@@ -8,8 +8,6 @@ from torch import nn
 
 from tacit_lab.recipes.models.weights import draw_for_relu
 
-__all__ = ["vgg11", "vgg11_narrow"]
-
 CHANNELS = (64, 128, 256, 256, 512, 512, 512, 512)
 POOL_BEHIND = (0, 1, 3, 5, 7)
 

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from tacit_lab.recipes.models.transformer import TransformerBlock, draw_small
 
-__all__ = ["ViT", "vit"]
-
 SIDE = 32
 """Pixels on each side of an image."""
 PATCH = 4

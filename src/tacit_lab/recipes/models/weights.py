@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = ["draw_for_relu"]
-
 GUESS = 0.1
 """The last layer is multiplied by it, so that an untrained network gives all classes about equal chances."""
 

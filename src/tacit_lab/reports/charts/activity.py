@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from tacit.timelines import Exchange, Span, Step, Timeline
 
-__all__ = ["ActivitySpan", "activity_spans", "hidden", "outside", "rows", "waits"]
-
 
 class ActivitySpan(NamedTuple):
     """A part of a rank's training: computing, or waiting for exchanges of these levels."""

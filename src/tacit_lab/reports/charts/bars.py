@@ -8,8 +8,6 @@ from html import escape
 from tacit_lab.reports.charts.figures import Chart, Figure, Style, line_at, tint
 from tacit_lab.reports.charts.split import TimeSplit
 
-__all__ = ["bars"]
-
 
 def bars(splits: Sequence[TimeSplit], paint: Mapping[str, Style], alone: float | None) -> Chart | None:
     """A bar in two parts for each algorithm, and a line where nothing can be faster; None without any bar."""

@@ -14,8 +14,6 @@ from tacit_lab.reports.charts.figures import Chart, Figure, Style, line_at, styl
 from tacit_lab.reports.charts.split import split
 from tacit_lab.reports.comparison import Comparison
 
-__all__ = ["charts"]
-
 Reading: TypeAlias = Callable[[EpochRecord], float | None]
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")

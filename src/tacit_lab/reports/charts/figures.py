@@ -12,8 +12,6 @@ from typing import Any, TypeAlias
 
 from tacit_lab.reports.comparison import BASE, Comparison
 
-__all__ = ["Chart", "Figure", "Style", "line_at", "styles", "tint"]
-
 Figure: TypeAlias = dict[str, Any]
 
 PALETTE = 7

@@ -11,8 +11,6 @@ from tacit_lab.reports.charts.figures import Chart, Figure, Style, tint
 from tacit_lab.reports.charts.spans import SpanBar, solid, span_trace, striped
 from tacit_lab.reports.charts.window import cut
 
-__all__ = ["LANES", "STEPS", "lanes_chart"]
-
 STEPS = 3
 """So many are drawn, of one rank: in each there may be dozens of messages."""
 LANES = 32

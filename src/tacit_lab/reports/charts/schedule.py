@@ -10,8 +10,6 @@ from tacit.timelines import Change, Timeline
 from tacit_lab.records import EpochRecord, Record
 from tacit_lab.reports.charts.figures import Chart, Figure, Style, tint
 
-__all__ = ["schedule_chart"]
-
 PHASE = "phase"
 MEANINGS = {
     "period": "steps from one round to the next",

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from tacit.timelines import Span
 from tacit_lab.reports.charts.figures import Figure
 
-__all__ = ["FAINT", "SpanBar", "solid", "span_trace", "striped"]
-
 FAINT = 0.45
 """How much of the algorithm's colour has what is hidden."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from tacit_lab.records import COMPUTE_ONLY, EndRecord, Record
 
-__all__ = ["TimeSplit", "split"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TimeSplit:

@@ -10,8 +10,6 @@ from tacit_lab.reports.charts.figures import Chart, Figure, Style, tint
 from tacit_lab.reports.charts.spans import FAINT, SpanBar, solid, span_trace, striped
 from tacit_lab.reports.charts.window import Window, cut
 
-__all__ = ["timeline_chart"]
-
 TALL, FLAT, SPACE = 22, 11, 13
 """Pixels: of training's bar, of a level's, and between two ranks."""
 LONG = 10.0

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from tacit.timelines import Step, Timeline
 
-__all__ = ["LEAST", "MOST", "RANKS", "Window", "cut"]
-
 LEAST, MOST = 6, 30
 """Steps in a window."""
 RANKS = 8

@@ -12,8 +12,6 @@ from typing import NoReturn
 
 from tacit_lab.testbed.network.nodes import SWITCH
 
-__all__ = ["NAME", "WIRE_BYTES", "datagrams", "send_at", "sink"]
-
 NAME = "tacit-load"
 """What such a process is called by `ps` and `top`."""
 _PORT = 9  # "discard"

@@ -15,8 +15,6 @@ from tacit.errors import TestbedError
 from tacit_lab.cluster import Cluster
 from tacit_lab.testbed.network import background
 
-__all__ = ["received", "transmitted"]
-
 _TABLE = Path("/proc/self/net/dev")
 _RECEIVED, _TRANSMITTED = 0, 8
 

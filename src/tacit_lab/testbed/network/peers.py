@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 from tacit_lab.testbed.network.nodes import INTERFACE, address
 
-__all__ = ["PeerBytes", "begin", "read"]
-
 _TABLE, _SENT, _RECEIVED = b"tacit", b"sent", b"received"
 _ETHERNET = 14
 _MOST_PEERS = 4096
