@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 
 import tacit
 from tacit.attaching.arguments import ddp_of, optimizers_of
-from tacit.attaching.discarding import no_wish
 from tacit.attaching.requirements import optimizers
+from tacit.attaching.step_discarding import no_wish
 from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks.momentum import planned
 from tacit.session.learning_rates import Rates

@@ -29,7 +29,7 @@ from tacit.compressors import (
 )
 from tacit.contracts import NET, AxisRank, Compressor, Context, Outcome, State, Topology
 from tacit.errors import Overflow
-from tacit.exchange.health import OVERFLOWN
+from tacit.exchange.finite_checks import OVERFLOWN
 from tacit.kernels.dispatch import emulated_device
 from tacit.prediction import MP2, LeastSquares, PredictiveCoding
 from tacit.topologies import Auto, Flat, GlobalTopK, Hierarchical, Star, TwoPhase

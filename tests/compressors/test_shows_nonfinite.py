@@ -9,7 +9,7 @@ from cases import for_each
 from tacit.compressors import FP8, QSGD, Blockwise, ErrorFeedback, Int8, OneBit, PowerSGD, Sign, TernGrad
 from tacit.contracts import Compressor, Context, FusedCodec, OneShot
 from tacit.errors import NonFinite, Overflow
-from tacit.exchange.health import extreme
+from tacit.exchange.finite_checks import extreme
 from tacit.session.health import nonfinite
 from tacit.strategy import Strategy
 from tacit.testing.ranks import FreshBuffers, RanksInProcess

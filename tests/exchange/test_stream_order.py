@@ -28,7 +28,7 @@ from tacit.session.buckets import group_names
 from tacit.session.device_rounds import DeviceRounds
 from tacit.session.health.device_notes import BucketHealth, DeviceReport, mark
 from tacit.session.health.failure import SessionFailure
-from tacit.session.lanes import Lanes
+from tacit.session.session_lanes import Lanes
 from tacit.strategy import Strategy
 
 SHAPES = {"a": (30, 20), "b": (30,), "c": (12, 30), "d": (12,), "e": (5, 12), "f": (5,)}

@@ -18,8 +18,8 @@ from tacit.kernels import (
     select,
     signs,
 )
+from tacit.kernels.entry_buffers import Selection, new_buffer
 from tacit.kernels.reference import int8 as int8_reference
-from tacit.kernels.sparse import Selection, new_buffer
 
 
 class Broken:

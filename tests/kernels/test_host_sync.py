@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tacit.kernels import blockwise, exponents, int8, levels, orthogonal, philox, select, signs
 from tacit.kernels.dispatch import emulated_device
+from tacit.kernels.entry_buffers import EntryBuffer, Selection, new_buffer
 from tacit.kernels.layout import (
     block_count,
     blocks_bytes,
@@ -20,7 +21,6 @@ from tacit.kernels.layout import (
     position_format,
 )
 from tacit.kernels.positions import clear_, pack_positions, scatter_add_, unpack_positions
-from tacit.kernels.sparse import EntryBuffer, Selection, new_buffer
 from tacit.kernels.thread_scratch import thread_scratch
 
 REALS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tacit.kernels.entry_buffers import EntryBuffer, Selection
 from tacit.kernels.merge import common_positions, keep_arrived, merge_largest
 from tacit.kernels.reference import merge as reference
-from tacit.kernels.sparse import EntryBuffer, Selection
 
 NUMEL = 40
 # Few numbers, so that magnitudes tie and sums vanish; and those that need care.

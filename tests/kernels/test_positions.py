@@ -4,10 +4,10 @@ from torch import Tensor
 
 from tacit.errors import TacitError
 from tacit.kernels.dispatch import active_backend
+from tacit.kernels.entry_buffers import Selection
 from tacit.kernels.layout import INT32, position_bytes, position_format, position_sizes
 from tacit.kernels.positions import pack_positions, scatter_add_, scatter_all_, unpack_positions
 from tacit.kernels.reference import positions as reference
-from tacit.kernels.sparse import Selection
 
 CASES = [
     (1, 1), (1, 0), (8, 8), (9, 9), (255, 3), (256, 3), (257, 3), (1000, 10), (1000, 999), (65_536, 40),

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tacit.kernels import dispatch
 from tacit.kernels.dispatch import active_backend
+from tacit.kernels.entry_buffers import MARGIN, EntryBuffer, Selection, new_buffer
 from tacit.kernels.reference import select as reference
 from tacit.kernels.select import select_above, select_in_chunks, select_largest, select_reaching
-from tacit.kernels.sparse import MARGIN, EntryBuffer, Selection, new_buffer
 
 LARGE = 1 << 18
 """Entries from which on the threshold comes from a sample."""

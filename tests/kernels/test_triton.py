@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from tacit.environment import KERNELS
+from tacit.kernels.entry_buffers import EntryBuffer
 from tacit.kernels.layout import position_bytes
 from tacit.kernels.levels import BY_NORM
-from tacit.kernels.sparse import EntryBuffer
 
 pytest.importorskip("triton", reason="triton is not installed: pip install -e '.[cuda]'")
 

@@ -27,6 +27,7 @@ from tacit.kernels import (
     signs,
 )
 from tacit.kernels.dispatch import active_backend, emulated_device, find_backend
+from tacit.kernels.entry_buffers import MARGIN, EntryBuffer
 from tacit.kernels.layout import (
     BLOCK,
     block_count,
@@ -46,7 +47,6 @@ from tacit.kernels.reference import orthogonal as orthogonal_reference
 from tacit.kernels.reference import positions as positions_reference
 from tacit.kernels.reference import select as select_reference
 from tacit.kernels.reference import signs as signs_reference
-from tacit.kernels.sparse import MARGIN, EntryBuffer
 from tacit.prediction.networks.mp2 import MP2Network, normalised, run
 from tacit.prediction.predictor import Seen
 

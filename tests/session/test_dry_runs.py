@@ -14,7 +14,7 @@ from tacit.algorithms import parse
 from tacit.compressors import BF16, Dense, ErrorFeedback, Part, Partition, TopK
 from tacit.contracts import AxisRank, Compressor, Topology
 from tacit.session import Session, exchange_plan
-from tacit.session.dry_runs import RememberedRuns, unchanging
+from tacit.session.dry_run_cache import RememberedRuns, unchanging
 from tacit.strategy import Strategy
 from tacit.topologies import Flat, Hierarchical, TwoPhase
 from tacit.transports.loopback import Loopback, LoopbackTransport

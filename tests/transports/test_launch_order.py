@@ -31,7 +31,7 @@ from tacit.exchange.lane import Job
 from tacit.exchange.stream_lane import StreamLane
 from tacit.kernels.dispatch import emulated_device
 from tacit.transports import process_groups
-from tacit.transports.devices import ByDevice
+from tacit.transports.by_device import ByDevice
 from tacit.transports.torch_distributed import TorchTransport
 
 WORLD = 4

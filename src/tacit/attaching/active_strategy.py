@@ -138,7 +138,7 @@ class ActiveStrategy:
     @shielded
     def discard(self, wish: object) -> bool:
         """See `Attached.discard`."""
-        from tacit.attaching.discarding import agreed, mistimed, no_wish, refuse_discard
+        from tacit.attaching.step_discarding import agreed, mistimed, no_wish, refuse_discard
 
         refuse_discard(self.spec, self.levels)
         half = self._hooks.is_half_taken

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from tacit.attaching.discarding import why_not
 from tacit.attaching.epoch_length import BackwardPasses
 from tacit.attaching.rate_history import RateHistory
+from tacit.attaching.step_discarding import why_not
 from tacit.errors import AttachError
 from tacit.gradients.accumulation_checks import AccumulationCheck, linear
 from tacit.gradients.ddp_hook import Answer, HookDispatcher, SyncedBackwards, no_exchange, plain_mean

@@ -11,7 +11,7 @@ from tacit import checks
 from tacit.compressors.wrappers import inner_state, outer_state
 from tacit.contracts import Compressor, Context, Exchange, Matrix, Outcome, State, Transmitted
 from tacit.errors import ConfigError
-from tacit.exchange.health import refuse_overflow
+from tacit.exchange.finite_checks import refuse_overflow
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.compressors import ratio
 from tacit.contracts import AllReduce, Compressor, Context, Exchange, Outcome, Sparse, State
-from tacit.exchange.health import refuse_overflow
+from tacit.exchange.finite_checks import refuse_overflow
 from tacit.kernels.dispatch import on_host
 from tacit.kernels.philox import uniform
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Context, Decoded, FusedCodec, Payload, Transmitted
+from tacit.kernels.entry_buffers import EntryBuffer, Selection, buffer_size
 from tacit.kernels.layout import position_bytes
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.positions import (
@@ -21,7 +22,6 @@ from tacit.kernels.positions import (
     scatter_all_,
     unpack_all,
 )
-from tacit.kernels.sparse import EntryBuffer, Selection, buffer_size
 from tacit.kernels.thread_scratch import thread_scratch
 
 AT_ONCE = 8

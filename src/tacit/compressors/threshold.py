@@ -13,12 +13,12 @@ from tacit import checks
 from tacit.compressors import ratio
 from tacit.compressors.sparse_entries import Entries
 from tacit.contracts import Context, Payload
-from tacit.exchange.health import refuse_overflow
+from tacit.exchange.finite_checks import refuse_overflow
+from tacit.kernels.entry_buffers import EntryBuffer, Selection
 from tacit.kernels.layout import block_count
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.select import select_above
 from tacit.kernels.signs import add_signs_, encode_signs
-from tacit.kernels.sparse import EntryBuffer, Selection
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from tacit.compressors.dense import Dense
 from tacit.compressors.sparse_entries import Entries
 from tacit.contracts import Context, OneShot, Payload
 from tacit.errors import ConfigError
+from tacit.kernels.entry_buffers import EntryBuffer, Selection
 from tacit.kernels.layout import position_bytes
 from tacit.kernels.select import select_in_chunks, select_largest
-from tacit.kernels.sparse import EntryBuffer, Selection
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.error_feedback import lasting
-from tacit.exchange.health import finite, refuse_overflow
+from tacit.exchange.finite_checks import finite, refuse_overflow
 from tacit.exchange.joined_requests import fuse
 from tacit.kernels.magnitudes import largest
 

@@ -23,7 +23,7 @@ from tacit.contracts import (
     cut_factors,
     formed,
 )
-from tacit.exchange.health import check_payload
+from tacit.exchange.finite_checks import check_payload
 
 
 def encoded(request: ReduceEncoded, start: int = 0, stop: int | None = None, part: str = "") -> Payload:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tacit.kernels.dispatch import REALS, kernel
-from tacit.kernels.sparse import EntryBuffer, Selection, first_of
+from tacit.kernels.entry_buffers import EntryBuffer, Selection, first_of
 
 
 @kernel("buffer", numba=REALS, triton=())

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tacit.errors import PayloadError
 from tacit.kernels.dispatch import REALS, kernel
+from tacit.kernels.entry_buffers import Selection
 from tacit.kernels.layout import position_bytes
 from tacit.kernels.payloads import expect
-from tacit.kernels.sparse import Selection
 
 _BYTES = (torch.uint8,)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from tacit.kernels.dispatch import FP32, REALS, kernel
-from tacit.kernels.sparse import EntryBuffer, Selection, first_of, new_buffer
+from tacit.kernels.entry_buffers import EntryBuffer, Selection, first_of, new_buffer
 
 
 @kernel("x", "residual", "new_residual")

@@ -17,7 +17,7 @@ from tacit.kernels.dispatch import on_host
 from tacit.session.buckets import Policy, choice
 from tacit.strategy import Strategy
 from tacit.torch_compat import device_types
-from tacit.transports.devices import ByDevice
+from tacit.transports.by_device import ByDevice
 from tacit.transports.process_groups import backend_on, gloo_is_built
 from tacit.transports.torch_distributed import TorchTransport
 

@@ -17,7 +17,7 @@ from tacit.session import Session, Training
 from tacit.session.buckets import fitting, group_names, most_bytes
 from tacit.strategy import Strategy
 from tacit.timelines import PlannedMessage
-from tacit.transports.devices import ByDevice
+from tacit.transports.by_device import ByDevice
 from tacit.transports.torch_distributed import TorchTransport
 
 if TYPE_CHECKING:

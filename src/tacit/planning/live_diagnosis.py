@@ -31,7 +31,7 @@ from tacit.planning.step_profiler import cores, machine
 from tacit.planning.step_timer import StepTimer, StepTimes
 from tacit.planning.what_if import considered
 from tacit.timelines import Span
-from tacit.transports.interfaces import Interface, congestion_control, interfaces, socket_buffer
+from tacit.transports.network_interfaces import Interface, congestion_control, interfaces, socket_buffer
 from tacit.transports.process_groups import gather_texts, rank_in
 
 SETTLING, STEPS = 5, 20

@@ -15,7 +15,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.contracts import Compressor, Context, Exchange, Matrix, Outcome, State
 from tacit.errors import ConfigError
-from tacit.exchange.health import refuse_overflow
+from tacit.exchange.finite_checks import refuse_overflow
 from tacit.prediction.agreement_check import MARKS, Mirrored, checksum, compare, mark
 from tacit.prediction.budget import Budgeted
 from tacit.prediction.entry_history import FIELDS, SWINGS, ReceivedHistory, first, remembered, swings_after

@@ -13,7 +13,7 @@ from torch import Tensor
 from tacit.compressors.dense import Dense
 from tacit.contracts import Context, Exchange, OneShot, Outcome, Payload, ReduceEncoded, State
 from tacit.errors import ConfigError, PayloadError, RoundError
-from tacit.exchange.health import refuse_overflow
+from tacit.exchange.finite_checks import refuse_overflow
 from tacit.exchange.joined_requests import as_asked, leaves
 from tacit.prediction.agreement_check import Mirrored
 from tacit.prediction.partly_sent import Predicted

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Factors, Outcome, Request
-from tacit.exchange.health import finite
+from tacit.exchange.finite_checks import finite
 from tacit.exchange.joined_requests import average_
 from tacit.session.bucket_states import StateStore
 from tacit.session.buckets import Bucket

@@ -23,9 +23,9 @@ from tacit.contracts import (
     on_meta,
     state_dtype,
 )
-from tacit.exchange.health import finite
+from tacit.exchange.finite_checks import finite
 from tacit.session.buckets import Bucket, Policy, make_buckets
-from tacit.session.dry_runs import Place, RememberedRuns
+from tacit.session.dry_run_cache import Place, RememberedRuns
 from tacit.strategy import Strategy
 from tacit.transports.meter import Cost, DryRun, run_dry
 

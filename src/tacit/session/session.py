@@ -21,16 +21,16 @@ from tacit.session.exchange_plan import SessionContext, Training
 from tacit.session.health.device_notes import BucketHealth
 from tacit.session.health.failure import SessionFailure
 from tacit.session.health.nonfinite import NonfiniteChecks
-from tacit.session.lanes import Lanes, Open
 from tacit.session.learning_rates import Rescaling
 from tacit.session.pending_rounds import PendingRound, PendingRounds
 from tacit.session.schedule import Schedule
+from tacit.session.session_lanes import Lanes, Open
 from tacit.session.stats import CommStats
 from tacit.session.topology_choice import choose
 from tacit.strategy import Strategy
 
 if TYPE_CHECKING:
-    from tacit.exchange.halves import Halves
+    from tacit.exchange.two_jobs import Halves
     from tacit.session.device_rounds import DeviceRounds
 
 T = TypeVar("T")

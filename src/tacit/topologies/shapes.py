@@ -26,7 +26,7 @@ from tacit.contracts import (
     State,
 )
 from tacit.errors import ConfigError
-from tacit.exchange.health import divide_
+from tacit.exchange.finite_checks import divide_
 from tacit.exchange.joined_requests import answered, conducted
 from tacit.topologies import schedules
 from tacit.topologies.flat import codecs_in, reduce_flat

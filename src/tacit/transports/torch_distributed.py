@@ -30,9 +30,9 @@ from tacit.contracts import (
     ReduceScatter,
     Spans,
 )
-from tacit.exchange.health import divide_, measure_
+from tacit.exchange.finite_checks import divide_, measure_
 from tacit.kernels.dispatch import on_host
-from tacit.transports import pairwise, permuting, process_groups
+from tacit.transports import pairwise_all_to_all, permute, process_groups
 from tacit.transports.message_layout import (
     AT_ONCE,
     IN_ROUNDS,
@@ -43,8 +43,8 @@ from tacit.transports.message_layout import (
     ring_bytes,
     unpack,
 )
-from tacit.transports.pairwise import Pairwise, Sizes
-from tacit.transports.permuting import Waiters
+from tacit.transports.pairwise_all_to_all import Pairwise, Sizes
+from tacit.transports.permute import Waiters
 from tacit.transports.started_collectives import Later, Now
 
 # torch 2.13 renamed it, and warns about the old name.
@@ -168,8 +168,8 @@ class TorchTransport:
             return self._message((key, request.axis, stage, part), like, 1)
 
         if self.in_order:
-            return self._later([], permuting.in_stream(request, place, group, message), group)
-        works, read = permuting.posted(request, place, group, stage, message)
+            return self._later([], permute.in_stream(request, place, group, message), group)
+        works, read = permute.posted(request, place, group, stage, message)
         return self._under_way([self._waiters.wait(works)], read, group) if works else Now(read())
 
     def _all_reduce(self, request: AllReduce, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
@@ -284,7 +284,7 @@ class TorchTransport:
         if self.in_order or total <= group.size() * IN_ROUNDS:
             return [dist.all_to_all_single(arriving, leaving, *sizes, group, async_op=not self.in_order)]
         self._exchanges[group] += 1
-        return [pairwise.begun(arriving, leaving, sizes, group, self._exchanges[group])]
+        return [pairwise_all_to_all.begun(arriving, leaving, sizes, group, self._exchanges[group])]
 
     def _later(
         self,

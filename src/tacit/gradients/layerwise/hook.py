@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tacit import ranges
 from tacit.errors import AttachError
-from tacit.exchange.halves import Halves
+from tacit.exchange.two_jobs import Halves
 from tacit.gradients.ddp_hook import SETTLED, BucketFuture, GradientHook, after_backward, no_exchange
 from tacit.gradients.layerwise.message_plan import MessagePlan
 from tacit.gradients.layerwise.message_times import MessageLog

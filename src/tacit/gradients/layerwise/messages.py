@@ -10,7 +10,7 @@ from time import perf_counter
 
 from torch import Tensor
 
-from tacit.exchange.halves import Halves
+from tacit.exchange.two_jobs import Halves
 from tacit.gradients.layerwise.message_plan import LinkUse
 from tacit.session.buckets import span_of
 from tacit.torch_compat import GradBucket

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tacit.kernels.dispatch import arrays
+from tacit.kernels.entry_buffers import EntryBuffer, Selection, first_of
 from tacit.kernels.numba.jit import compile_now, inline
-from tacit.kernels.sparse import EntryBuffer, Selection, first_of
 
 DIGIT = 11
 """Bits of a magnitude that are counted together."""

@@ -14,6 +14,17 @@ import torch
 from torch import Tensor
 
 from tacit.kernels.dispatch import address, arrays
+from tacit.kernels.entry_buffers import (
+    MARGIN,
+    RUN,
+    EntryBuffer,
+    Selection,
+    first_of,
+    new_buffer,
+    sample_rank,
+    sample_size,
+    sample_step,
+)
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.passes import load_and_fetch, load_sum, streams, write
 from tacit.kernels.numba.pointers import floats_at, ints_at
@@ -31,17 +42,6 @@ from tacit.kernels.numba.vectors import (
 )
 from tacit.kernels.reference import select as reference
 from tacit.kernels.select import chunked
-from tacit.kernels.sparse import (
-    MARGIN,
-    RUN,
-    EntryBuffer,
-    Selection,
-    first_of,
-    new_buffer,
-    sample_rank,
-    sample_size,
-    sample_step,
-)
 from tacit.kernels.thread_scratch import thread_scratch
 
 PIECE = MARGIN

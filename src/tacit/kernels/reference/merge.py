@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from tacit.kernels.sparse import EntryBuffer, Selection, first_of
+from tacit.kernels.entry_buffers import EntryBuffer, Selection, first_of
 
 
 def merge_largest(one: Selection, other: Selection, k: int, buffer: EntryBuffer) -> Selection:

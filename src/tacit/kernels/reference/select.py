@@ -10,8 +10,7 @@ from torch import Tensor
 
 from tacit.kernels import select as front
 from tacit.kernels.dispatch import on_host
-from tacit.kernels.select import chunked
-from tacit.kernels.sparse import (
+from tacit.kernels.entry_buffers import (
     MARGIN,
     RUN,
     EntryBuffer,
@@ -22,6 +21,7 @@ from tacit.kernels.sparse import (
     sample_size,
     sample_step,
 )
+from tacit.kernels.select import chunked
 
 PIECE = 1 << 18
 """Entries that one pass works on at a time: 1 MiB of fp32, within a second-level cache."""

@@ -16,9 +16,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
+from tacit.kernels.entry_buffers import EntryBuffer, Selection, first_of, new_buffer
 from tacit.kernels.reference import select as reference
 from tacit.kernels.select import chunked
-from tacit.kernels.sparse import EntryBuffer, Selection, first_of, new_buffer
 from tacit.kernels.triton.launch import jit, launch
 from tacit.kernels.triton.primitives import load_sum, magnitude_rank, store
 

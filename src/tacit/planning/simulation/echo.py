@@ -30,7 +30,7 @@ from tacit.contracts import (
     ReduceScatter,
 )
 from tacit.errors import ConfigError
-from tacit.exchange.health import divide_
+from tacit.exchange.finite_checks import divide_
 from tacit.transports.message_layout import empty_message, pack_, unpack
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.exchange.health import OVERFLOWN, measure_
+from tacit.exchange.finite_checks import OVERFLOWN, measure_
 from tacit.session.buckets import Bucket
 from tacit.torch_compat import largest_of_each
 

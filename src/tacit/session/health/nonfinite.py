@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import NonFinite
-from tacit.exchange.health import divide_, finite
+from tacit.exchange.finite_checks import divide_, finite
 from tacit.session.buckets import Bucket
 from tacit.session.exchange_plan import SessionContext
 from tacit.session.health.device_notes import MEANS

@@ -20,7 +20,7 @@ from tacit.stores.pairs.transport import Membership, PairTransport
 from tacit.stores.protocol import Channel, FrameKind, Header
 from tacit.stores.secret import Secret
 from tacit.stores.server.listener import Listener, RejectionLog
-from tacit.transports.interfaces import address_of
+from tacit.transports.network_interfaces import address_of
 from tacit.transports.process_groups import channel_of, gather_texts, gathered, own_groups, ranks_of, sum_
 from tacit.transports.torch_distributed import TorchTransport
 

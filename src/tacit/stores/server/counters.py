@@ -9,7 +9,7 @@ from typing import Any
 from tacit.environment import INTERFACE
 from tacit.errors import ConfigError
 from tacit.stores.protocol import FrameKind, Header
-from tacit.transports.interfaces import sent_bytes
+from tacit.transports.network_interfaces import sent_bytes
 
 
 @dataclass

@@ -14,7 +14,7 @@ import torch
 from tacit.contracts import Request, Transport
 from tacit.exchange.lane import Job, Lane
 from tacit.session.health.failure import SessionFailure
-from tacit.transports.devices import ByDevice
+from tacit.transports.by_device import ByDevice
 from tacit.transports.message_layout import counted
 
 if TYPE_CHECKING:
