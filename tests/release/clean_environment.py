@@ -23,11 +23,11 @@ class Environment:
 
     def run(self, *command: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run a command of the environment in the folder; it must end with this code."""
-        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         ended = subprocess.run(
             [str(self.bin / command[0]), *command[1:]],
             cwd=self.folder,
-            env=kept | {"PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
+            env=_variables()
+            | {"PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             timeout=300,
@@ -39,10 +39,15 @@ class Environment:
         """Have this environment's pip work on the other one, without an index."""
         python = str(self.bin / "python")
         pip = [sys.executable, "-m", "pip", "--python", python, *arguments]
-        subprocess.run(pip, check=True, capture_output=True, cwd=self.folder)
+        subprocess.run(pip, check=True, capture_output=True, cwd=self.folder, env=_variables())
 
     def install(self, wheel: Path) -> None:
         self.pip("install", "--quiet", "--no-deps", "--no-index", str(wheel))
+
+
+def _variables() -> dict[str, str]:
+    """Those of this process, without the folders in which Python would look for other packages."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def new_environment(folder: Path) -> Environment:
