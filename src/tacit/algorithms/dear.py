@@ -5,7 +5,7 @@ The paper:                                                           here:
     all-gather
     BackPipe: reduce-scatters leave while backward goes on, layer    Prioritized(split=True), LayerwiseHook
     by layer from the last
-    FeedPipe: all-gathers leave while the next forward pass goes     exchange.halves, ForwardSteps
+    FeedPipe: all-gathers leave while the next forward pass goes     exchange.two_jobs, ForwardSteps
     on, from the first layer on, and each layer waits for its own
     join tensors to messages whose size is tuned (Bayesian           cut or joined to `megabytes`, by what the
     optimization)                                                    links have shown
