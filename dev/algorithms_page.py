@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import get_args
 
 PAGE = Path(__file__).parents[1] / "docs" / "algorithms.md"
 MARKER = "<!-- made by dev/algorithms_page.py -->\n"
@@ -12,20 +11,20 @@ MARKER = "<!-- made by dev/algorithms_page.py -->\n"
 
 def page() -> str:
     """The whole page: what stands above the marker, and the tables."""
-    from tacit.algorithms.registry import Family
+    from tacit_lab.algorithm_facts import by_family
 
     above, marker, _ = PAGE.read_text().partition(MARKER)
-    return "\n".join([above + marker, *(line for family in get_args(Family) for line in section(family))])
+    tables = [line for family, names in by_family().items() for line in section(family, names)]
+    return "\n".join([above + marker, *tables])
 
 
-def section(family: str) -> Iterator[str]:
-    """A family's heading, and a row for each of its algorithms, baselines last."""
+def section(family: str, names: Sequence[str]) -> Iterator[str]:
+    """A family's heading, and a row for each of its algorithms."""
     from tacit.algorithms.registry import ENTRIES
     from tacit_lab.algorithm_facts import parameters_of
 
     yield f"## {family.capitalize()}\n\n| algorithm | what it changes | parameters |\n|---|---|---|"
-    members = [name for name, entry in ENTRIES.items() if entry.family == family]
-    for name in sorted(members, key=lambda name: bool(ENTRIES[name].instead)):
+    for name in names:
         entry = ENTRIES[name]
         baseline = f" *Baseline: take `{entry.instead}`.*" if entry.instead else ""
         given = ", ".join(

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from tacit.algorithms import ALGORITHMS
 from tacit.algorithms.options.text import alternatives, parameters
+from tacit.algorithms.registry import ENTRIES, Family
 from tacit.compressors import Dense
 from tacit.strategy import Strategy
 
@@ -29,6 +30,15 @@ class Parameter:
     type: str
     default: Any
     required: bool
+
+
+def by_family() -> dict[str, list[str]]:
+    """The names of the algorithms of each family, the baselines of the survey last."""
+    ordered = sorted(ENTRIES, key=lambda name: bool(ENTRIES[name].instead))
+    return {
+        family: [name for name in ordered if ENTRIES[name].family == family]
+        for family in typing.get_args(Family)
+    }
 
 
 def collective_of(name: str) -> str:

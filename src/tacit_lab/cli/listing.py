@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -51,7 +51,7 @@ def _described(name: str) -> list[str]:
 
     entry = ENTRIES[name]
     baseline = f"; a baseline of the survey: take {entry.instead}" if entry.instead else ""
-    parameters = [f"  {_format(each)[1:]:28}{each.type}" for each in facts.parameters_of(name)]
+    parameters = [f"  {_format(each):28}{each.type}" for each in facts.parameters_of(name)]
     costs = [*map(_cost, facts.gaps_of(name))]
     return [
         f"{name}: {entry.changes}",
@@ -85,17 +85,16 @@ def _table() -> Table:
     from rich.table import Table
 
     from tacit.algorithms import ALGORITHMS, parse
-    from tacit.algorithms.registry import ENTRIES, Family
+    from tacit.algorithms.registry import ENTRIES
     from tacit_lab import algorithm_facts as facts
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("algorithm", no_wrap=True)
     table.add_column("what it changes", overflow="fold")
     table.add_column("accuracy, points", no_wrap=True)
-    for family in get_args(Family):
+    for family, names in facts.by_family().items():
         table.add_row(f"[bold]{family}[/bold]", "", "")
-        members = [name for name, entry in ENTRIES.items() if entry.family == family]
-        for name in sorted(members, key=lambda name: bool(ENTRIES[name].instead)):
+        for name in names:
             entry = ENTRIES[name]
             baseline = f" (a baseline of the survey: take {entry.instead})" if entry.instead else ""
             by_name = [
@@ -122,4 +121,4 @@ def _cost(gap: MeasuredGap) -> str:
 
 def _format(parameter: Parameter) -> str:
     """Such as `ratio=0.01`, as the user types it after the colon."""
-    return f" {parameter.name}={'...' if parameter.required else parameter.default}"
+    return f"{parameter.name}={'...' if parameter.required else parameter.default}"
