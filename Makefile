@@ -35,7 +35,7 @@ $(READY): $(CORE) $(JITTED)
 	    "from importlib import import_module; [import_module('tacit.kernels.numba.' + each) for each in 'NAMES'.split()]"
 	@touch $(READY)
 
-demo: setup  ## Train with five algorithms on an emulated slow network and compare them.
+demo: setup  ## Train with six algorithms on an emulated slow network and compare them.
 	$(BIN)/tacit compare
 
 quick: setup  ## The laws, and the tests that start no process: about a minute and a half on two cores.

@@ -1,6 +1,6 @@
 """The README's first screen: run the demo, and put its table and the picture of its page where they stand.
 
-    python benchmarks/flagship.py              # about 3 minutes on a quiet machine
+    python benchmarks/flagship.py              # about 2.5 minutes on a quiet machine
     python benchmarks/flagship.py --from DIR   # of a run that `tacit compare` has left there
 
 Writes the table and its date into README.md, what docs/papers/index.md quotes of it, a picture into
@@ -27,9 +27,9 @@ README = ROOT / "README.md"
 INDEX = ROOT / "docs" / "papers" / "index.md"
 PICTURE = ROOT / "docs" / "images" / "report.png"
 SIZE = "1200,1500"
-DEMO = ("digits", "2x2@100mbit", 0, 8)
+DEMO = ("digits", "2x2@100mbit", 0, 4)
 """Recipe, cluster, seed and epochs."""
-ALGORITHMS = ("ddp", "bf16", "topk", "powersgd", "ednncomm")
+ALGORITHMS = ("ddp", "bf16", "powersgd", "topk", "lowbit", "auto")
 
 
 def ran(folder: Path) -> None:

@@ -47,5 +47,5 @@ def test_records_of_something_else_are_refused(tmp_path: Path) -> None:
     lines = RECORDS.read_text().splitlines()
     other = tmp_path / "records.jsonl"
     other.write_text("\n".join(line for line in lines if '"topk"' not in line) + "\n")
-    with pytest.raises(SystemExit, match="`make demo` trains ddp, bf16, topk"):
+    with pytest.raises(SystemExit, match="`make demo` trains ddp, bf16, powersgd"):
         of_demo(other)

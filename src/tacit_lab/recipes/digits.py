@@ -24,7 +24,7 @@ class Digits(Recipe):
     """Ten classes; most of the parameters sit in one matrix, as they did in VGG and AlexNet."""
 
     name = "digits"
-    epochs = 8
+    epochs = 4
     target = 0.95
     batch = 16
 

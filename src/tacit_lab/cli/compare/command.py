@@ -38,7 +38,7 @@ def command(
             help="What to compare, separated by commas; parameters follow a colon, "
             "e.g. ddp,topk:ratio=0.01,localsgd:sync_every=8"
         ),
-    ] = "ddp,bf16,topk,powersgd,ednncomm",
+    ] = "ddp,bf16,powersgd,topk,lowbit,auto",
     servers: Annotated[
         int,
         typer.Option(
