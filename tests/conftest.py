@@ -75,6 +75,7 @@ PROCESSES = (
     "tests/lab/testbed/",
     "tests/release/",
     "tests/replicas/test_replicas_on_gloo.py",
+    "tests/reporting/test_trackers.py",
     "tests/session/test_journey.py",
     "tests/stores/pairs/test_pairs_on_gloo.py",
     "tests/stores/server/test_imported_codecs.py",

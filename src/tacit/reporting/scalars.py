@@ -1,4 +1,4 @@
-"""Curves: a session's numbers as scalars by step, for TensorBoard or any writer with `add_scalar`."""
+"""Curves: a session's numbers by step, for TensorBoard, Weights & Biases, MLflow, or a logger like theirs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,20 @@ class ScalarWriter(Protocol):
         """Note the value that the curve `tag` has at this step."""
 
 
+class MetricsRun(Protocol):
+    """A run that takes all values of a step at once, such as `wandb.init()`, or an `Accelerator`."""
+
+    def log(self, values: dict[str, float], /, *, step: int) -> object:
+        """Note the values that these curves have at this step."""
+
+
+class MetricsLogger(Protocol):
+    """A logger such as the module `mlflow`, or one of Lightning's."""
+
+    def log_metrics(self, metrics: dict[str, float], /, *, step: int) -> object:
+        """Note the values that these curves have at this step."""
+
+
 class Measured(Protocol):
     """A session, or anything else with numbers."""
 
@@ -31,13 +45,37 @@ class Measured(Protocol):
         """The numbers, by name."""
 
 
-def log_metrics(writer: ScalarWriter, session: Measured, step: int, prefix: str = "tacit") -> None:
-    """Write every number of `session.metrics()` as the scalar `prefix/name` at `step`.
+def log_metrics(
+    tracker: ScalarWriter | MetricsLogger | MetricsRun, session: Measured, step: int, prefix: str = "tacit"
+) -> None:
+    """Give every number of `session.metrics()` to a tracker of experiments, as `prefix/name` at `step`.
 
     Sums count from the session's start on this rank; one rank's curves are enough.
+
+    Args:
+        tracker: a `SummaryWriter` of TensorBoard, the run that `wandb.init()` returns, the module `mlflow`, a
+            logger of Lightning, or anything else with `add_scalar`, `log_metrics` or `log` as these have it.
+        session: what `tacit.attach` returned.
+        step: the number of the step, of your own counting.
+        prefix: stands before each name.
+
+    Raises:
+        ConfigError: the tracker has none of the three methods.
     """
-    for name, value in session.metrics().items():
-        writer.add_scalar(f"{prefix}/{name}", value, step)
+    values = {f"{prefix}/{name}": value for name, value in session.metrics().items()}
+    if hasattr(tracker, "add_scalar"):
+        for name, value in values.items():
+            tracker.add_scalar(name, value, step)
+    elif hasattr(tracker, "log_metrics"):
+        tracker.log_metrics(values, step=step)
+    elif hasattr(tracker, "log"):
+        tracker.log(values, step=step)
+    else:
+        raise ConfigError(
+            f"log_metrics cannot write to {type(tracker).__name__}: give a tracker with add_scalar "
+            "(TensorBoard's SummaryWriter), log_metrics (the module mlflow, Lightning's loggers) or log "
+            "(the run of wandb.init())"
+        )
 
 
 def check(root: Path, names: Iterable[str]) -> None:
