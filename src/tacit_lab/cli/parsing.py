@@ -10,6 +10,8 @@ from typing import TypeVar
 from tacit.errors import ConfigError
 from tacit_lab.cluster import Cluster
 
+OUT = Path("tacit-out")
+"""The folder for what commands record, where no --out is given."""
 N = TypeVar("N", int, float)
 _LONGEST_LINE = 600
 """Characters of a line of a message. The middle of a longer line is left out, of its long words first."""

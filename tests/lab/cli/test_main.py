@@ -126,6 +126,11 @@ def test_what_cannot_be_built_leaves_nothing(
     assert capsys.readouterr().err == "tacit: this kernel lacks the module sch_netem\n"
     assert refuses.called
     assert not (tmp_path / "new" / "out").exists()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["tacit", words[0], "--cluster", "2x1@1mbit,5ms", *words[1:]])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert not (tmp_path / "tacit-out").exists()
 
 
 def test_every_option_has_a_help_text_with_an_example() -> None:

@@ -99,7 +99,7 @@ def check(
         target=_share("target", chosen.target if target is None else target),
         seed=parsing.seed("--seed", seed),
         timeout=parsing.seconds("--timeout", timeout, 600),
-        folder=(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-{recipe}").absolute(),
+        folder=(out or parsing.OUT / f"{datetime.now():%Y%m%d-%H%M%S}-{recipe}").absolute(),
         choices=choices,
     )
 

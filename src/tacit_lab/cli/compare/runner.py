@@ -12,6 +12,7 @@ from tacit_lab.cli.compare.display import Display
 from tacit_lab.cli.compare.options import CompareOptions
 from tacit_lab.cli.compare.recorder import ComparisonRecorder
 from tacit_lab.cli.interrupts import Interrupted
+from tacit_lab.cli.parsing import OUT
 from tacit_lab.recipes.progress import Progress, record_in
 from tacit_lab.records import COMPUTE_ONLY, EndRecord, Status
 from tacit_lab.testbed import Failure, Result, Serving, Testbed
@@ -34,7 +35,7 @@ def train_all(options: CompareOptions, display: Display, recorder: ComparisonRec
                 _Training(options, display, recorder, strategy).run(bed)
     finally:
         if not built:
-            unmake(options.records, options.records.parent)
+            unmake(options.records, options.folder, OUT)
 
 
 class _Training:

@@ -10,6 +10,7 @@ import typer
 from tacit.environment import ALGORITHM, FOOTPRINT, PROFILE, TENSORBOARD, WORKER, WORKERS
 from tacit.files import put, spared, unmake
 from tacit_lab.cli.interrupts import interruptible
+from tacit_lab.cli.parsing import OUT
 
 if TYPE_CHECKING:
     from tacit_lab.cli.run.options import RunOptions
@@ -189,7 +190,7 @@ def _run(options: RunOptions) -> RunResult:
         if built:
             _write(options, results.cut_off(options, error))
         else:
-            unmake(options.record, options.footprint, options.folder)
+            unmake(options.record, options.footprint, options.folder, OUT)
         raise
     profiled = profile.read(options.footprint) if options.profile else []
     result = results.summarize(options, ended, profiled)

@@ -115,7 +115,7 @@ def check(
         profile=profile,
         restarts=_restarts(restarts, parsed, strategy, tensorboard),
         serving=_serving(parsed, servers, words),
-        folder=_folder(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-run"),
+        folder=_folder(out or parsing.OUT / f"{datetime.now():%Y%m%d-%H%M%S}-run"),
     )
 
 
