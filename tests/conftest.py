@@ -31,6 +31,7 @@ PROCESSES = (
     "tests/attaching/test_agreement.py",
     "tests/attaching/test_arguments.py",
     "tests/attaching/test_left_unchanged.py",
+    "tests/attaching/test_other_systems.py",
     "tests/benchmarks/test_blocks.py",
     "tests/benchmarks/test_fault_campaign.py::test_a_trial",
     "tests/benchmarks/test_grid.py::test_a_call_that_trains_nothing",

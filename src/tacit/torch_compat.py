@@ -1,7 +1,8 @@
 """Every name that is private to torch, or to a framework around it, and that tacit uses: here, nowhere else.
 
-All of them were looked at in torch 2.13.0. Where torch takes one away, the function here that uses it raises
-an AttributeError, or the import of tacit an ImportError, unless the function says otherwise.
+All of them are in torch 2.9.0, 2.13.0 and 2.14.1, but where a function says since which version. Where torch
+takes one away, the function here that uses it raises an AttributeError, or the import of tacit an
+ImportError, unless the function says otherwise.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
+
+if torch.__version__ < "2.9":  # torch compares it as a version
+    raise ImportError(
+        f"tacit needs torch 2.9 or newer, and this is {torch.__version__}: pip install 'torch>=2.9'"
+    )
 
 __all__ = [
     "GradBucket",
