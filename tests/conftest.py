@@ -71,7 +71,6 @@ PROCESSES = (
     "tests/lab/profiling/test_recorder.py::test_a_profile_is_written",
     "tests/lab/profiling/test_recorder.py::test_stages_of_an_exchange",
     "tests/lab/recipes/test_cache.py::test_of_many_processes",
-    "tests/lab/reports/test_page.py::test_plotly_is_not_imported",
     "tests/lab/reports/test_page_in_browser.py",
     "tests/lab/testbed/",
     "tests/release/",

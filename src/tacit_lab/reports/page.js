@@ -1,6 +1,6 @@
 (() => {
   "use strict";
-  const figures = JSON.parse(document.getElementById("figures").textContent);
+  let figures;
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   // "var(--name)" anywhere in a figure becomes the colour of the present theme.
@@ -155,6 +155,17 @@
     });
   };
 
+  const unpacked = (id) => {
+    const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (each) => each.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  };
+  const loaded = async () => {
+    figures = JSON.parse(await unpacked("figures"));
+    const script = document.createElement("script");
+    script.textContent = await unpacked("plotly");
+    document.head.append(script);
+  };
+
   const draw = async () => {
     for (const [id, figure] of Object.entries(figures)) {
       const plot = document.getElementById(id);
@@ -166,7 +177,7 @@
     document.documentElement.dataset.charts = "drawn";
   };
 
-  let width = 0, last = Promise.resolve();
+  let width = 0, last = loaded();
   const again = () => { last = last.then(draw); };
   new ResizeObserver(([{ contentRect }]) => {
     if (Math.abs(contentRect.width - width) < 1) return;

@@ -14,7 +14,7 @@ from tacit_lab.reports.charts.figures import Style, styles
 from tacit_lab.reports.columns import TableRow, explained
 from tacit_lab.reports.comparison import MEANINGS, UNSHAPED, Comparison, Row, compare
 from tacit_lab.reports.details import details
-from tacit_lab.reports.document import check_installed, document
+from tacit_lab.reports.document import document
 from tacit_lab.reports.sections import sections, swatch
 from tacit_lab.reports.servers import servers
 from tacit_lab.reports.table import cells
@@ -32,9 +32,8 @@ def page(records: Iterable[Record], timelines: Iterable[Timeline] = (), *, cut: 
         cut: Whether a line at the end could not be read; the page then says so.
 
     Raises:
-        ConfigError: There are no records, they cannot be compared, or plotly is not installed.
+        ConfigError: There are no records, or they cannot be compared.
     """
-    check_installed("report.html")
     records = summary.close_open_runs(records)
     if not records:
         raise ConfigError("these records are empty, so there is nothing to report")
@@ -85,7 +84,7 @@ def _table(comparison: Comparison) -> str:
     limit = "" if alone is None else f"; without communication {alone:.1f} s"
     asked = f"epochs {comparison.epochs}, seed {comparison.seed}, target accuracy {comparison.target:g}"
     below = f'<p class="asked">{escape(asked + limit)}</p>\n'
-    return f"""<section aria-label="Results">
+    return f"""<section aria-label="Results" class="results">
 {explained(MEANINGS, lines, below)}
 </section>"""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tacit_lab.reports.charts.figures import Chart, Figure, Style
 from tacit_lab.reports.columns import TableRow, explained
-from tacit_lab.reports.document import check_installed, document
+from tacit_lab.reports.document import document
 from tacit_lab.reports.sections import section, swatch
 
 if TYPE_CHECKING:
@@ -181,12 +181,7 @@ def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
 
 
 def page(evaluation: Evaluation) -> str:
-    """One HTML page that needs nothing from any network.
-
-    Raises:
-        ConfigError: plotly is not installed.
-    """
-    check_installed("the page of an evaluation")
+    """One HTML page that needs nothing from any network."""
     names = list(dict.fromkeys(name for path in evaluation.paths for name in path.led))
     paint = {name: Style(f"--c{i % COLOURS}") for i, name in enumerate(names)}
     charts = [_chart(path, paint, i) for i, path in enumerate(evaluation.paths)]

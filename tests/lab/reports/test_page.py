@@ -1,13 +1,11 @@
-import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from html import unescape
 from importlib.resources import files
 
 import pytest
 from sample_records import ALONE, DDP, HEAD, TOPK, WHOLE, comparison
+from unpacked import figures_of, unpacked
 
 from tacit.errors import ConfigError
 from tacit_lab import records, reports
@@ -18,9 +16,7 @@ EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
 def body(*ends: records.EndRecord, head: records.RunRecord = HEAD, cut: bool = False) -> str:
-    """The page without plotly's own code."""
-    text = reports.page(comparison(*ends, head=head), cut=cut)
-    return re.sub(r"<script>/\*\*\n\* plotly.*?</script>", "", text, flags=re.DOTALL)
+    return unpacked(reports.page(comparison(*ends, head=head), cut=cut))
 
 
 def cells(text: str) -> list[list[str]]:
@@ -82,7 +78,7 @@ def test_a_failed_run_is_shown_and_said() -> None:
 
 
 def test_an_interrupted_run_shows_the_epochs_that_it_had() -> None:
-    text = reports.page(WHOLE[:-5])
+    text = unpacked(reports.page(WHOLE[:-5]))
     assert "topk:ratio=0.01 has no end in the records: it was still running" in text
     assert '"name": "topk:ratio=0.01"' in text
 
@@ -182,20 +178,8 @@ def test_losses_that_are_not_finite_are_no_points() -> None:
     ]
 
 
-def test_plotly_is_not_imported_before_a_page_is_built() -> None:
-    code = "import sys, tacit_lab.reports, tacit_lab.cli; print('plotly' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
-
-
-def test_without_plotly_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(ConfigError, match=r"pip install 'torch-tacit\[page\]'"):
-        reports.page(WHOLE)
-
-
 def test_the_consensus_distance_is_drawn_where_replicas_differ_and_only_there() -> None:
-    assert "consensus-distance-epochs" not in reports.page(WHOLE)
+    assert "consensus-distance-epochs" not in figures_of(reports.page(WHOLE))
     apart = [
         replace(each, consensus_distance=3.0 / each.epoch, consensus_relative=0.03 / each.epoch)
         if isinstance(each, records.EpochRecord) and each.algorithm == TOPK.algorithm
@@ -203,8 +187,7 @@ def test_the_consensus_distance_is_drawn_where_replicas_differ_and_only_there() 
         for each in WHOLE
     ]
     assert [records.parse(each.to_json()) for each in apart] == apart
-    text = reports.page(apart)
-    drawn = json.loads(re.findall(r'id="figures">(.*?)</script>', text)[0])
+    drawn = figures_of(reports.page(apart))
     assert drawn["consensus-distance-epochs"]["layout"]["xaxis"]["dtick"] == 1
     (trace,) = drawn["consensus-distance-epochs"]["data"]
     assert (trace["name"], trace["x"], trace["y"]) == (TOPK.algorithm, [1, 2], [0.03, 0.015])

@@ -1,12 +1,11 @@
 """The chart of planned messages, one lane for each."""
 
-import json
-import re
 from dataclasses import replace
 
 import pytest
 from sample_records import WHOLE
 from sample_timelines import planned, run
+from unpacked import figures_of
 
 from tacit.timelines import Timeline
 from tacit_lab import reports
@@ -40,8 +39,8 @@ def test_each_message_is_ready_then_under_way_and_waited_for() -> None:
     assert list(found) == ["computing", "waiting", "ready", "under way", "waited for"]
     # Those of the step before come in the first one.
     assert len(found["ready"]["x"]) == len(found["under way"]["x"]) == (STEPS + 1) * 8
-    assert set(found["ready"]["x"]) == {5}
-    assert sorted(set(found["under way"]["x"])) == [10, 30]
+    assert set(found["ready"]["x"]) == {0.005}
+    assert sorted(set(found["under way"]["x"])) == [0.01, 0.03]
     assert len(found["waited for"]["x"]) == STEPS + 1
     ends = zip(found["ready"]["base"], found["ready"]["x"], found["under way"]["base"], strict=True)
     assert all(begun + lasted == pytest.approx(left) for begun, lasted, left in ends)
@@ -54,8 +53,8 @@ def test_each_message_is_ready_then_under_way_and_waited_for() -> None:
 def test_steps_begin_at_dotted_lines_the_first_at_the_edge() -> None:
     chart = chart_of(planned("it"))
     assert chart.note == "Steps 19 to 21 of rank 0; each begins at a dotted line."
-    assert [line["x0"] for line in chart.figure["layout"]["shapes"]] == [0, 100, 200]
-    assert chart.figure["layout"]["xaxis"]["range"] == [0, 300]
+    assert [line["x0"] for line in chart.figure["layout"]["shapes"]] == pytest.approx([0, 0.1, 0.2])
+    assert chart.figure["layout"]["xaxis"]["range"] == [0, 0.3]
 
 
 def test_of_many_messages_the_first_are_drawn_and_that_is_said() -> None:
@@ -84,5 +83,5 @@ def test_names_of_parameters_are_escaped() -> None:
     ]
     text = reports.page(WHOLE, told)
     assert evil not in text
-    lanes = json.loads(re.findall(r'id="figures">(.*?)</script>', text)[0])["lanes-0"]
+    lanes = figures_of(text)["lanes-0"]
     assert lanes["layout"]["yaxis"]["ticktext"][1] == "1  &lt;/script&gt;&lt;b&gt;"

@@ -5,6 +5,7 @@ import re
 from html import escape
 
 from rich.console import Console
+from unpacked import figures_of
 
 from tacit_lab.reports.predictors import Evaluation, Judged, Path, page, table
 
@@ -62,7 +63,7 @@ def test_the_page_draws_every_path_and_needs_no_network() -> None:
     text = page(TOLD)
     assert "<mine>" not in text
     assert escape("Within 2% of the full push's loss: <mine>.pt.") in text
-    figures = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
+    figures = figures_of(text)
     assert [trace["name"] for trace in figures["path-0"]["data"]] == ["true", "&lt;mine&gt;.pt", "linear"]
     assert figures["path-0"]["data"][1]["y"] == [0.0, 0.9]
     assert not re.search(r"<(script|link|img)[^>]*(src|href)=", text)

@@ -1,18 +1,18 @@
 """The charts of what the ranks did when, and of what the schedules chose."""
 
-import json
-import re
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from sample_records import ALONE, DDP, HEAD, TOPK, WHOLE, comparison
 from sample_timelines import run, scheduled, untold
+from unpacked import figures_of, unpacked
 
 from tacit.timelines import Change, Exchange, Span, Step, Timeline
 from tacit_lab import records, reports
-from tacit_lab.reports.charts.figures import Figure, Style
+from tacit_lab.reports.charts.figures import Chart, Figure, Style
 from tacit_lab.reports.charts.schedule import schedule_chart
+from tacit_lab.reports.charts.spans import on_one_scale
 from tacit_lab.reports.charts.timeline import timeline_chart
 from tacit_lab.reports.charts.window import LEAST, MOST, RANKS, cut
 
@@ -25,10 +25,14 @@ EPOCHS = [
 ]
 
 
-def traces(timelines: list[Timeline]) -> dict[str, Figure]:
-    chart = timeline_chart(timelines, PAINT, 0)
+def chart_of(timelines: list[Timeline], alone: float | None = None) -> Chart:
+    chart = timeline_chart(timelines, PAINT, 0, alone)
     assert chart is not None
-    return {trace["name"]: trace for trace in chart.figure["data"]}
+    return chart
+
+
+def traces(timelines: list[Timeline]) -> dict[str, Figure]:
+    return {trace["name"]: trace for trace in chart_of(timelines).figure["data"]}
 
 
 def test_the_window_is_of_the_middle_and_has_a_round_of_each_level() -> None:
@@ -71,7 +75,7 @@ def test_waiting_between_steps_is_drawn_too() -> None:
     flush = Exchange(1, 19, 9, 1.98, 2.5, 8, False, (Span(2.0, 2.5),))
     found = traces([replace(timeline, steps=steps, exchanges=(flush,))])
     (waiting,) = found["waiting"]["x"]
-    assert waiting == 500
+    assert waiting == 0.5
     assert found["waiting"]["customdata"] == ["rank 0, waiting for far, between two steps"]
 
 
@@ -93,14 +97,13 @@ def test_computing_and_waiting_fill_every_step() -> None:
     found = traces(run("it"))
     assert list(found) == ["computing", "waiting", "hidden", "exposed"]
     total = {name: sum(trace["x"]) / 4 for name, trace in found.items()}
-    assert total["waiting"] == total["exposed"] == pytest.approx(14 * 20 + 2 * 30)
-    assert total["computing"] + total["waiting"] == pytest.approx(14 * 100)
-    assert total["hidden"] == pytest.approx(14 * 20)
+    assert total["waiting"] == total["exposed"] == pytest.approx(14 * 0.02 + 2 * 0.03)
+    assert total["computing"] + total["waiting"] == pytest.approx(14 * 0.1)
+    assert total["hidden"] == pytest.approx(14 * 0.02)
 
 
 def test_bars_of_a_rank_lie_below_each_other_and_within_the_chart() -> None:
-    chart = timeline_chart(run("it"), PAINT, 0)
-    assert chart is not None
+    chart = chart_of(run("it"))
     rows = {
         (y, width)
         for trace in chart.figure["data"]
@@ -121,23 +124,47 @@ def test_a_bar_says_what_it_is() -> None:
 
 
 def test_of_plain_ddp_whole_steps_are_drawn_and_that_is_said() -> None:
-    chart = timeline_chart(untold("it"), PAINT, 0)
-    assert chart is not None
+    chart = chart_of(untold("it"))
     (steps,) = chart.figure["data"]
     assert steps["name"] == "steps"
     assert len(steps["x"]) == 4 * LEAST
     assert "does not say when training waits" in chart.note
 
 
-def test_long_windows_are_told_in_seconds() -> None:
+def test_of_plain_ddp_what_a_step_takes_beyond_computing_is_drawn_as_waiting() -> None:
+    chart = chart_of(untold("it"), alone=0.03)
+    computing, waiting = chart.figure["data"]
+    assert (computing["name"], waiting["name"]) == ("computing", "waiting")
+    assert set(computing["x"]) == {0.03}
+    assert set(waiting["x"]) == {0.07}
+    assert "pattern" in waiting["marker"]
+    assert "beyond 30.0 ms, a step without exchange, is drawn as waiting" in chart.note
+    (faster,) = chart_of(untold("it"), alone=0.2).figure["data"]
+    assert (faster["name"], set(faster["x"])) == ("computing", {0.1})
+
+
+def test_an_evaluation_has_its_name_where_it_is_no_waiting() -> None:
+    (timeline,) = run("it", ranks=1)
+    steps = tuple(s if s.step < 20 else Step(s.step, s.begun + 1, s.ended + 1) for s in timeline.steps)
+    flush = Exchange(1, 19, 9, 1.98, 2.5, 8, False, (Span(2.0, 2.5),))
+    found = traces([replace(timeline, steps=steps, exchanges=(flush,)).within(17, 23)])["evaluating"]
+    assert (found["base"], found["x"]) == ([0.8], [0.5])
+    assert found["text"] == "eval"
+    assert "evaluating" not in traces(run("it"))
+
+
+def test_timelines_have_one_scale_or_say_how_many_times_they_are_magnified() -> None:
     slow = [
-        replace(each, steps=tuple(s._replace(begun=100 * s.begun, ended=100 * s.ended) for s in each.steps))
+        replace(each, steps=tuple(s._replace(begun=9.5 * s.begun, ended=9.5 * s.ended) for s in each.steps))
         for each in untold("it")
     ]
-    chart = timeline_chart(slow, PAINT, 0)
-    assert chart is not None
-    assert chart.figure["layout"]["xaxis"]["title"]["text"] == "seconds"
-    assert chart.figure["data"][0]["x"][0] == pytest.approx(10.0)
+    drawn = [chart_of(slow), chart_of([each.within(0, 3) for each in slow]), chart_of(untold("it"))]
+    layouts = [chart.figure["layout"] for chart in on_one_scale(drawn)]
+    ends = [layout["xaxis"]["range"][1] for layout in layouts]
+    assert ends[0] == pytest.approx(6 * 0.95 + 9.5 * 0.003)
+    assert ends[1:] == pytest.approx([ends[0], ends[0] / 9], abs=1e-4)
+    marks = [[each["text"] for each in layout.get("annotations", [])] for layout in layouts]
+    assert marks == [[], [], ["<b>9 × magnified</b>"]]
 
 
 # ---- schedules ----------------------------------------------------------------------------------------
@@ -208,18 +235,16 @@ def test_timelines_of_other_algorithms_are_left_out() -> None:
 
 
 def test_a_page_of_many_algorithms_stays_small() -> None:
-    """What the timelines add, beside plotly's own 4.8 MB."""
     names = [f"topk:ratio=0.{i}" for i in range(1, 11)]
     found = comparison(DDP, *(replace(TOPK, algorithm=name) for name in names), ALONE, head=HEAD)
     timelines = [each for name in names for each in run(name, ranks=16)]
-    added = len(reports.page(found, timelines)) - len(reports.page(found))
-    assert added < 1_500_000
+    assert len(reports.page(found, timelines).encode()) < 1_000_000
 
 
 def test_everything_from_the_timelines_is_escaped() -> None:
     evil = "</script><b>"
     named = [replace(each, levels=(evil, evil)) for each in run("ddp")]
     text = reports.page(WHOLE, named)
-    assert evil not in text
-    figures = json.loads(re.findall(r'id="figures">(.*?)</script>', text)[0])
+    assert evil not in unpacked(text)
+    figures = figures_of(text)
     assert "&lt;/script&gt;&lt;b&gt;" in figures["timeline-0"]["data"][1]["customdata"][0]

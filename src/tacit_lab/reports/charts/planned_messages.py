@@ -8,7 +8,7 @@ from html import escape
 from tacit.timelines import PlannedMessage, Span, Timeline
 from tacit_lab.reports.charts.activity import activity_spans, waits
 from tacit_lab.reports.charts.figures import Chart, Figure, Style, tint
-from tacit_lab.reports.charts.spans import SpanBar, solid, span_trace, striped
+from tacit_lab.reports.charts.spans import SpanBar, solid, span_trace, striped, time_axis
 from tacit_lab.reports.charts.window import cut
 
 STEPS = 3
@@ -39,7 +39,7 @@ def lanes_chart(timelines: Sequence[Timeline], paint: Mapping[str, Style], place
     drawn = {turn: name for turn, name in names.items() if turn in [*names][:LANES]}
     colour = tint(timeline.algorithm, paint)
     traces = [
-        span_trace(name, [*bars], marker, 1e3)
+        span_trace(name, [*bars], marker)
         for name, bars, marker in (
             ("computing", _training(timeline, waiting=False), solid(colour)),
             ("waiting", _training(timeline, waiting=True), striped(colour)),
@@ -52,7 +52,7 @@ def lanes_chart(timelines: Sequence[Timeline], paint: Mapping[str, Style], place
     labels = [f"{turn + 1}  {escape(_short(name))}" for turn, name in drawn.items()]
     layout: Figure = {
         "barmode": "overlay",
-        "xaxis": {"title": {"text": "milliseconds"}, "range": [0, round(1e3 * end, 3)]},
+        "xaxis": time_axis(end),
         "yaxis": {
             "range": [height, -4],
             "tickvals": [TALL / 2, *(_middle(i) for i in range(len(drawn)))],
@@ -134,7 +134,7 @@ def _short(name: str) -> str:
 
 def _line(at: float) -> Figure:
     """A step begins here."""
-    where = {"x0": round(1e3 * at, 2), "x1": round(1e3 * at, 2), "y0": 0, "y1": 1, "yref": "y domain"}
+    where = {"x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "y domain"}
     return {"type": "line", **where, "line": {"color": "var(--dim)", "width": 1, "dash": "dot"}}
 
 

@@ -3,49 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
-from tacit.timelines import Exchange, Span, Timeline
-from tacit_lab.reports.charts.activity import activity_spans, hidden, outside, waits
+from tacit.timelines import Exchange, Span, Step, Timeline
+from tacit_lab.reports.charts.activity import ActivitySpan, activity_spans, hidden, outside, waits
 from tacit_lab.reports.charts.figures import Chart, Figure, Style, tint
-from tacit_lab.reports.charts.spans import FAINT, SpanBar, solid, span_trace, striped
+from tacit_lab.reports.charts.spans import FAINT, SpanBar, solid, span_trace, striped, time_axis
 from tacit_lab.reports.charts.window import Window, cut
 
 TALL, FLAT, SPACE = 22, 11, 13
 """Pixels: of training's bar, of a level's, and between two ranks."""
-LONG = 10.0
-"""The length in seconds from which a window is labelled in seconds, and not in milliseconds."""
+GAP = 1e-3
+"""The least seconds between two steps that are drawn as an evaluation."""
 
 
-def timeline_chart(timelines: Sequence[Timeline], paint: Mapping[str, Style], place: int) -> Chart | None:
+def timeline_chart(
+    timelines: Sequence[Timeline], paint: Mapping[str, Style], place: int, alone: float | None = None
+) -> Chart | None:
     """The middle of one algorithm's run; None where nothing is known of it.
 
     Args:
         timelines: Of all its ranks.
         paint: The algorithms' styles.
         place: Of the chart among its like, which makes its key.
+        alone: Seconds of a step without communication, by which DDP's are divided; None if not known.
     """
     window = cut(timelines)
     if window is None:
         return None
     algorithm = window.timelines[0].algorithm
-    bars, colour = _Bars(window), tint(algorithm, paint)
+    bars, colour = _Bars(window, alone), tint(algorithm, paint)
     plain, stripes = solid(colour), striped(colour)
     faint = {**plain, "opacity": FAINT}
     end = max(step.ended for each in window.timelines for step in each.steps)
-    scale, unit = (1.0, "seconds") if end >= LONG else (1e3, "milliseconds")
+    hollow = {"color": "var(--page)", "line": {"color": colour, "width": 1}}
     traces = [
-        span_trace(name, list(found), marker, scale)
+        span_trace(name, [*found], marker)
         for name, found, marker in (
+            ("evaluating", bars.evaluations(), {"color": "var(--grid)"}),
             ("computing", bars.training(waiting=False), plain),
             ("waiting", bars.training(waiting=True), stripes),
             ("hidden", bars.exchanges(waiting=False), faint),
             ("exposed", bars.exchanges(waiting=True), stripes),
-            ("steps", bars.steps(), faint),
+            ("steps", bars.steps(), hollow),
         )
     ]
+    traces[0] |= {"text": "eval", "textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
     layout: Figure = {
         "barmode": "overlay",
-        "xaxis": {"title": {"text": unit}, "range": [0, round(end * scale, 3)]},
+        "uniformtext": {"mode": "hide", "minsize": 9},
+        "xaxis": time_axis(end),
         "yaxis": {
             "range": [bars.height, 0],
             "tickvals": [bars.top(i) + TALL / 2 for i in range(len(window.timelines))],
@@ -58,7 +65,7 @@ def timeline_chart(timelines: Sequence[Timeline], paint: Mapping[str, Style], pl
     return Chart(
         key=f"timeline-{place}",
         title=algorithm,
-        note=_note(window),
+        note=_note(window, alone),
         figure={"data": [trace for trace in traces if trace["x"]], "layout": layout},
     )
 
@@ -66,7 +73,8 @@ def timeline_chart(timelines: Sequence[Timeline], paint: Mapping[str, Style], pl
 class _Bars:
     """The bars of a window."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: Window, alone: float | None) -> None:
+        self._alone = alone
         self._timelines = window.timelines
         self._levels = window.timelines[0].levels
         self._each = TALL + FLAT * len(self._levels) + SPACE
@@ -78,8 +86,8 @@ class _Bars:
 
     def training(self, *, waiting: bool) -> Iterator[SpanBar]:
         """The bars of the spans in which training waited, or in which it did not."""
-        for place, timeline in enumerate(self._timelines if self._levels else ()):
-            waited = waits(timeline)
+        for place, timeline in enumerate(self._timelines if self._divided else ()):
+            waited = self._waits(timeline)
             for step in timeline.steps:
                 for begun, ended, levels in activity_spans(step, waited):
                     if bool(levels) == waiting:
@@ -91,9 +99,19 @@ class _Bars:
 
     def steps(self) -> Iterator[SpanBar]:
         """Bars of whole steps, where their parts are not known."""
-        for place, timeline in enumerate(() if self._levels else self._timelines):
+        for place, timeline in enumerate(() if self._divided else self._timelines):
             for step in timeline.steps:
                 yield self._upper(place, Span(step.begun, step.ended), f"step {step.step}")
+
+    def evaluations(self) -> Iterator[SpanBar]:
+        """The bars of the time between two steps in which training did not wait either."""
+        for place, timeline in enumerate(self._timelines):
+            waited = waits(timeline)
+            for before, after in pairwise(timeline.steps):
+                for each in activity_spans(Step(after.step, before.ended, after.begun), waited):
+                    if not each.waiting and each.ended - each.begun > GAP:
+                        told = "evaluation, between two epochs"
+                        yield self._upper(place, Span(each.begun, each.ended), told)
 
     def exchanges(self, *, waiting: bool) -> Iterator[SpanBar]:
         """The bars of rounds, for the spans in which training waited for them, or in which it did not."""
@@ -102,7 +120,24 @@ class _Bars:
                 for span in each.waits if waiting else hidden(each):
                     yield self._lower(place, each, span, "exposed" if waiting else "hidden")
 
+    @property
+    def _divided(self) -> bool:
+        """Whether a step's parts are known."""
+        return bool(self._levels) or self._alone is not None
+
+    def _waits(self, timeline: Timeline) -> list[ActivitySpan]:
+        """When training waited; of DDP, which does not say it, what a step takes beyond computing."""
+        if self._levels or self._alone is None:
+            return waits(timeline)
+        return [
+            ActivitySpan(each.begun + self._alone, each.ended, (0,))
+            for each in timeline.steps
+            if each.ended - each.begun > self._alone
+        ]
+
     def _names(self, levels: Iterable[int]) -> str:
+        if not self._levels:
+            return "torch's exchange, as it took longer than without"
         return " and ".join(self._levels[level] for level in levels)
 
     def _upper(self, place: int, span: Span, told: str) -> SpanBar:
@@ -116,12 +151,15 @@ class _Bars:
         return SpanBar(y, FLAT - 3, span, f"rank {rank}, {told}: {each.bytes_out / 1e3:,.1f} kB")
 
 
-def _note(window: Window) -> str:
+def _note(window: Window, alone: float | None) -> str:
     levels, shown = window.timelines[0].levels, len(window.timelines)
     of = "" if shown == window.ranks else f" on {shown} of {window.ranks} ranks"
     steps = f"Steps {window.first} to {window.last}{of}."
     if not levels:
-        return f"{steps} torch's exchange is inside them, and does not say when training waits for it."
+        untold = f"{steps} torch's exchange is inside them, and does not say when training waits for it."
+        if alone is None:
+            return untold
+        return f"{untold} All beyond {1e3 * alone:.1f} ms, a step without exchange, is drawn as waiting."
     if len(levels) == 1:
         return steps
     return f"{steps} Below each rank its levels: {', '.join(levels[:-1])}, and {levels[-1]} lowest."
