@@ -24,7 +24,7 @@ def encode_all(*arguments: str, **variables: str) -> dict[str, Any]:
         [sys.executable, SCRIPT, *arguments], env=env, capture_output=True, text=True, timeout=250
     )
     assert ended.returncode == 0, ended.stderr
-    said: dict[str, Any] = json.loads(ended.stdout)
+    said: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])  # after what Gloo of torch 2.9 prints
     return said
 
 

@@ -16,8 +16,12 @@ _replace = interpreter._patch_lang
 
 
 def replace_once_a_launch() -> None:
-    """From now on functions are replaced as a kernel is launched, and given back at its end."""
-    interpreter._patch_lang = _unless_replaced
+    """From now on functions are replaced as a kernel is launched, and given back at its end.
+
+    Triton 3.5, of torch 2.9, does it otherwise, and is left as it is.
+    """
+    if hasattr(interpreter, "_LangPatchScope"):
+        interpreter._patch_lang = _unless_replaced
 
 
 def _unless_replaced(function: Any) -> Any:

@@ -11,12 +11,16 @@ from tacit.kernels.dispatch import pieces
 
 PIECE = 1 << 14
 """Entries that are widened at a time on the host: they stay in the second-level cache."""
+LARGEST_E4M3 = torch.finfo(torch.float8_e4m3fn).max
 
 
 def encode_fp8(x: Tensor, inverse: Tensor, dtype: torch.dtype, codes: Tensor) -> None:
     """See `kernels.fp8`."""
     for piece in pieces(x, PIECE):
-        codes[piece].copy_((x[piece] * inverse).to(dtype).view(torch.uint8))
+        numbers = x[piece] * inverse
+        if dtype == torch.float8_e4m3fn:  # which has no infinity: torch 2.9 makes NaN of larger ones
+            numbers.clamp_(-LARGEST_E4M3, LARGEST_E4M3)
+        codes[piece].copy_(numbers.to(dtype).view(torch.uint8))
 
 
 def add_fp8_(
