@@ -107,7 +107,7 @@ def attach(
             when each has stepped, or when one is about to step again. Wrappers of Accelerate and Lightning
             are accepted. None is enough if gradients are exchanged.
         strategy: a value, or its text form such as "topk:ratio=0.01". By default "auto", which chooses by
-            what the first steps have measured.
+            what the first steps have measured; where a rank is alone, it is "ddp".
         scaler: the GradScaler that scales the loss, if there is one. All ranks then skip a step in which a
             gradient overflows, where infinity is an error without it; replicas that step alone skip steps
             alone. Steps are then counted by backward passes: accumulate under `no_sync`.
@@ -156,6 +156,9 @@ def attach(
     check_kinds(policy, timeout, mesh)
     trained = model_of(model, mesh, group)
     refuse_second(trained)
+    if isinstance(strategy, AutoStrategy) and trained.process_group.size() == 1:
+        _log.warning("'auto' has nothing to choose, as this rank is alone: training with plain DDP ('ddp')")
+        strategy, decider = strategy_of("ddp"), None
     spec = AttachSpec(
         model=trained,
         optimizers=optimizers_of(optimizer),

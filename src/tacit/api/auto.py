@@ -27,7 +27,7 @@ class AutoSession(Attached):
         ranks: the ranks of the world that train the model.
 
     Raises:
-        AttachError: there is nobody to exchange with, or no optimizer whose steps could be counted.
+        AttachError: there is no optimizer whose steps could be counted, or a weight.
     """
 
     strategy: AutoStrategy

@@ -343,13 +343,8 @@ def check(given: AttachSpec, decider: Decider) -> None:
     """Refuse arguments with which `auto` cannot begin.
 
     Raises:
-        AttachError: there is nobody to exchange with, or no optimizer whose steps could be counted.
+        AttachError: there is no optimizer whose steps could be counted, or a weight.
     """
-    if given.model.process_group.size() == 1:
-        raise AttachError(
-            "'auto' chooses how ranks exchange, and this one is alone: there is nobody to exchange with. "
-            "Start more ranks, or attach 'ddp'"
-        )
     if not given.optimizers:
         raise AttachError("'auto' chooses after a step of the optimizer: give attach the optimizer")
     if given.weight is not None:
