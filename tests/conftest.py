@@ -42,6 +42,7 @@ PROCESSES = (
     "tests/cuda/",
     "tests/docs/test_code.py::test_a_block_runs",
     "tests/docs/test_code.py::test_a_script_runs",
+    "tests/docs/test_code.py::test_a_killed_rank",
     "tests/docs/test_site.py",
     "tests/examples/test_examples.py",
     "tests/examples/test_launch_files.py",

@@ -5,12 +5,14 @@ A block that makes its own process group is a script, and is run as its page say
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from pages import PAGES, Block, blocks, shell_lines
 
 from cases import for_each
@@ -67,16 +69,44 @@ def test_a_block_runs(block: Block, outcomes: dict[str, str | None]) -> None:
     assert went_wrong is None, went_wrong
 
 
-@pytest.mark.parametrize("block", SCRIPTS, ids=str)
-def test_a_script_runs_as_its_page_says(block: Block, tmp_path: Path) -> None:
-    (told,) = {line for line in shell_lines(block.page) if line.startswith("torchrun --nproc-per-node")}
-    command = [sys.executable, "-m", "torch.distributed.run", *shlex.split(told)[1:]]
-    (tmp_path / command[-1]).write_text(block.text)
+def torchrun(line: str, text: str, folder: Path) -> str:
+    """What a script prints that is started by this line of a page."""
+    given, _, words = line.partition("torchrun ")
+    command = [sys.executable, "-m", "torch.distributed.run", *shlex.split(words)]
+    (folder / command[-1]).write_text(text)
+    env = os.environ | ENV | dict(word.split("=", 1) for word in given.split())
     done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | ENV, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "topk" in done.stdout
+    return done.stdout
+
+
+def line_of(page: Path) -> str:
+    """The line that starts the page's script."""
+    (line,) = {each for each in shell_lines(page) if re.match(r"(\w+=\S+ )*torchrun --nproc-per-node", each)}
+    return line
+
+
+@pytest.mark.parametrize("block", SCRIPTS, ids=str)
+def test_a_script_runs_as_its_page_says(block: Block, tmp_path: Path) -> None:
+    assert "topk" in torchrun(line_of(block.page), block.text, tmp_path)
+
+
+def test_a_killed_rank_begins_at_the_last_checkpoint_and_so_do_fewer_ranks(tmp_path: Path) -> None:
+    (block,) = (each for each in SCRIPTS if each.page.name == "checkpoints.md")
+    step = "        optimizer.step()\n"
+    first = 'os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"'
+    dies = f"{step}        if step == 15 and rank == 1 and {first}:\n            os.kill(os.getpid(), 9)\n"
+    ends = {}
+    for name, text in ("whole", block.text), ("killed", block.text.replace(step, dies)):
+        (tmp_path / name).mkdir()
+        torchrun(line_of(block.page), text, tmp_path / name)
+        ends[name] = torch.load(tmp_path / name / "checkpoints" / "40-2" / "0.pt")["model"]
+    assert all(torch.equal(ends["killed"][each], ends["whole"][each]) for each in ends["whole"])
+    alone, longer = line_of(block.page).replace("node 2", "node 1"), block.text.replace("= 40,", "= 60,")
+    assert "after 60 steps" in torchrun(alone, longer, tmp_path / "whole")
+    assert (tmp_path / "whole" / "checkpoints" / "latest").read_text() == "60-1"
 
 
 def test_there_is_a_script() -> None:

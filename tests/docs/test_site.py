@@ -59,7 +59,7 @@ const next = () => {
 };
 next();
 </script>"""
-WITH_TABLES = ["index.html", "how-to-choose.html", "peers.html", "scaling.html", "using.html"]
+WITH_TABLES = ["index.html", "how-to-choose.html", "peers.html", "scaling.html", "overhead.html"]
 
 
 @pytest.fixture(scope="module")
