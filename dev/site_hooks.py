@@ -17,9 +17,21 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+import tacit
+
 ROOT = Path(__file__).resolve().parent.parent
 MARKER = "<!-- algorithms, line by line -->"
+_ROW = re.compile(r"^\|.*$(?!\n\|[ :]*-)", re.MULTILINE)  # but not that of a table's head
 _LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)\s]*)?\))")
+
+
+_UNITS = re.compile(r"(?<=\d) (?=(?:±|%|[µm]?s|[kMG]i?B|[kMG]bit/s)(?!\w))|(?<=±) (?=\d)")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Show the version beside the name."""
+    config.site_name += f" {tacit.__version__}"
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -33,7 +45,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links at those copies, and put the docstrings where the marker stands."""
+    """Point links at those copies, keep a table's figures on one line, put the docstrings at the marker."""
 
     def pointed(link: re.Match[str]) -> str:
         outside = _outside(page.file.src_uri, link[2])
@@ -43,6 +55,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{link[1]}{posixpath.relpath(_copy(outside), start)})"
 
     markdown = _LINK.sub(pointed, markdown)
+    markdown = _ROW.sub(lambda row: _UNITS.sub("\u00a0", row[0]), markdown)
     return markdown.replace(MARKER, line_by_line()) if MARKER in markdown else markdown
 
 

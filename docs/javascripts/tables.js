@@ -1,5 +1,13 @@
-/* A table that is wider than the screen scrolls in a box of its own, and says so. */
+/* A table that is wider than the screen scrolls in a box of its own, and says so. Code in it breaks after a comma or colon. */
 addEventListener("load", () => {
+  for (const code of document.querySelectorAll(".md-typeset table:not([class]) td code")) {
+    if (code.children.length) continue;
+    code.replaceChildren(...code.textContent.split(/(?<=[,:])/).flatMap((text) => {
+      const part = document.createElement("span");
+      part.textContent = text;
+      return [part, document.createElement("wbr")];
+    }));
+  }
   const tables = document.querySelectorAll(".md-typeset table:not([class])");
   const marked = () => {
     for (const table of tables) {

@@ -12,7 +12,7 @@ import tacit
 from cases import for_each
 from tacit.algorithms.registry import ENTRIES
 
-API = (ROOT / "docs" / "api.md").read_text()
+API = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
 REFERENCE = re.findall(r"^::: (tacit(?:\.\w+)+)$", API, re.MULTILINE)
 PAPERS = ROOT / "docs" / "papers" / "index.md"
 ROWS = {

@@ -59,6 +59,30 @@ const next = () => {
 };
 next();
 </script>"""
+SEARCH = """<!doctype html>
+<body></body>
+<script>
+const words = WORDS, told = [];
+const next = () => {
+  const word = words.shift();
+  if (!word) return document.title = told.join("; ") || "nothing amiss";
+  const frame = document.createElement("iframe");
+  frame.src = `index.html?q=${word}`;
+  frame.onload = () => {
+    const look = (left) => {
+      const found = frame.contentDocument.querySelectorAll(".md-search-result__link");
+      const links = [...found].map((each) => each.href);
+      if (!links.length && left > 0) return setTimeout(look, 50, left - 1);
+      told.push(`${word}: ${links.map((each) => new URL(each).pathname.split("/").pop()).join(" ")}`);
+      frame.remove();
+      next();
+    };
+    look(200);
+  };
+  document.body.append(frame);
+};
+next();
+</script>"""
 WITH_TABLES = ["index.html", "how-to-choose.html", "peers.html", "scaling.html", "overhead.html"]
 
 
@@ -101,7 +125,7 @@ def test_what_pages_link_to_outside_the_folder_is_there(site: Path) -> None:
 
 
 def test_the_reference_shows_every_public_name(site: Path) -> None:
-    text = (site / "api.html").read_text()
+    text = (site / "api" / "tacit.html").read_text()
     for label in tacit.__all__:
         assert f'id="tacit.{label}"' in text or f"id=tacit.{label}" in text
 
@@ -156,3 +180,14 @@ def test_on_a_phone_tables_that_scroll_say_so_and_the_first_screen_says_how_to_b
     found = amiss(site, 390, 844).split("; ")
     assert "how-to-choose.html has a table that says it scrolls" in found
     assert not [each for each in found if not each.endswith("says it scrolls")]
+
+
+@browsing
+def test_the_search_finds_from_a_folder_what_people_look_for(site: Path) -> None:
+    frame = site / "search.html"
+    frame.write_text(SEARCH.replace("WORDS", str(["cite", "changelog", "wandb"])))
+    found = dict(each.split(": ") for each in titled(frame)[0].split("; "))
+    frame.unlink()
+    assert "citing.html" in found["cite"]
+    assert "changes.html" in found["changelog"]
+    assert found["wandb"]
