@@ -102,7 +102,8 @@ def _choices(end: EndRecord) -> Iterator[str]:
     """What `auto` went on with, and why."""
     if "choice" in end.metrics:
         choice = end.metrics["choice"]
-        yield f"{end.algorithm} went on with {choice['algorithm']}: {choice['reason']}"
+        reason = choice["reason"].removeprefix(f"{choice['algorithm']}: ")
+        yield f"{end.algorithm} went on with {choice['algorithm']}: {reason}"
 
 
 def _base(comparison: Comparison, rows: Sequence[Row]) -> Row | None:

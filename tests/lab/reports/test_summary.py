@@ -86,11 +86,11 @@ def test_a_whole_comparison_needs_no_notice() -> None:
 
 
 def test_what_auto_went_on_with_is_told_with_its_reason() -> None:
-    choice = {"algorithm": "bf16", "reason": "bf16 halves the bytes", "seconds": 0.1, "considered": []}
+    choice = {"algorithm": "bf16", "reason": "bf16: it halves the bytes", "seconds": 0.1, "considered": []}
     auto = replace(TOPK, algorithm="auto", metrics={"choice": choice})
     whole = [*WHOLE, auto]
     assert records.parse(auto.to_json()) == auto
-    assert summary.notices(reports.compare(whole), whole) == ["auto went on with bf16: bf16 halves the bytes"]
+    assert summary.notices(reports.compare(whole), whole) == ["auto went on with bf16: it halves the bytes"]
     console = Console(width=80, file=io.StringIO())
     console.print(reports.table(reports.compare(whole)))
     assert "auto went on with bf16" in console.file.getvalue()  # type: ignore[attr-defined]
