@@ -31,6 +31,8 @@ onload = () => {
     const boxes = [...inner.querySelectorAll(".scroll")]
       .filter((box) => box.scrollWidth > box.clientWidth + 1)
       .map(() => "a table scrolls");
+    const results = inner.querySelector(".results .scroll").offsetHeight;
+    if (results > 80 * inner.querySelectorAll(".results tr").length) boxes.push("the results are long");
     const unnamed = [...inner.querySelectorAll(".plot")].flatMap((plot) => {
       const ends = plot.getBoundingClientRect();
       const texts = [...plot.querySelectorAll(".annotation-text")].filter((text) => {
