@@ -3,7 +3,7 @@
     python benchmarks/accuracy.py --data PATH            # hours; goes on where it was interrupted
     python benchmarks/accuracy.py --task mnist --steps 600 --arms dense,topk --data PATH
     python benchmarks/accuracy.py --quick                # under 10 minutes: digits, and nothing is claimed
-    python benchmarks/accuracy.py --table --publish      # of what was trained until now; docs/accuracy.md
+    python benchmarks/accuracy.py --table --publish      # of what was trained until now: the pages
     python benchmarks/accuracy.py --task text-gpu --steps 3600 --device cuda     # all of it on a GPU
 
 Four workers train in one process (`in_one_process.py`): an algorithm whose course does not depend on the
@@ -597,7 +597,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--table", action="store_true", help="train nothing; all that was trained until now")
     parser.add_argument("--check", action="store_true", help="compare with real ranks, and no more")
     parser.add_argument(
-        "--publish", action="store_true", help="write the page docs/accuracy.md and what it holds"
+        "--publish", action="store_true", help="write the page docs/accuracy-tables.md and what it holds"
     )
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-accuracy.json")

@@ -12,7 +12,8 @@ from markdown_tables import markdown
 from paired import ROOT
 from tacit.files import put
 
-PAGE = ROOT / "docs" / "accuracy.md"
+PAGE = ROOT / "docs" / "accuracy-tables.md"
+"""Written whole; docs/accuracy.md, which a test compares with the trainings, is written by hand."""
 FIGURE = ROOT / "docs" / "images" / "accuracy.svg"
 FACTS = ROOT / "src" / "tacit_lab" / "accuracy.json"
 TITLES = {
@@ -34,7 +35,6 @@ SHORT = {
 """The tasks of the table at a glance, all trained on one kind of processor."""
 COMPARED = 4
 """Algorithms that a length of training must have, to be a column of it."""
-IMAGE = "![The gap to plain training against the number of steps](images/accuracy.svg)"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666", "#8c564b")
 WIDTH, HEIGHT, LEFT, TOP, RIGHT = 940, 320, 60, 30, 470
 SEEDS = 3
@@ -113,8 +113,6 @@ def points(mean: Mapping[str, Any]) -> str:
 def page(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> str:
     """The whole page."""
     parts = [_head(rows), *_glance([row for row in rows if row["arm"] != plain])]
-    if _drawn(rows):
-        parts.append(IMAGE)
     for task in dict.fromkeys(row["task"] for row in rows):
         parts.append(f"## {TITLES[task][0].upper()}{TITLES[task][1:]}")
         for steps in sorted({row["steps"] for row in rows if row["task"] == task}, reverse=True):
@@ -196,14 +194,10 @@ def _least(rows: Sequence[Row]) -> str:
 def _head(rows: Sequence[Row]) -> str:
     counts = sorted({row["gap"]["count"] for row in rows})
     seeds = " to ".join(str(each) for each in (counts[0], counts[-1])[: len(counts)])
-    return f"""# What each algorithm costs in accuracy
+    return f"""# Accuracy: all tables
 
-A compressed run may end at a lower accuracy than plain training, and how much lower depends on how long one
-trains: what is sent late has less time to arrive in a short run. So each table here says for how many steps.
-
-The gap is the accuracy with the algorithm minus that of plain training, in points (hundredths), from equal
-weights, equal batches and equal augmentation; with the 95 % interval over {seeds} seeds. Both are trained at
-their own best learning rate ([how it was measured](#how-it-was-measured))."""
+What each algorithm costs, for how many steps: [the summary](accuracy.md) says how to read it. Gaps are in
+points, with the 95 % interval over {seeds} seeds ([how it was measured](#how-it-was-measured))."""
 
 
 def _method(about: Mapping[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""What to pick for a model, a cluster and its links: the decision table of docs/how-to-choose.md.
+"""What to pick for a model, a cluster and its links: the decision table of docs/overhead.md.
 
     python benchmarks/choosing.py --data PATH    # about 30 minutes; goes on where it was interrupted
     python benchmarks/choosing.py --quick        # a few minutes: the small model on 100 Mbit/s
@@ -7,7 +7,7 @@
 Each setting is one launch in which all algorithms run interleaved (windows.py), with DDP and with ranks that
 never talk. Of algorithms that cost training something else, the fastest of its kind stands in the table. The
 large model needs the images of CIFAR-10; without them its rows are left out. What was measured is a line of
-benchmarks/results/choosing-windows-2.jsonl, and the table is put where docs/how-to-choose.md has its place.
+benchmarks/results/choosing-windows-2.jsonl, and the table is put where docs/overhead.md has its place.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from windows import Found, Window, carry_out, held, plan
 
 FILE = RESULTS / "choosing-windows-2.jsonl"
 """The one without a number holds windows of what topk and dgc stood for before."""
-PAGE = ROOT / "docs" / "how-to-choose.md"
+PAGE = ROOT / "docs" / "overhead.md"
 BEGIN, END = "<!-- made by benchmarks/choosing.py -->\n", "<!-- until here -->"
 BLOCKS, QUICK_BLOCKS = 3, 2
 NODES, FLAT = "2x2", "4x1"

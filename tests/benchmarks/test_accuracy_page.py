@@ -101,9 +101,6 @@ def test_the_figure_has_a_line_for_what_was_trained_for_two_lengths() -> None:
     assert words.count("topk:ratio=0.01,warmup_steps=steps/10") == 1
     assert not any("dgc" in word for word in words)
     assert "2,400 steps" in words
-    about = {"cpu": "one", "cores": 2, "torch": "2"}
-    assert "accuracy.svg" in accuracy_page.page(ROWS, about, "dense")
-    assert "accuracy.svg" not in accuracy_page.page([ROWS[0], ROWS[2]], about, "dense")
 
 
 def test_what_is_told_is_what_was_measured() -> None:

@@ -20,9 +20,8 @@ ROWS = {
     for line in PAPERS.read_text().splitlines()
     if line.startswith("| `")
     for cells in [[cell.strip() for cell in line.strip("|").split("|")]]
-    if len(cells) == 4
+    if len(cells) == 3
 }
-FIGURES = [label for label, cells in ROWS.items() if "%" in cells[-1]]
 
 
 def test_the_reference_has_every_public_name_and_no_other() -> None:
@@ -78,17 +77,6 @@ def test_every_algorithm_has_a_row_in_the_papers() -> None:
 def test_a_row_names_the_algorithms_paper(label: str) -> None:
     for number in re.findall(r"arXiv (\S+?)(?:;|$)|doi (\S+)", ENTRIES[label].paper):
         assert "".join(number) in ROWS[label][0]
-
-
-@for_each("label", FIGURES)
-def test_a_figure_is_one_of_its_source(label: str) -> None:
-    """Speedup and reduction stand in one row of the README's table (¹), or of the page on choosing."""
-    speedup, less = re.findall(r"[\d.]+", ROWS[label][-1])[:2]
-    readme = ROWS[label][-1].endswith("¹")
-    source = (ROOT / "README.md").read_text() if readme else prose(ROOT / "docs" / "how-to-choose.md")
-    start = rf"{label} " if readme else rf"\| `{label}` \|"
-    rows = [re.findall(r"[\d.]+", row) for row in re.findall(rf"^{start}.*$", source, re.MULTILINE)]
-    assert any({speedup, less} <= set(row) for row in rows), f"{speedup} and {less} are in none of {rows}"
 
 
 def test_words_of_the_glossary_stand_once_and_in_order() -> None:

@@ -178,7 +178,7 @@ def test_at_1280_pixels_no_table_is_cut_and_the_first_screen_says_how_to_begin(s
 @browsing
 def test_on_a_phone_tables_that_scroll_say_so_and_the_first_screen_says_how_to_begin(site: Path) -> None:
     found = amiss(site, 390, 844).split("; ")
-    assert "how-to-choose.html has a table that says it scrolls" in found
+    assert "overhead.html has a table that says it scrolls" in found
     assert not [each for each in found if not each.endswith("says it scrolls")]
 
 

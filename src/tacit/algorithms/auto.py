@@ -35,7 +35,7 @@ CANDIDATES: Mapping[Accept, tuple[str, ...]] = {
 own momentum is filled in."""
 SENT_LATE = frozenset({"efsign", "topk:ratio=0.01", "powersgd"})
 """Candidates whose error feedback sends much of a gradient many steps later. Where steps are not linear in
-gradients, as Adam's are not, this cost accuracy where it was measured (docs/how-to-choose.md)."""
+gradients, as Adam's are not, this cost accuracy where it was measured (docs/accuracy.md)."""
 
 SHAPED = range(8, 257)
 """Among so many ranks shapes of an all-reduce are candidates: a ring of fewer has few messages anyway, and
