@@ -1,4 +1,4 @@
-"""The page on GPUs says where each algorithm runs, and claims no run that `tests/cuda` does not make."""
+"""The support matrix says where each algorithm runs, and claims no run that `tests/cuda` does not make."""
 
 import ast
 import re
@@ -44,7 +44,7 @@ class Row:
 
 
 def rows() -> Iterator[tuple[str, Row]]:
-    lines = (ROOT / "docs" / "gpus.md").read_text().partition(HEAD)[2].splitlines()[2:]
+    lines = (ROOT / "docs" / "support.md").read_text().partition(HEAD)[2].splitlines()[2:]
     for line in lines[: lines.index("")]:
         first, *cells = (cell.strip() for cell in line.strip("|").split("|"))
         family, _, names = first.partition(": ")

@@ -62,9 +62,10 @@ def _told(value: object) -> bool:
     return bool(value.__doc__) and not value.__doc__.startswith(f"{getattr(value, '__name__', '')}(")
 
 
-def test_the_page_of_algorithms_is_made_of_them() -> None:
-    made = runpy.run_path(str(ROOT / "dev" / "algorithms_page.py"))
-    assert made["page"]() == made["PAGE"].read_text(), "run python dev/algorithms_page.py"
+@for_each("maker", ["algorithms_page", "support_page"])
+def test_a_page_is_made_of_the_algorithms(maker: str) -> None:
+    made = runpy.run_path(str(ROOT / "dev" / f"{maker}.py"))
+    assert made["page"]() == made["PAGE"].read_text(), f"run python dev/{maker}.py"
 
 
 def test_every_algorithm_has_a_row_in_the_papers() -> None:
