@@ -6,7 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -121,6 +121,13 @@ class Topology(ABC):
         """
         return {}
 
+    def spans(self, edges: Sequence[int] | range, near: AxisRank) -> Spans:
+        """Which span of a tensor each rank of the node passes to its compressor; all, where none divide it.
+
+        `edges`: where it may be cut, rising, from 0 to its number of elements.
+        """
+        return ((0, edges[-1]),)
+
     @abstractmethod
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """Run the compressor's exchange of `x`: set the axis of its requests, answer its `ReduceEncoded`.
@@ -182,13 +189,6 @@ def made_for(topology: Topology, links: LinkRates) -> Topology:
 class NodeTopology(Topology):
     """Combines the tensors of a node first; compressors meet between the nodes."""
 
-    @abstractmethod
-    def spans(self, edges: Sequence[int] | range, near: AxisRank) -> Spans:
-        """Which span of a tensor each rank of the node passes to its compressor.
-
-        `edges`: where it may be cut, rising, from 0 to its number of elements.
-        """
-
     @property
     @abstractmethod
     def without_nodes(self) -> Topology:
@@ -205,6 +205,18 @@ class MixingTopology(Topology):
     mixes: ClassVar[bool] = True
 
 
+class Consistency(Protocol):
+    """When a server answers."""
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether it answers in rounds of all workers."""
+
+    @property
+    def bound(self) -> int | None:
+        """How many steps a worker may be ahead of the slowest; None: none has to wait."""
+
+
 class ServerTopology(Topology):
     """A topology that uses parameter servers. These keep state by bucket, so buckets stay as first made.
 
@@ -217,7 +229,7 @@ class ServerTopology(Topology):
 
     takes_variable_length: ClassVar[bool] = True
 
-    consistency: object = None
+    consistency: Consistency
     pull: Compressor | None = None
     optimizer: Literal["worker", "server"] = "worker"
     compensation: float = 0.0

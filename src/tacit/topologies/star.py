@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -52,6 +52,9 @@ class Synchronous:
 
     backup_workers: int = 0
 
+    in_rounds: ClassVar[bool] = True
+    bound: ClassVar[int | None] = None
+
     def __post_init__(self) -> None:
         hint = "write how many workers a round need not wait for, such as 1"
         checks.whole("backup_workers", self.backup_workers, 0, None, hint)
@@ -60,6 +63,9 @@ class Synchronous:
 @dataclass(frozen=True)
 class Asynchronous:
     """The server answers at once (Downpour: Dean et al. 2012; as Hogwild, on a network)."""
+
+    in_rounds: ClassVar[bool] = False
+    bound: ClassVar[int | None] = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,8 @@ class StaleSynchronous:
     """
 
     bound: int = 3
+
+    in_rounds: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         checks.whole("bound", self.bound, 0, None, "write how many steps a worker may be ahead, such as 3")
@@ -134,7 +142,7 @@ class Star(ServerTopology):
                     f"pull={self.pull} goes by where rows lie, which a server does not know: write a "
                     "compressor such as QSGD() or TopK(ratio=0.01), or leave pull out"
                 )
-        waits = isinstance(self.consistency, Synchronous)
+        waits = self.consistency.in_rounds
         if waits and (self.compensation or self.by_staleness):
             raise ConfigError(
                 f"compensation={self.compensation:g}, by_staleness={self.by_staleness} with "
@@ -155,7 +163,7 @@ class Star(ServerTopology):
     @property
     def counts_all(self) -> bool:
         """False with backup workers, whose late pushes are dropped, and where stale ones count less."""
-        return self.averages or not (isinstance(self.consistency, Synchronous) or self.by_staleness)
+        return self.averages or not (self.consistency.in_rounds or self.by_staleness)
 
     @property
     def has_feedback(self) -> bool:

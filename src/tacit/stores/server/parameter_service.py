@@ -25,7 +25,7 @@ from tacit.stores.service import (
     with_record,
     without_worker,
 )
-from tacit.topologies.star import StaleSynchronous, Synchronous
+from tacit.topologies.star import Synchronous
 
 T = TypeVar("T")
 Asked = tuple[Sender, int]
@@ -152,11 +152,11 @@ class ParameterService(Service[ServiceState]):
         others = [r.clock for w, r in enumerate(state.records) if r.present and r.incarnation and w != worker]
         before = state.records[worker]
         record = before.entered(incarnation)
-        ahead = isinstance(self.star.consistency, StaleSynchronous)
+        ahead = self.star.consistency.bound is not None
         if ahead and before.incarnation and before.incarnation != incarnation and others:
             # Nobody has to wait until it has caught up.
             record = replace(record, clock=max(record.clock, min(others)))
-        if isinstance(self.star.consistency, Synchronous):
+        if self.star.consistency.in_rounds:
             record = replace(record, clock=max(record.clock, state.version))
         return self._forget(
             worker,
@@ -190,7 +190,7 @@ class ParameterService(Service[ServiceState]):
         stale = state.version - record.pulled
         asked = {**state.waiting, worker: (sender, push.sequence, stale)}
         records = with_record(state.records, worker, replace(record, clock=push.sequence))
-        if isinstance(self.star.consistency, Synchronous):
+        if self.star.consistency.in_rounds:
             if stale or sender in state.pushed:  # of each worker, one counts in a round
                 return replace(state, records=records, waiting=asked, late=state.late + 1)
             self._add_(push, self._scratch(state.x), 1.0)  # what cannot be read is refused now
@@ -290,13 +290,12 @@ class ParameterService(Service[ServiceState]):
         return replace(state, entering={})
 
     def _may_go_on(self, worker: int, state: ServiceState) -> bool:
-        if isinstance(self.star.consistency, Synchronous):
+        if self.star.consistency.in_rounds:
             return (
                 state.waiting[worker][0] not in state.pushed or state.records[worker].clock <= state.version
             )
-        if isinstance(self.star.consistency, StaleSynchronous):
-            return state.records[worker].clock - _slowest_clock(state) <= self.star.consistency.bound
-        return True
+        bound = self.star.consistency.bound
+        return bound is None or state.records[worker].clock - _slowest_clock(state) <= bound
 
     def _whole(self, worker: int, state: ServiceState) -> tuple[ServiceState, Payload]:
         """The parameters as they are; the worker has them from now on."""
@@ -336,7 +335,7 @@ class ParameterService(Service[ServiceState]):
             found.add(state.bringing)
         if state.meeting:
             found |= present - state.meeting.keys()
-        if state.waiting and isinstance(self.star.consistency, StaleSynchronous):
+        if state.waiting and self.star.consistency.bound is not None:
             slowest = _slowest_clock(state)
             found |= {worker for worker in present if state.records[worker].clock == slowest}
         if state.pushed and state.waiting:
