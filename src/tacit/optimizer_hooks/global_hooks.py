@@ -8,6 +8,7 @@ call may change.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch.optim import Optimizer
@@ -50,12 +51,12 @@ def after_steps(call: Call) -> StepsHandle:
 
 def _register() -> None:
     if not _HOOKS:
-        before = register_optimizer_step_pre_hook(lambda optimizer, *_: _call(_BEFORE, optimizer))
-        after = register_optimizer_step_post_hook(lambda optimizer, *_: _call(_AFTER, optimizer))
+        before = register_optimizer_step_pre_hook(partial(_call, _BEFORE))
+        after = register_optimizer_step_post_hook(partial(_call, _AFTER))
         _HOOKS.extend((before, after))
 
 
-def _call(handles: list[StepsHandle], optimizer: Optimizer) -> None:
+def _call(handles: list[StepsHandle], optimizer: Optimizer, *_: object) -> None:
     for handle in tuple(handles):
         if handle in handles:
             handle.call(optimizer)

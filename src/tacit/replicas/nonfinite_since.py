@@ -29,6 +29,7 @@ class NonfiniteSince:
         self._named, self._step = named, step
         sizes = {name: local(p).numel() for name, p in named.items()}
         self._probe = min((p for name, p in named.items() if sizes[name]), key=Tensor.numel, default=None)
+        self._sharded = self._probe is not None and local(self._probe) is not self._probe
         self._found: tuple[int, str, bool] | None = None
         self._since: Tensor | None = None
         """On a device: the first step with such a gradient, or -1; read when `origin` is called."""
@@ -39,7 +40,7 @@ class NonfiniteSince:
             return
         if not on_host(grad):
             self._note(local(grad))
-        elif self._found is None and not _finite(grad):
+        elif self._found is None and not _finite(local(grad) if self._sharded else grad):
             self._found = self._look()
 
     def origin(self, step: int) -> Origin | None:
@@ -63,13 +64,13 @@ class NonfiniteSince:
         step = self._step()
         grads = {name: p.grad for name, p in self._named.items() if p.grad is not None}
         for first, tensors in ((step - 1, self._named), (step, grads)):
-            names = [name for name, tensor in tensors.items() if not _finite(tensor)]
+            names = [name for name, tensor in tensors.items() if not _finite(local(tensor))]
             if names:
                 return first, names[0], len(names) > 1
         return None
 
 
 def _finite(x: Tensor) -> bool:
-    x = local(x.detach())
+    x = x.detach()
     values = x.coalesce().values() if x.is_sparse else x
     return bool(torch.isfinite(values).all())
