@@ -48,7 +48,7 @@ class Slow:
 
 class Answer:
     def __init__(self, net: Slow, key: tuple[str, int]) -> None:
-        self.net, self.key = net, key
+        self.net, self.key, self.sent = net, key, 0
 
     def on_done(self, call: Callable[[], None]) -> None:
         with self.net.news:
@@ -80,7 +80,7 @@ class Watched:
             Job(
                 key,
                 lambda: talk(axes or ("world",)),
-                lambda _: self.ends.append((key, "landed")),
+                lambda _, __: self.ends.append((key, "landed")),
                 lambda error: self.ends.append((key, str(error))),
             )
         )
@@ -150,7 +150,7 @@ def test_what_an_algorithm_raises_ends_the_lane_too(watched: Watched) -> None:
         raise ZeroDivisionError("in encode")
         yield
 
-    watched.lane.submit(Job("x", broken, lambda _: None, lambda e: watched.ends.append(("x", str(e)))))
+    watched.lane.submit(Job("x", broken, lambda _, __: None, lambda e: watched.ends.append(("x", str(e)))))
     watched.lane.flush()
     assert watched.ends == [("x", "explained: in encode")]
 

@@ -102,7 +102,7 @@ class Twin:
 
 class Now:
     def __init__(self, found: Any) -> None:
-        self.found = found
+        self.found, self.sent = found, 0
 
     def on_done(self, call: Callable[[], None]) -> None:
         call()
@@ -172,7 +172,7 @@ def test_a_lane_waits_for_who_submits_and_who_joins_waits_for_the_lane(gpu: Gpu)
         yield AllReduce((x,), WORLD)
         gpu.log.append(("answered", gpu.current.name))
 
-    lane.submit(Job("bucket", talk, lambda _: gpu.log.append(("landed", gpu.current.name)), pytest.fail))
+    lane.submit(Job("bucket", talk, lambda _, __: gpu.log.append(("landed", gpu.current.name)), pytest.fail))
     ours = lane.stream.name
     assert gpu.log == [("wait", ours, "main"), ("open", ours), ("answered", ours), ("landed", ours)]
     gpu.log.clear()
@@ -194,7 +194,7 @@ def test_a_failure_in_a_lane_ends_all_that_comes_later(gpu: Gpu) -> None:
         raise ConnectionError("the wire is cut")
 
     for _ in range(2):
-        lane.submit(Job("bucket", broken, lambda _: pytest.fail("it landed"), errors.append))
+        lane.submit(Job("bucket", broken, lambda _, __: pytest.fail("it landed"), errors.append))
     assert [str(error) for error in errors] == ["explained: the wire is cut"] * 2
     assert errors[0] is errors[1]
     assert gpu.current is gpu.main

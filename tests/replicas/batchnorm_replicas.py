@@ -26,6 +26,7 @@ from tacit.stores.service import Sender
 from tacit.strategy import Strategy
 from tacit.testing.ranks import RankWithServer
 from tacit.transports.loopback import Answer, Loopback
+from tacit.transports.message_layout import nbytes
 
 LR = 0.1
 
@@ -61,7 +62,7 @@ class AtServer:
                 _, self._state = self._service.on(Sender(worker, 1), each, self._state)
 
     def push(self, worker: int, ask: PushPull) -> Posted:
-        answer = Answer()
+        answer = Answer(sum(map(nbytes, ask.payloads)))
         with self._lock:
             self._clocks[worker] += 1
             payloads = tuple(tuple(t.clone() for t in payload) for payload in ask.payloads)

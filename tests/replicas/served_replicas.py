@@ -29,13 +29,14 @@ from tacit.stores.server.averaging_service import AveragingService
 from tacit.stores.server.parameter_service import ParameterService
 from tacit.stores.service import Reply, Sender, Service
 from tacit.transports.loopback import Answer, Loopback, LoopbackTransport
+from tacit.transports.message_layout import nbytes
 
 
 class Due(Answer):
     """A reply that is due: payloads, or an error."""
 
-    def __init__(self, pulls: Sequence[PayloadSpec]) -> None:
-        super().__init__()
+    def __init__(self, pulls: Sequence[PayloadSpec], sent: int = 0) -> None:
+        super().__init__(sent)
         self.pulls, self.clock = tuple(pulls), 0
 
     def answer(self) -> Any:
@@ -79,7 +80,8 @@ class Served:
             sequence = self._next(key, rank) if kind == FrameKind.PUSH else self._number()
             given = travelled(request.payloads, request.pieces) if request.pieces else ()
             message = Message(kind, sequence, given, request.pieces, request.pulls, request.lr)
-            return self._give(key, rank, message, request.pulls)
+            sent = sum(map(nbytes, request.payloads))
+            return self._give(key, rank, message, request.pulls, sent)
 
     def enter(self, rank: int, x: Tensor, key: str, back: PayloadSpec) -> Tensor:
         """As `ServerClient.enter`."""
@@ -139,8 +141,10 @@ class Served:
         for rank in range(self.workers):
             self._give(key, rank, Message(FrameKind.ENTER, self._number()), ())
 
-    def _give(self, key: str, rank: int, message: Message, pulls: Sequence[PayloadSpec]) -> Due:
-        sender, due = Sender(rank, self.lives[rank]), Due(pulls)
+    def _give(
+        self, key: str, rank: int, message: Message, pulls: Sequence[PayloadSpec], sent: int = 0
+    ) -> Due:
+        sender, due = Sender(rank, self.lives[rank]), Due(pulls, sent)
         self._due[key, sender, message.sequence] = due
         replies, self.states[key] = self.services[key].on(sender, message, self.states[key])
         self._hear(key, replies)

@@ -96,7 +96,7 @@ def test_what_is_remembered_is_what_is_found(
 ) -> None:
     def found() -> list[tuple[list[Cost], dict[str, Tensor]]]:
         sessions = [session(topology=topology, world=4, rank=rank) for rank in range(4)]
-        return [(each.store.costs, each.store._workspaces[0]._scratch) for each in sessions]
+        return [(each.store.costs, each.store._workspaces[0].held) for each in sessions]
 
     first, count = found(), len(runs)
     remembered = found()

@@ -281,7 +281,7 @@ class Meeting(LoopbackTransport):
 
 class Answer:
     def __init__(self, numel: int, asked: list[tuple[int, Callable[[], None]]]) -> None:
-        self.numel, self.asked = numel, asked
+        self.numel, self.asked, self.sent = numel, asked, 0
 
     def on_done(self, call: Callable[[], None]) -> None:
         self.asked.append((self.numel, call))

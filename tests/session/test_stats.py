@@ -76,7 +76,7 @@ def test_levels_together_have_the_numbers_of_each() -> None:
     for number in range(3):
         near.ended(RoundTimer(), number, number, 16, skipped=False)
     far.ended(RoundTimer(), 0, 2, 2, skipped=False)
-    far.applied(lag=4)
+    far.totals.apply(lag=4)
     alone, total = near.metrics(3, 16), joined([near.metrics(3, 16), far.metrics(3, 16)])
     assert alone.keys() <= total.keys()
     assert (total["rounds"], total["bytes_out"], total["lag"]) == (4, 50, 4.0)

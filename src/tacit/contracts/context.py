@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from operator import attrgetter
 from typing import NamedTuple, Protocol
@@ -71,6 +71,7 @@ class Context:
         replicas: the number of flags in `nonfinite_flags`; 0: all of it.
         health: where the exchange runs on a device: one number there, the largest magnitude of what may
             overflow. None: the host checks for overflow and raises at once.
+        held: scratch buffers of `work` that are there already, by their whole names.
     """
 
     out: Tensor
@@ -95,6 +96,7 @@ class Context:
     replicas: int = 0
     health: Tensor | None = None
     look: Callable[[], None] | None = None
+    held: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def knows_of_nonfinite(self) -> bool:
@@ -107,7 +109,9 @@ class Context:
 
     def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A preallocated buffer; what it holds at first is unspecified."""
-        return self.work.scratch(self.prefix + key, like, shape, dtype)
+        name = self.prefix + key
+        held = self.held.get(name)
+        return self.work.scratch(name, like, shape, dtype) if held is None else held
 
     def rng(self, *salt: object) -> torch.Generator:
         """A generator with the same seed on all peers, unless the rank is part of `salt`."""
@@ -132,6 +136,6 @@ class Context:
         return Context(*values)
 
 
-_NAMES = [field.name for field in fields(Context)]
+_NAMES = [each.name for each in fields(Context)]
 _FIELDS = attrgetter(*_NAMES)
 _OUT, _SHARE, _PREFIX = map(_NAMES.index, ("out", "share", "prefix"))

@@ -10,7 +10,13 @@ from tacit.contracts.context import AxisRank
 
 
 class Posted(Protocol):
-    """A request that has been started."""
+    """A request that has been started.
+
+    Attributes:
+        sent: bytes that this rank sends, by the formulas of `transports.message_layout.ring_bytes`.
+    """
+
+    sent: int
 
     def on_done(self, call: Callable[[], None]) -> None:
         """Call `call`, from any thread, once the request has finished or failed."""

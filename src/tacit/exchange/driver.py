@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Generator
 from typing import Any, TypeVar
 
-from tacit.contracts import Collective, Request, Transport, stage_of
+from tacit.contracts import Collective, Request, Transport
 
 T = TypeVar("T")
 
@@ -16,16 +15,15 @@ def drive(
     exchange: Generator[Request, Any, T],
     transport: Transport,
     key: str = "alone",
-    stages: Counter[str] | None = None,
 ) -> T:
-    """Run an exchange to its end in this thread, and wait for each answer.
+    """Run an exchange to its end in this thread, and wait for each answer; nothing else is under way.
+
+    All its messages are of stage 0, however many there are.
 
     Args:
         exchange: yields requests, and is sent their answers.
         transport: takes its messages.
         key: names it among the exchanges of its stage.
-        stages: counts its collectives on each axis, which are its stages. None: nothing else is under way,
-            and all its messages are of stage 0, however many there are.
 
     Returns:
         What the exchange returns.
@@ -38,10 +36,8 @@ def drive(
             result: T = end.value
             return result
         assert isinstance(request, Collective), f"a {type(request).__name__} reached the transport"
-        stage = 0 if stages is None else stages[stage_of(request)]
-        posted, done = transport.post(request, stage, key), threading.Event()
-        if stages is not None:
-            stages[stage_of(request)] += 1
+        done = threading.Event()
+        posted = transport.post(request, 0, key)
         posted.on_done(done.set)
         done.wait()
         answer = posted.answer()

@@ -27,22 +27,24 @@ class Job:
     Attributes:
         key: its name; no other job of that name is under way.
         open: makes the exchange.
-        completed: called with what the exchange returns.
+        completed: called with what the exchange returns, and the bytes that this rank has sent in it.
         failed: called with the error.
         inline: whether encoding and decoding cost so little that any thread may do it at once.
         request: the request that the exchange waits for, until it is posted.
         posted: the posted request.
+        sent: bytes that this rank has sent, by formulas.
     """
 
     key: str
     open: Callable[[], Generator[Request, Any, Any]]
-    completed: Callable[[Any], None]
+    completed: Callable[[Any, int], None]
     failed: Callable[[BaseException], None]
     inline: bool = False
     exchange: Generator[Request, Any, Any] | None = None
     request: Collective | None = None
     posted: Posted | None = None
     stages: Counter[str] = field(default_factory=Counter)
+    sent: int = 0
     ended: bool = False
 
     def advance(self) -> bool:
@@ -54,7 +56,7 @@ class Job:
         try:
             request = self.exchange.send(answer)
         except StopIteration as end:
-            self.completed(end.value)
+            self.completed(end.value, self.sent)
             self.ended = True
             return False
         assert isinstance(request, Collective), f"a {type(request).__name__} reached the lane"
@@ -67,8 +69,9 @@ class Job:
         assert request is not None
         stage = self.stages[where]
         self.stages[where] += 1
-        self.posted = transport.post(request, stage, self.key)
-        return self.posted
+        posted = self.posted = transport.post(request, stage, self.key)
+        self.sent += posted.sent
+        return posted
 
     def fail(self, error: BaseException) -> None:
         """End the exchange with an error."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from tacit import ranges
-from tacit.contracts import Transport
-from tacit.exchange.driver import drive
+from tacit.contracts import Transport, stage_of
 from tacit.exchange.lane import Job
 
 
@@ -58,7 +57,11 @@ class StreamLane:
                 self.stream.wait_stream(torch.cuda.current_stream(self._device))
             with self.inside(), ranges.within(self._name, "exchange"):
                 try:
-                    job.completed(drive(job.open(), self._transport, job.key, Counter()))
+                    while job.advance():
+                        assert job.request is not None
+                        done = threading.Event()
+                        job.post(self._transport, stage_of(job.request)).on_done(done.set)
+                        done.wait()
                     return
                 except Exception as error:
                     self._failure = self._explain(error)

@@ -25,6 +25,7 @@ from tacit.replicas.replica import Replica, wide_like
 from tacit.replicas.rounds_under_way import COMMON, MEAN, MERGE, PUT, UnappliedRound, fields_of
 from tacit.session import Session
 from tacit.session.buckets import StateSlice
+from tacit.torch_compat import is_profiling
 
 
 def _nothing() -> None:
@@ -107,7 +108,8 @@ class OptimizerHook:
 
     def after_step(self) -> None:
         """Act after an attempt of the optimizer."""
-        self._session.failure.raise_first()
+        if self._session.failure.error is not None:
+            self._session.failure.raise_first()
         self.act(self._session.step)
         self._session.advance()
         self.writes.note()
@@ -132,17 +134,23 @@ class OptimizerHook:
         due = self._due(step)
         if not (due or self._finishes(step)):
             return
-        with ranges.within(self._session.strategy.name, "sync"):
-            if self._deltas.is_aside:
-                self._deltas.take_up()
-            if self._timed is not None:
-                self._timed.before(step)
-            if self.under_way and not (due and self._session.schedule.leaves_first):
-                self._apply_until(step)
-            if due:
-                self._round(step, due)
-            if self._timed is not None:
-                self._timed.after(step)
+        if is_profiling():
+            with ranges.within(self._session.strategy.name, "sync"):
+                self._act(step, due)
+        else:
+            self._act(step, due)
+
+    def _act(self, step: int, due: Mapping[int, Sync]) -> None:
+        if self._deltas.is_aside:
+            self._deltas.take_up()
+        if self._timed is not None:
+            self._timed.before(step)
+        if self.under_way and not (due and self._session.schedule.leaves_first):
+            self._apply_until(step)
+        if due:
+            self._round(step, due)
+        if self._timed is not None:
+            self._timed.after(step)
 
     def _due(self, step: int) -> dict[int, Sync]:
         """The rounds after the step, by part of the model."""
@@ -305,7 +313,7 @@ class OptimizerHook:
             if observed is not None:
                 observed.observe_times(step, sync)
             sync = session.schedule.sync_at(step)  # the period may have changed
-        way = self._leave(step, buckets, sync.apply_at, read)
+        way = self._leave(step, buckets, sync.apply_at, read, sync if step == session.step else None)
         if observed is not None:
             observed.observe_round(step, sync, way.pending, [self._flat[i] for i in buckets])
         if way.apply_at <= step:
@@ -314,9 +322,19 @@ class OptimizerHook:
             self._equal_at = step + 1 if everything and self._meets else None
 
     def _leave(
-        self, step: int, buckets: Sequence[int], apply_at: int, read: Collection[int] = ()
+        self,
+        step: int,
+        buckets: Sequence[int],
+        apply_at: int,
+        read: Collection[int] = (),
+        sync: Sync | None = None,
     ) -> UnappliedRound:
-        """Start a round. `read`: the buckets whose delta has been computed already."""
+        """Start a round.
+
+        Args:
+            read: the buckets whose delta has been computed already.
+            sync: of the session's present step, if the schedule was asked; with a GradScaler `step` is over.
+        """
         if self._left == self._comparison.due_at:
             self._comparison.before_round()
         self._left += 1
@@ -327,7 +345,7 @@ class OptimizerHook:
             deltas.leave(i, read=i in read)
         if self._observed is not None:
             self._observed.measure([deltas.outgoing[i] for i in buckets])
-        pending = session.begin(buckets)
+        pending = session.begin(buckets, sync)
         if buffers is not None:
             buffers.leave(pending)
         for i in buckets:
@@ -361,7 +379,7 @@ class OptimizerHook:
         else:  # they are as the round has read them
             rates, lr = {}, pending.context["lr"]
         at = Application(len(session.ranks), lag, lr, self._parties)
-        session.stats.applied(lag)
+        session.stats.totals.apply(lag)
         diverged = lag > 0 and session.context.by_node and session.schedule.sync_at(step).diverged_in_node
         for i in way.buckets:
             self._deltas.apply(i, at, rates, diverged, leaves)

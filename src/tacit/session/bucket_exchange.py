@@ -15,12 +15,11 @@ from tacit.exchange.finite_checks import finite
 from tacit.exchange.joined_requests import average_
 from tacit.session.bucket_states import StateStore
 from tacit.session.buckets import Bucket
-from tacit.session.exchange_plan import SessionContext
 from tacit.session.health.device_notes import MEANS, BucketHealth
 from tacit.session.health.nonfinite import NonfiniteChecks, first_infinite
 from tacit.session.learning_rates import Rescaling
 from tacit.session.pending_rounds import PendingRound
-from tacit.transports.message_layout import counted
+from tacit.session.session_context import SessionContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,6 @@ class BucketExchanges:
     ) -> None:
         self._context, self._store, self._nonfinite = context, store, nonfinite
         self._rescaling = rescaling
-        self._place = context.transport.place
         self._independent, self._me = context.strategy.independent, context.me
         self._ranks = len(context.ranks)
         # Where each rank gets another answer, a NaN is not in all of them: the ranks must report it.
@@ -113,9 +111,7 @@ class BucketExchanges:
             finite_probe = torch.zeros(MEANS, dtype=torch.float32)
             if scale != 1.0:
                 x.div_(scale)
-        exchange = self._exchange(i, x, out, pending, finite_probe=finite_probe, look=look)
-        outcome, sent = yield from counted(exchange, self._place)
-        pending.note_sent(sent)
+        outcome = yield from self._exchange(i, x, out, pending, finite_probe=finite_probe, look=look)
         if scale != 1.0:
             out.mul_(scale)
         if len(checks.idle):
@@ -201,9 +197,9 @@ class DeviceExchanges(BucketExchanges):
         if scaled:
             x.div_(scale)
         finite_probe = None if checks.hidden else health.finite_probe
-        exchange = self._exchange(i, x, out, pending, finite_probe=finite_probe, health=health.overflow)
-        outcome, sent = yield from counted(exchange, self._place)
-        pending.note_sent(sent)
+        outcome = yield from self._exchange(
+            i, x, out, pending, finite_probe=finite_probe, health=health.overflow
+        )
         if scaled:
             out.mul_(scale)
         if finite_probe is not None or checks.narrow:

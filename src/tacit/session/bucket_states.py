@@ -24,7 +24,8 @@ from tacit.contracts import (
     state_dtype,
 )
 from tacit.session.buckets import Bucket, StateSlice, group_names, named_state, topology_state
-from tacit.session.exchange_plan import Coordinate, Plan, SessionContext
+from tacit.session.exchange_plan import Plan
+from tacit.session.session_context import Coordinate, SessionContext
 from tacit.transports.meter import DryRun
 
 Fields = dict[tuple[str, str], StateSlice]
@@ -36,20 +37,20 @@ class BucketWorkspace(Workspace):
 
     def __init__(self, bucket: Bucket, state: State, dry_run: DryRun) -> None:
         self.spares = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+        self.held: dict[str, Tensor] = {}
         self.scratch_anew(bucket.device, dry_run)
 
     def scratch_anew(self, device: torch.device, dry_run: DryRun) -> None:
         """Allocate scratch memory as another dry run asked."""
-        self._scratch = {
-            key: torch.empty(shape, dtype=dtype, device=device)
-            for key, (shape, dtype) in dry_run.scratched.items()
-        }
+        self.held.clear()
+        for key, (shape, dtype) in dry_run.scratched.items():
+            self.held[key] = torch.empty(shape, dtype=dtype, device=device)
 
     def spare(self, field: str, like: Tensor) -> Tensor:
         return self.spares[field]
 
     def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return self._scratch[key]
+        return self.held[key]
 
 
 class StateStore:
@@ -78,12 +79,17 @@ class StateStore:
             for i, bucket in enumerate(self.buckets)
         ]
         self._phases = [0 for _ in each]
+        self._conduct, self._apart = session_context.topology.conduct, session_context.apart
         self._changes = [bucket.compressor.changes for bucket in self.buckets]
         self._compressors = [piece.compressor for piece in self._pieces]
         here = session_context.coordinate
         made = zip(self.buckets, self._workspaces, self.nonfinite_flags, strict=True)
         self._contexts = [
-            partial(plan.context(i, here, work, flags), share=bucket.numel / session_context.numel)
+            partial(
+                plan.context(i, here, work, flags),
+                share=bucket.numel / session_context.numel,
+                held=work.held,
+            )
             for i, (bucket, work, flags) in enumerate(made)
         ]
         self._replaced: dict[int, tuple[State, dict[str, Tensor]]] = {}
@@ -100,7 +106,7 @@ class StateStore:
             self._workspaces[i].scratch_anew(self.buckets[i].device, dry_run)
             self._phases[i] = phase
         ctx = self._contexts[i](step=step, **given)
-        return self._context.topology.conduct(x, self._compressors[i], self._states[i], ctx)
+        return self._conduct(x, self._compressors[i], self._states[i], ctx)
 
     @property
     def stages(self) -> dict[str, int]:
@@ -134,7 +140,7 @@ class StateStore:
         """Replace the states by those that a round led to; `idle` parameters keep their old ones."""
         for i, outcome in outcomes.items():
             old = self._states[i]
-            if not self._context.apart:
+            if not self._apart:
                 self._replaced[i] = old, dict(self._workspaces[i].spares)
             if not idle.isdisjoint(self.buckets[i].names):
                 self._keep(i, old, outcome.state, idle)

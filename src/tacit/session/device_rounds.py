@@ -13,12 +13,12 @@ from tacit.errors import RoundError, TacitError
 from tacit.exchange.finite_checks import overflow
 from tacit.exchange.joined_requests import average_
 from tacit.session.buckets import Bucket
-from tacit.session.exchange_plan import SessionContext
 from tacit.session.health.device_notes import BucketHealth, DeviceReport, HealthReport
 from tacit.session.health.failure import SessionFailure
 from tacit.session.health.nonfinite import NonfiniteChecks, first_infinite
 from tacit.session.learning_rates import Rescaling
 from tacit.session.pending_rounds import PendingRound, PendingRounds
+from tacit.session.session_context import SessionContext
 from tacit.session.session_lanes import Lanes, Open
 from tacit.session.stats import CommStats
 

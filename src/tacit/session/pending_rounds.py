@@ -183,7 +183,8 @@ class PendingRounds:
         """
         pending.wait()
         pending.over.wait()
-        self._failure.raise_first()
+        if self._failure.error is not None:
+            self._failure.raise_first()
 
     def wait_from_now(self) -> None:
         """Note that training waits from now on for the rounds under way; until then they were hidden."""
@@ -233,7 +234,7 @@ class PendingRounds:
         began_in, first = self._first_of_step
         if began_in != step or first == self.finished:
             return
-        self._stats.came_to_nothing(self.finished - first)
+        self._stats.totals.void(self.finished - first)
         self._take_back()
         if self._rescaling is not None:
             self._rescaling.take_back()

@@ -17,17 +17,18 @@ from tacit.exchange.lane import Job
 from tacit.session.bucket_exchange import BucketExchanges, DeviceExchanges
 from tacit.session.bucket_states import StateStore
 from tacit.session.buckets import Bucket, Policy, StateSlice, fitting
-from tacit.session.exchange_plan import SessionContext, Training
 from tacit.session.health.device_notes import BucketHealth
 from tacit.session.health.failure import SessionFailure
 from tacit.session.health.nonfinite import NonfiniteChecks
 from tacit.session.learning_rates import Rescaling
 from tacit.session.pending_rounds import PendingRound, PendingRounds
 from tacit.session.schedule import Schedule
+from tacit.session.session_context import SessionContext, Training
 from tacit.session.session_lanes import Lanes, Open
 from tacit.session.stats import CommStats
 from tacit.session.topology_choice import choose
 from tacit.strategy import Strategy
+from tacit.transports.message_layout import counted
 
 if TYPE_CHECKING:
     from tacit.exchange.two_jobs import Halves
@@ -196,8 +197,10 @@ class Session:
         self.pending.resume(round)
         self.schedule.set_state(schedule_state, step)
 
-    def begin(self, buckets: Sequence[int] | None = None) -> PendingRound:
+    def begin(self, buckets: Sequence[int] | None = None, sync: Sync | None = None) -> PendingRound:
         """Start a round of these buckets, of which none is under way; by default of all.
+
+        `sync`: what the schedule says of it; None: it is asked.
 
         Raises:
             RoundError: an earlier round of them has failed.
@@ -206,7 +209,7 @@ class Session:
         if self._on_device is not None:
             self._on_device.verify(which)
         begun, step, schedule = self.pending.begun, self.step, self.schedule
-        sync = _AT_ONCE if schedule.always else schedule.sync_at(step)
+        sync = sync or (_AT_ONCE if schedule.always else schedule.sync_at(step))
         rates = self._rates()
         context = {
             "step": step,
@@ -221,8 +224,16 @@ class Session:
         return pending
 
     def open(self, i: int, x: Tensor) -> Generator[Request, Any, Outcome]:
-        """The exchange of bucket `i`; see `BucketExchanges.open`."""
-        return self._exchanges.open(i, x, self.pending.by_bucket.get(i) or self.begin(), x)
+        """The exchange of bucket `i`, whose bytes are counted; see `BucketExchanges.open`."""
+        pending = self.pending.by_bucket.get(i) or self.begin()
+        return self._counted(self._exchanges.open(i, x, pending, x), pending)
+
+    def _counted(
+        self, exchange: Generator[Request, Any, Outcome], pending: PendingRound
+    ) -> Generator[Request, Any, Outcome]:
+        outcome, sent = yield from counted(exchange, self.transport.place)
+        pending.note_sent(sent)
+        return outcome
 
     def submit(
         self,
@@ -254,7 +265,8 @@ class Session:
             whole = partial(_behind, ready, whole)
         open: Open[Outcome | None] = whole if halves is None else partial(halves.next_half, whole)
 
-        def complete(outcome: Outcome | None) -> None:
+        def complete(outcome: Outcome | None, sent: int) -> None:
+            pending.note_sent(sent)
             if outcome is not None:
                 if new_residual is not None:
                     outcome.sent.subtract_from_(new_residual)

@@ -15,7 +15,6 @@ from tacit.contracts import Request, Transport
 from tacit.exchange.lane import Job, Lane
 from tacit.session.health.failure import SessionFailure
 from tacit.transports.by_device import ByDevice
-from tacit.transports.message_layout import counted
 
 if TYPE_CHECKING:
     from tacit.exchange.stream_lane import StreamLane
@@ -48,7 +47,7 @@ class Lanes:
         failure: SessionFailure,
         name: str,
     ) -> None:
-        self._transport, self.device, self._failure = transport, device, failure
+        self.device, self._failure = device, failure
         self._stream: StreamLane | None = None
         if in_stream:
             from tacit.exchange.stream_lane import StreamLane
@@ -87,13 +86,12 @@ class Lanes:
         `completed` is called in the lane with the answer and the number of bytes sent; `failed`, after a
         failure.
         """
-        place = self._transport.place
 
         def fail(error: BaseException) -> None:
             self._failure.lane_failed(error)
             failed()
 
-        return Job(key, lambda: counted(open(), place), lambda found: completed(*found), fail)
+        return Job(key, open, completed, fail)
 
     def ask(
         self, asked: Sequence[tuple[Open[T], str]], sent: Callable[[int], None], on_host: bool = False

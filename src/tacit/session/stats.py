@@ -178,10 +178,6 @@ class CommStats:
         self.totals.add(record, self.closing)
         return record.seconds
 
-    def came_to_nothing(self, rounds: int) -> None:
-        """Count rounds that had ended and were taken back."""
-        self.totals.void(rounds)
-
     def sent(self, bytes_out: int) -> None:
         """Add bytes that this rank has sent."""
         self.totals.send(bytes_out, self.closing)
@@ -189,10 +185,6 @@ class CommStats:
     def resumed(self, steps: int) -> None:
         """Note the number of steps before the checkpoint, whose bytes are not counted here."""
         self._before += steps
-
-    def applied(self, lag: int) -> None:
-        """Note that an answer was applied, `lag` steps after the start of its round."""
-        self.totals.apply(lag)
 
     def metrics(self, steps: int, dense_bytes: float) -> dict[str, float]:
         """The numbers of `Session.metrics`.

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from tacit.contracts import Compressor, Topology
 from tacit.errors import ConfigError
 from tacit.session.buckets import choice
-from tacit.session.exchange_plan import Coordinate, Plan, SessionContext
+from tacit.session.exchange_plan import Plan
+from tacit.session.session_context import Coordinate, SessionContext
 from tacit.transports.meter import DryRun
 
 FEW = 2

@@ -186,8 +186,9 @@ class PayloadBuffer:
     def pack(self, payloads: Sequence[Payload]) -> list[Tensor]:
         """The body; a single tensor goes as it lies in memory, with no copy."""
         flat = tuple([part for payload in payloads for part in payload])
-        if nbytes(flat) != self.nbytes:
-            raise AssertionError(f"payloads of {nbytes(flat)} bytes, where {self.nbytes} were declared")
+        size = sum([part.nbytes for part in flat])
+        if size != self.nbytes:
+            raise AssertionError(f"payloads of {size} bytes, where {self.nbytes} were declared")
         if self._varies:
             return [torch.cat([*self._written(payloads)])]
         if len(flat) == 1 and flat[0].is_contiguous():

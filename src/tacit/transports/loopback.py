@@ -94,7 +94,7 @@ class Loopback:
     def post(self, rank: int, request: Collective, turn: tuple[int, int]) -> Answer:
         """Post a request; the last rank of the group to post in this turn answers all of them."""
         group = self.group(rank, request.axis)
-        answer = Answer()
+        answer = Answer(ring_bytes(request, AxisRank(group.index(rank), len(group))))
         with self._lock:
             key = (stage_of(request), tuple(group), *turn)
             here = self._posted[key]
@@ -209,9 +209,10 @@ def _collect(tensors: list[torch.Tensor], spans: Spans) -> None:
 
 
 class Answer(Posted):
-    """The answer for which a rank's thread waits."""
+    """The answer for which a rank's thread waits; `sent`: see `Posted`."""
 
-    def __init__(self) -> None:
+    def __init__(self, sent: int = 0) -> None:
+        self.sent = sent
         self._lock = threading.Lock()
         self._calls: list[Callable[[], None]] = []
         self._given: list[Any] = []

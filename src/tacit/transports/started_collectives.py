@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Now:
-    """The answer of an axis with one rank: nothing is sent."""
+    """An answer that is there at once."""
 
     value: Any
+    sent: int = 0
 
     def on_done(self, call: Callable[[], None]) -> None:
         """See `contracts.Posted`."""
@@ -32,6 +33,7 @@ class Later:
     futures: Sequence[torch.futures.Future[Any]]
     read: Callable[[], Any]
     done: Callable[[Later], None]
+    sent: int = 0
     error: BaseException | None = None
     call: Callable[[], None] | None = None
 

@@ -142,27 +142,31 @@ class TorchTransport:
         """Start the collective; see `contracts.Transport`."""
         assert not isinstance(request, PushPull), "a server was asked, and there is none"
         place = self.place(request.axis)
+        sent = ring_bytes(request, place)
         if place.peers == 1 and not ALONE_TOO:
-            return Now(_alone(request))
-        self.sent += ring_bytes(request, place)
-        if isinstance(request, Permute):
-            return self._permute(request, place, stage, key)
-        group = self._groups[request.axis, 0 if self.in_order else stage]
+            return Now(_alone(request), sent)
+        self.sent += sent
+        group = self._groups[request.axis, 0 if self.in_order or isinstance(request, Permute) else stage]
         match request:
             case AllReduce():
-                return self._all_reduce(request, group, (key, request.axis, stage))
+                posted = self._all_reduce(request, group, (key, request.axis, stage))
             case AllGather():
-                return self._all_gather(request, place, group, (key, request.axis, stage))
+                posted = self._all_gather(request, place, group, (key, request.axis, stage))
             case ReduceScatter():
-                return self._reduce_scatter(request, place, group, (key, request.axis, stage))
+                posted = self._reduce_scatter(request, place, group, (key, request.axis, stage))
             case AllGatherInto(x, spans):
-                return self._all_gather_into(x, spans, group)
+                posted = self._all_gather_into(x, spans, group)
             case AllToAll():
-                return self._all_to_all(request, place, group, (key, request.axis, stage))
+                posted = self._all_to_all(request, place, group, (key, request.axis, stage))
+            case Permute():
+                posted = self._permute(request, place, group, stage, key)
+        posted.sent = sent
+        return posted
 
-    def _permute(self, request: Permute, place: AxisRank, stage: int, key: str) -> Posted:
-        """Post it in the axis' first group, whatever its stage: tags identify messages."""
-        group = self._groups[request.axis, 0]
+    def _permute(
+        self, request: Permute, place: AxisRank, group: dist.ProcessGroup, stage: int, key: str
+    ) -> Posted:
+        """Post it in `group`, the axis' first whatever its stage: tags identify messages."""
 
         def message(part: str, like: Payload) -> Tensor:
             return self._message((key, request.axis, stage, part), like, 1)

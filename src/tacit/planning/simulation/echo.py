@@ -31,7 +31,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.finite_checks import divide_
-from tacit.transports.message_layout import empty_message, pack_, unpack
+from tacit.transports.message_layout import empty_message, pack_, ring_bytes, unpack
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,11 @@ class Layout:
         raise AssertionError("a layout carries nothing")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Answered:
     value: Any
     taken: Callable[[], None]
+    sent: int
 
     def on_done(self, call: Callable[[], None]) -> None:
         call()
@@ -109,7 +110,8 @@ class EchoTransport(Layout):
             raise ConfigError("what a parameter server does is not measured in a worker")
         here = self.place(request.axis)
         answer, posted = _answered(request, here)
-        return _Answered(answer, lambda: self.marks.append((key, posted, time.process_time())))
+        mark = lambda: self.marks.append((key, posted, time.process_time()))  # noqa: E731
+        return _Answered(answer, mark, ring_bytes(request, here))
 
 
 def _answered(request: Collective, here: AxisRank) -> tuple[Any, float]:

@@ -12,7 +12,8 @@ from tacit.planning.profile import Profile
 from tacit.planning.simulation.echo import Layout
 from tacit.replicas.fragments import fragments
 from tacit.session.buckets import divided, fitting, group_names, most_bytes
-from tacit.session.exchange_plan import Coordinate, Plan, SessionContext
+from tacit.session.exchange_plan import Plan
+from tacit.session.session_context import Coordinate, SessionContext
 from tacit.session.topology_choice import choose
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.meter import DryRun, SentMessage

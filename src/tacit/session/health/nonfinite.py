@@ -16,9 +16,9 @@ from torch import Tensor
 from tacit.errors import NonFinite
 from tacit.exchange.finite_checks import divide_, finite
 from tacit.session.buckets import Bucket
-from tacit.session.exchange_plan import SessionContext
 from tacit.session.health.device_notes import MEANS
 from tacit.session.health.nonfinite_origin import Origin, beginnings, decode, encode
+from tacit.session.session_context import SessionContext
 
 SCALER_HINT = ". With a GradScaler, write attach(..., scaler=scaler): such a step is then passed over"
 

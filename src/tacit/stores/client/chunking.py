@@ -69,8 +69,12 @@ class JoinedReply(Posted):
     i: int
     whole: Tensor
     others: bool
+    sent: int = 0
     _open: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.sent = sum(part.sent for part in self.parts)
 
     def on_done(self, call: Callable[[], None]) -> None:
         self._open = len(self.parts)

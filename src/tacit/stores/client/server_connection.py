@@ -54,6 +54,7 @@ class PendingReply(Posted):
 
     Attributes:
         buffer: receives its payloads; None: its body is text.
+        sent: the bytes of the payloads that were sent.
         header: the header of the reply.
         found: its payloads or its text.
         error: the error in place of a reply.
@@ -61,6 +62,7 @@ class PendingReply(Posted):
     """
 
     buffer: PayloadBuffer | None
+    sent: int = 0
     header: Header | None = None
     found: Any = None
     error: BaseException | None = None
@@ -211,7 +213,7 @@ class ServerClient:
             declared.pulled.use(into)
         header, body = declared.frame(kind, sequence, request.payloads, request.lr)
         self.counters.sent(header, body)
-        return self._send(header, body, PendingReply(declared.pulled))
+        return self._send(header, body, PendingReply(declared.pulled, declared.pushed.nbytes))
 
     def enter(self, x: Tensor, key: str, back: PayloadSpec) -> Tensor:
         """Begin with the bucket `key`, whose parameters are `x`; returns a copy of what the server has."""

@@ -15,6 +15,7 @@ from tacit.errors import PeerLost, first_line
 from tacit.stores.client.server_connection import PendingReply
 from tacit.stores.client.transport import BesidePeers
 from tacit.stores.pairs.store import ReplicaStore
+from tacit.transports.message_layout import nbytes
 
 
 class PairLink(Protocol):
@@ -161,7 +162,7 @@ class PairTransport(BesidePeers):
         """Start it; see `contracts.Transport`."""
         if not isinstance(request, PushPull):
             return self.peers.post(request, stage, key)
-        posted = PendingReply(None)
+        posted = PendingReply(None, sum(map(nbytes, request.payloads)))
         with self._lock:
             self._pending.add(posted)
         if self._failure is not None:
