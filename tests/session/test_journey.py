@@ -21,7 +21,7 @@ JOURNEYS = {
 }
 """What is counted, in which part of a step, and the most files, calls and crossings between packages.
 
-The bounds are one above the most that was counted (threads meet in another order now and then), of files none.
+The bounds are what was counted, of calls and crossings one more: threads meet in another order now and then.
 """
 
 
