@@ -25,16 +25,6 @@ TITLES = {
     "text-gpu": "the byte-level GPT on the library of Python 3.11.2, judged by eight times as much text",
     "digits": "digits",
 }
-SHORT = {
-    "cifar10": "CIFAR-10, 16 x 16",
-    "cifar10-large": "CIFAR-10, 32 x 32",
-    "mnist": "MNIST",
-    "text": "GPT",
-    "text-large": "GPT, more text",
-}
-"""The tasks of the table at a glance, all trained on one kind of processor."""
-COMPARED = 4
-"""Algorithms that a length of training must have, to be a column of it."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666", "#8c564b")
 WIDTH, HEIGHT, LEFT, TOP, RIGHT = 940, 320, 60, 30, 470
 SEEDS = 3
@@ -112,7 +102,7 @@ def points(mean: Mapping[str, Any]) -> str:
 
 def page(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> str:
     """The whole page."""
-    parts = [_head(rows), *_glance([row for row in rows if row["arm"] != plain])]
+    parts = [_head(rows)]
     for task in dict.fromkeys(row["task"] for row in rows):
         parts.append(f"## {TITLES[task][0].upper()}{TITLES[task][1:]}")
         for steps in sorted({row["steps"] for row in rows if row["task"] == task}, reverse=True):
@@ -140,39 +130,6 @@ def page(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> str:
             parts.append(markdown(head, body))
             parts.append(_least(others))
     return "\n\n".join([*parts, _method(about)]) + "\n"
-
-
-def _glance(rows: Sequence[Row]) -> list[str]:
-    """One table of the algorithms that were trained for two tasks or more; nothing without such."""
-    columns = sorted(
-        {(row["task"], row["steps"]) for row in rows if row["task"] in SHORT},
-        key=lambda column: (list(SHORT).index(column[0]), column[1]),
-    )
-    columns = [
-        each for each in columns if sum((row["task"], row["steps"]) == each for row in rows) >= COMPARED
-    ]
-    arms: dict[str, dict[tuple[str, int], Row]] = {}
-    for row in rows:
-        if (row["task"], row["steps"]) in columns:
-            arms.setdefault(row["arm"], {})[row["task"], row["steps"]] = row
-    arms = {arm: here for arm, here in arms.items() if len({task for task, _ in here}) > 1}
-    if not arms:
-        return []
-    head = ["gap, points (95 %)", "bytes", *(f"{SHORT[task]}: {steps:,} steps" for task, steps in columns)]
-    body = [
-        [
-            f"`{_attached(max(here.values(), key=lambda row: int(row['steps'])))}`",
-            f"{min(row['bytes'] for row in here.values()):.1%}",
-            *(points(here[column]["gap"]) if column in here else "" for column in columns),
-        ]
-        for here in sorted(arms.values(), key=lambda here: min(row["bytes"] for row in here.values()))
-    ]
-    return [
-        "## At a glance",
-        "What was trained for two tasks or more. Bytes are the fewest of a row's trainings. A warm-up is a "
-        "tenth of the steps; it is that of the longest training here.",
-        markdown(head, body),
-    ]
 
 
 def _where(rows: Sequence[Row]) -> str:

@@ -54,21 +54,6 @@ def test_the_page_has_a_table_for_each_length() -> None:
     assert page.index("2,400 steps") < page.index("600 steps"), "the longest first"
 
 
-def test_one_table_has_what_was_trained_for_two_tasks() -> None:
-    about = {"cpu": "one", "cores": 2, "torch": "2"}
-    assert "At a glance" not in accuracy_page.page(ROWS, about, "dense")
-    many = [
-        {**row(arm, steps, 0.01 * i, 0.002), "task": task}
-        for task, steps in (("mnist", 600), ("cifar10", 9600), ("cifar10", 600))
-        for i, arm in enumerate(("dense", "topk", "dgc", "lowbit", "qsgd")[: 4 if steps == 9600 else 5])
-    ]
-    page = accuracy_page.page(many, about, "dense")
-    glance = page[page.index("## At a glance") : page.index("## Resnet8")]
-    assert "| CIFAR-10, 16 x 16: 600 steps | MNIST: 600 steps |" in glance, "9,600 steps have three alone"
-    assert "| `qsgd` | 5.0% | +4.00 ± 0.20 | +4.00 ± 0.20 |" in glance
-    assert "dense" not in glance
-
-
 def test_a_table_says_what_was_trained_on_a_gpu() -> None:
     about = {"cpu": "one", "cores": 2, "torch": "2"}
     assert "Trained on" not in accuracy_page.page(ROWS, about, "dense")
