@@ -20,6 +20,12 @@ DIAGNOSE = "TACIT_DIAGNOSE"
 FOOTPRINT = "TACIT_FOOTPRINT"
 """The folder for each rank's and each server's report. Set by `tacit run`; read by sessions and servers."""
 
+IMPORT = "TACIT_IMPORT"
+"""Modules with algorithms and compressors of one's own, or their files, with commas.
+
+Set by the option --import or the user; read where an algorithm is looked up, and by parameter servers.
+"""
+
 INTERFACE = "TACIT_INTERFACE"
 """The network interface of this node. Set by the testbed; read by the counter of a node's bytes."""
 

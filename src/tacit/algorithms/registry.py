@@ -9,11 +9,11 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, wraps
+from functools import wraps
 from importlib import import_module
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from tacit import checks
+from tacit import checks, own_modules
 from tacit.algorithms.options.text import split_text, typed
 from tacit.contracts import Compressor
 from tacit.errors import ConfigError, unknown
@@ -80,12 +80,13 @@ def _rows() -> dict[str, str]:
     return {name.replace("_", "-"): module for name, module in found if module != __name__}
 
 
-@cache
 def _load_all() -> None:
     load_all(__name__.rpartition(".")[0])
+    order = known()
     for table in (_builds, _entries):
-        for name in sorted(table, key=known().index):
-            table[name] = table.pop(name)  # type: ignore[assignment]
+        if (names := sorted(table, key=order.index)) != [*table]:
+            for name in names:
+                table[name] = table.pop(name)  # type: ignore[assignment]
 
 
 def _build(name: str) -> Callable[..., AnyStrategy]:
@@ -137,7 +138,12 @@ def algorithm(
 
 
 def known() -> list[str]:
-    """The names of all algorithms, in the order of `tacit list`."""
+    """The names of all algorithms, in the order of `tacit list`; those of one's own come last.
+
+    Raises:
+        ConfigError: a module of one's own cannot be imported; see `own_modules`.
+    """
+    own_modules.load_all()
     return list(dict.fromkeys([*_rows(), *_builds]))
 
 
@@ -155,7 +161,7 @@ def parse(text: str) -> AnyStrategy:
         )
     if not name:
         raise ConfigError(f"{text!r} names no algorithm: write one of {', '.join(known())}")
-    if name not in known():
+    if name not in _rows() and name not in _builds and name not in known():
         raise unknown("algorithm", name, known())
     if name == "mp2":
         from tacit.algorithms.options.old_texts import check_mp2

@@ -9,6 +9,7 @@ import typer
 from tacit.errors import ConfigError
 from tacit.files import output
 from tacit_lab.cli import parsing
+from tacit_lab.cli.importing import Modules, folder_of, import_own
 from tacit_lab.cli.interrupts import interruptible
 
 
@@ -52,6 +53,7 @@ def command(
             "--json", help="Print it as one line of JSON, e.g. tacit diagnose --json -- train.py | jq"
         ),
     ] = False,
+    modules: Modules = None,
 ) -> None:
     """Find out where the time of a script's steps goes, and what would change it. It ends after them.
 
@@ -59,6 +61,7 @@ def command(
     """
     from tacit_lab import diagnoses
 
+    import_own(modules, folder_of(script or []))
     if not script:
         raise ConfigError("there is no script: write it after --, such as tacit diagnose -- train.py")
     shape = parsing.cluster(cluster, 0)

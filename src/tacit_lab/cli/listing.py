@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tacit_lab.cli.importing import Modules, import_own
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -23,6 +25,7 @@ def command(
         bool,
         typer.Option("--json", help="Print a list of JSON objects, e.g. tacit list --json | jq '.[].name'"),
     ] = False,
+    modules: Modules = None,
 ) -> None:
     """List the algorithms by what they change, or describe one: its parameters, its paper, what it costs.
 
@@ -31,6 +34,7 @@ def command(
     from tacit import algorithms
     from tacit.errors import unknown
 
+    import_own(modules)
     names = algorithms.known() if name is None else [name]
     if name is not None and name not in algorithms.known():
         raise unknown("algorithm", name, algorithms.known())

@@ -12,6 +12,7 @@ import typer
 from tacit.errors import ConfigError
 from tacit.files import output, put
 from tacit_lab.cli import parsing
+from tacit_lab.cli.importing import Modules, import_own
 from tacit_lab.cli.interrupts import interruptible
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object, e.g. tacit plan digits --json | jq")
     ] = False,
+    modules: Modules = None,
 ) -> None:
     """Predict how fast strategies would be on a cluster that you may not have.
 
@@ -116,6 +118,7 @@ def command(
     from tacit_lab import cluster_plans
     from tacit_lab.reports import plan as drawing
 
+    import_own(modules)
     shape = parsing.cluster(cluster, 0, planned=True)
     drawn = parsing.path("--page", page)
     if drawn is not None:

@@ -9,6 +9,7 @@ import typer
 from tacit.errors import ConfigError
 from tacit.files import output
 from tacit_lab.cli import parsing
+from tacit_lab.cli.importing import Modules, folder_of, import_own
 from tacit_lab.cli.interrupts import interruptible
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def command(
     out: Annotated[str, typer.Option(help="Where to save it, e.g. profile.json", metavar="FILE")] = (
         "profile.json"
     ),
+    modules: Modules = None,
 ) -> None:
     """Profile the first steps of a training script, for tacit plan. The script ends after them.
 
@@ -49,6 +51,7 @@ def command(
     from tacit_lab.cluster import Cluster
     from tacit_lab.cluster_plans import CANDIDATES
 
+    import_own(modules, folder_of(script or []))
     if not script:
         raise ConfigError("there is no script: write it after --, such as tacit profile -- train.py")
     shape = parsing.cluster(cluster, 0)

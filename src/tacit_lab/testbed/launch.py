@@ -69,15 +69,11 @@ class Serving:
             time-out.
         checkpoint: the folder with a file of each; None: no checkpoints.
         every: seconds between two saves.
-        modules: with compressors that are not tacit's, for the servers to import; `folder`: where they may
-            lie, beside the current one.
     """
 
     timeout: float | None = None
     checkpoint: Path | None = None
     every: float = 30.0
-    modules: tuple[str, ...] = ()
-    folder: Path | None = None
 
     @staticmethod
     def name(number: int) -> str:
@@ -98,7 +94,6 @@ def server_arguments(cluster: Cluster, number: int, point: tuple[str, int], serv
     if serving.checkpoint is not None:
         options |= {"--checkpoint": serving.checkpoint / serving.name(number), "--every": serving.every}
     words = [str(word) for pair in options.items() for word in pair]
-    words += [word for module in serving.modules for word in ("--import", module)]
     return [sys.executable, "-u", "-m", "tacit.stores.server", *words]
 
 

@@ -181,8 +181,7 @@ class Testbed:
     ) -> None:
         for number, point in enumerate(points):
             command = launch.server_arguments(self.cluster, number, point, serving)
-            path = {**env, "PYTHONPATH": _path(serving.folder)}
-            self._begin(run, self.cluster.nodes + number, command, path)
+            self._begin(run, self.cluster.nodes + number, command, {**env, "PYTHONPATH": _path()})
 
     def _begin(self, run: RunMonitor, node: int, command: Sequence[str], env: Mapping[str, str]) -> None:
         message = {
@@ -222,7 +221,7 @@ class Testbed:
         return received[0]
 
 
-def _path(beside: Path | None = None) -> str:
-    """A PYTHONPATH with this installation of tacit, and a folder."""
-    folders = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""), str(beside or "")]
+def _path() -> str:
+    """A PYTHONPATH with this installation of tacit."""
+    folders = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     return os.pathsep.join(filter(None, folders))

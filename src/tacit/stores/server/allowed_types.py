@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from types import MappingProxyType
 
-from tacit import compressors, prediction
+from tacit import compressors, own_modules, prediction
 from tacit.compressors.wrappers import Part
 from tacit.contracts import Compressor, Matrix, PayloadSpec
 from tacit.errors import ConfigError
@@ -34,28 +33,28 @@ ALLOWED_TYPES: AllowedTypes = MappingProxyType(
 def with_modules(modules: Iterable[str]) -> AllowedTypes:
     """tacit's classes, and the compressors and predictors of these modules, which are imported.
 
-    A class counts that a module defines or imports by name, and that is a dataclass.
+    A class counts that a module defines or imports by name, and that is a dataclass. The modules that the
+    environment names are imported, too (`own_modules`).
 
     Raises:
-        ConfigError: a module cannot be imported, or has no such class.
+        ConfigError: a module cannot be imported, or one of `modules` has no such class.
     """
     allowed = dict(ALLOWED_TYPES)
     for name in modules:
-        try:
-            module = importlib.import_module(name)
-        except Exception as error:
-            raise ConfigError(
-                f"--import {name} cannot be imported ({type(error).__name__}: {error}): give a module that "
-                "Python finds from here, such as my_codecs for my_codecs.py in this folder"
-            ) from error
-        found = {
-            name_of(each): each
-            for each in vars(module).values()
-            if isinstance(each, type) and issubclass(each, Compressor | Predictor) and is_dataclass(each)
-        }
+        found = _classes(name)
         if not found:
             raise ConfigError(
                 f"--import {name} has no compressor: give a module with a dataclass derived from Compressor"
             )
-        allowed |= {each: cls for each, cls in found.items() if each not in ALLOWED_TYPES}
+        allowed = found | allowed
+    for name in own_modules.named():
+        allowed = _classes(name) | allowed
     return MappingProxyType(allowed)
+
+
+def _classes(module: str) -> dict[str, type]:
+    return {
+        name_of(each): each
+        for each in vars(own_modules.load(module)).values()
+        if isinstance(each, type) and issubclass(each, Compressor | Predictor) and is_dataclass(each)
+    }

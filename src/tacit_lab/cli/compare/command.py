@@ -10,6 +10,7 @@ import typer
 
 from tacit.errors import ConfigError
 from tacit_lab.cli import report
+from tacit_lab.cli.importing import Modules, import_own
 from tacit_lab.cli.interrupts import interruptible
 from tacit_lab.reports import MEANINGS
 
@@ -116,6 +117,7 @@ def command(
         bool,
         typer.Option("--json", help="Print one JSON object on stdout, e.g. tacit compare --json | jq .rows"),
     ] = False,
+    modules: Modules = None,
 ) -> None:
     """Train a recipe with several algorithms on an emulated cluster and compare time, bytes and accuracy.
 
@@ -132,6 +134,7 @@ def command(
     from tacit_lab.cli.compare.recorder import ComparisonRecorder
     from tacit_lab.recipes import Choices
 
+    import_own(modules)
     options = compare_options.check(
         recipe=recipe,
         cluster=parsing.cluster(cluster, servers),

@@ -9,6 +9,7 @@ import typer
 
 from tacit.environment import ALGORITHM, FOOTPRINT, PROFILE, TENSORBOARD, WORKER, WORKERS
 from tacit.files import put, spared, unmake
+from tacit_lab.cli.importing import Modules, folder_of, import_own
 from tacit_lab.cli.interrupts import interruptible
 from tacit_lab.cli.parsing import OUT
 
@@ -72,16 +73,7 @@ def command(
     checkpoint_every: Annotated[
         float, typer.Option(help="Seconds between two checkpoints of a parameter server, e.g. 10")
     ] = 30,
-    modules: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--import",
-            help="Module with compressors of your own, which the parameter servers then can read; "
-            "next to the script or in the current folder; may be repeated, e.g. my_codecs",
-            metavar="MODULE",
-            show_default=False,
-        ),
-    ] = None,
+    modules: Modules = None,
     restarts: Annotated[
         int | None,
         typer.Option(
@@ -135,12 +127,13 @@ def command(
     from tacit_lab.cli import parsing
     from tacit_lab.cli.run import options as run_options
 
+    import_own(modules, folder_of(script or []))
     options = run_options.check(
         script=script or [],
         cluster=cluster,
         algorithm=algorithm,
         servers=run_options.ServerOptions(
-            servers, parsing.path("--checkpoint", checkpoint), checkpoint_every, tuple(modules or ())
+            servers, parsing.path("--checkpoint", checkpoint), checkpoint_every
         ),
         restarts=restarts,
         timeout=timeout,

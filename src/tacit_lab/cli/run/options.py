@@ -76,12 +76,11 @@ class RunOptions:
 
 
 class ServerOptions(NamedTuple):
-    """What was typed about parameter servers: how many, where and how often they save, what they import."""
+    """What was typed about parameter servers: how many, where and how often they save."""
 
     number: int = 0
     checkpoint: Path | None = None
     checkpoint_every: float = 30.0
-    modules: tuple[str, ...] = ()
 
 
 NO_SERVERS = ServerOptions()
@@ -114,7 +113,7 @@ def check(
         tensorboard=_curves(tensorboard),
         profile=profile,
         restarts=_restarts(restarts, parsed, strategy, tensorboard),
-        serving=_serving(parsed, servers, words),
+        serving=_serving(parsed, servers),
         folder=_folder(out or parsing.OUT / f"{datetime.now():%Y%m%d-%H%M%S}-run"),
     )
 
@@ -141,13 +140,12 @@ def checked_script(words: tuple[str, ...], example: str = _EXAMPLE) -> tuple[str
     return words
 
 
-def _is_module(name: str, beside: Path | None = None) -> bool:
-    """Whether this module exists, here or in another folder, or at least its top-level package does."""
+def _is_module(name: str) -> bool:
+    """Whether this module exists, here or where Python looks, or at least its top-level package does."""
     top = name.partition(".")[0]
     if not all(part.isidentifier() for part in name.split(".")):
         return False
-    places = [str(each) for each in (Path.cwd(), beside) if each is not None]
-    return bool(PathFinder.find_spec(top, places) or find_spec(top))
+    return bool(PathFinder.find_spec(top, [str(Path.cwd())]) or find_spec(top))
 
 
 def _check_syntax(script: Path) -> None:
@@ -192,27 +190,17 @@ def _cluster(text: str, servers: int, strategy: AnyStrategy | None) -> Cluster:
     return cluster
 
 
-def _serving(cluster: Cluster, servers: ServerOptions, script: Sequence[str]) -> Serving | None:
-    checkpoint, modules = servers.checkpoint, servers.modules
+def _serving(cluster: Cluster, servers: ServerOptions) -> Serving | None:
+    checkpoint = servers.checkpoint
     parsing.seconds("--checkpoint-every", servers.checkpoint_every, 30)
-    given = [f"--checkpoint {checkpoint}"] if checkpoint is not None else []
-    given += [f"--import {module}" for module in modules]
     if not cluster.servers:
-        if given:
+        if checkpoint is not None:
             raise ConfigError(
-                f"{given[0]} is for parameter servers, and there are none: leave it out, or write "
-                "--servers 1 and an algorithm that needs one"
+                f"--checkpoint {checkpoint} is for parameter servers, and there are none: leave it out, or "
+                "write --servers 1 and an algorithm that needs one"
             )
         return None
-    folder = None if script[0] == "-m" else Path(script[0]).resolve().parent
-    for module in modules:
-        if not _is_module(module, folder):
-            raise ConfigError(
-                f"--import {module!r} is no module that Python finds in {Path.cwd()}"
-                f"{f' or {folder}' if folder else ''}: write for example --import my_codecs for my_codecs.py "
-                f"next to the script"
-            )
-    serving = Serving(every=servers.checkpoint_every, modules=modules, folder=folder if modules else None)
+    serving = Serving(every=servers.checkpoint_every)
     if checkpoint is None:
         return serving
     serving = replace(serving, checkpoint=checkpoint.absolute())
