@@ -60,6 +60,7 @@ PROCESSES = (
     "tests/kernels/test_triton.py",
     "tests/lab/cli/test_diagnose.py::test_a_script",
     "tests/lab/cli/test_full_disk.py",
+    "tests/lab/cli/test_importing.py",
     "tests/lab/cli/test_main.py",
     "tests/lab/cli/test_plan.py::test_a_script",
     "tests/lab/cli/test_probe.py::test_links_are",

@@ -161,3 +161,18 @@ def test_closing_drains(watched: Watched) -> None:
     threading.Timer(0.1, watched.net.finish, [("a", 0)]).start()
     watched.lane.close()
     assert watched.ends == [("a", "landed")]
+
+
+def test_where_no_thread_begins_any_more_jobs_run_in_the_callers(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")  # Python 3.12, in atexit
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    watched.submit("a")
+    assert watched.net.posted == [("a", 0)], "by the thread that submits"
+    watched.net.finish(("a", 0))
+    watched.lane.flush()
+    watched.lane.close()
+    assert watched.ends == [("a", "landed")]

@@ -47,6 +47,10 @@ class Job:
     sent: int = 0
     ended: bool = False
 
+    def run_inline(self) -> None:
+        """Have it run by whichever thread submits it or brings an answer."""
+        self.inline = True
+
     def advance(self) -> bool:
         """Begin it, or go on with the answer to what was posted, up to the next request; False at the end."""
         if self.exchange is None:
@@ -146,8 +150,12 @@ class Lane:
             self._open += 1
             self.submitted, self.submitted_at = self.submitted + 1, time.monotonic()
             if self._thread is None and not job.inline:
-                self._thread = threading.Thread(target=self._run, name="tacit-lane", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="tacit-lane", daemon=True)
+                try:
+                    thread.start()
+                    self._thread = thread
+                except RuntimeError:  # at the end of the program Python 3.12 starts no thread any more
+                    job.run_inline()
         self._happened(job)
 
     def flush(self) -> None:

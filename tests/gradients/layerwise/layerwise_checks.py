@@ -387,7 +387,7 @@ def what_cannot_be_stepped_by_layers_is_refused() -> None:
         says = "find_unused_parameters=False"
         raises(AttachError, partial(tacit.attach, unused, sgd(unused), algorithm), says)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # users script models all the same
+        warnings.simplefilter("ignore")  # torch says in several ways that scripting is old; users do it
         scripted = DDP(nn.Sequential(torch.jit.script(nn.Linear(20, 5))))
         compiled = DDP(nn.Sequential(torch.compile(nn.Linear(20, 5))))
     raises(AttachError, lambda: tacit.attach(scripted, sgd(scripted), "priority"), "is scripted")

@@ -1,0 +1,91 @@
+"""`--import`: algorithms of one's own in every command, in ranks, on servers, and by an entry point."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+METHOD = Path(__file__).with_name("my_method.py")
+SOURCES = Path(__file__).parents[3] / "src"
+
+
+def tacit(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"} | variables
+    return subprocess.run(
+        [sys.executable, "-m", "tacit_lab", *words], cwd=cwd, env=env, capture_output=True, text=True
+    )
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    shutil.copy(METHOD, tmp_path)
+    return tmp_path
+
+
+def test_an_algorithm_of_ones_own_is_compared(namespaces: None, home: Path) -> None:
+    words = ("--cluster", "2x1@1gbit", "--algorithms", "mine,mine:share=0.01", "--epochs", "1", "--json")
+    done = tacit("compare", "digits", *words, "--import", "my_method", cwd=home)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["algorithm"] for row in rows] == ["mine", "mine:share=0.01"]
+    assert rows[0]["mb_between_nodes"] > 3 * rows[1]["mb_between_nodes"] > 0
+
+
+@pytest.mark.parametrize("given", ["my_method", "my_method.py", "./my_method.py"])
+def test_it_is_listed_with_its_parameters(home: Path, given: str) -> None:
+    done = tacit("list", "mine", "--json", "--import", given, cwd=home)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert row["changes"] == "a share, by a name of our own"
+    assert [each["name"] for each in row["parameters"]] == ["share"]
+
+
+def test_a_script_may_name_it_by_the_environment(home: Path) -> None:
+    code = "import tacit; print(tacit.from_env().name, tacit.parse('mine:share=0.5'))"
+    variables = {"PYTHONPATH": str(SOURCES), "TACIT_ALGORITHM": "mine"}
+    variables["TACIT_IMPORT"] = str(home / "my_method.py")
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True
+    )
+    assert done.stdout.startswith("mine "), done.stderr
+    assert "TopK(ratio=0.5" in done.stdout
+
+
+def test_a_package_brings_algorithms_by_an_entry_point(home: Path) -> None:
+    info = home / "methods-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: methods\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[tacit.algorithms]\nmethods = my_method\n")
+    code = "import tacit; print(tacit.parse('mine').name)"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join((str(SOURCES), str(home)))}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout == "mine\n", done.stderr
+    (info / "entry_points.txt").write_text("[tacit.algorithms]\nmethods = nowhere\n")
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert "ConfigError: the entry point methods = nowhere of the group tacit.algorithms" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("missing", None, "--import 'missing' is no module that Python finds in "),
+        ("my codecs", None, "write for example --import my_codecs for my_codecs.py there, or its path"),
+        ("raising", "1 / 0", "cannot be imported (ZeroDivisionError: division by zero)"),
+        ("again", METHOD.read_text(), "again.mine cannot be the algorithm 'mine', as my_method has one"),
+        ("argparse.py", "", "by the name argparse: rename yours"),
+    ],
+)
+def test_what_cannot_be_imported_is_said(home: Path, name: str, content: str | None, says: str) -> None:
+    folder = home / "of_mine"
+    folder.mkdir()
+    if content is not None:
+        (folder / f"{name.removesuffix('.py')}.py").write_text(content)
+        name = str(folder / f"{name.removesuffix('.py')}.py")
+    done = tacit("list", "--import", "my_method", "--import", name, cwd=home)
+    assert done.returncode == 2
+    assert says in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
