@@ -78,9 +78,7 @@ def test_a_command_can_be_read(page: str, line: str) -> None:
         return
     if given.get("algorithms"):
         for text in split_algorithms(given["algorithms"]):
-            if not (
-                given.get("modules") and text.partition(":")[0] == "rarer"
-            ):  # the guide's own; see its tests
+            if not (given.get("modules") and text.partition(":")[0] == "rarer"):
                 parse(text)
     if given.get("algorithm"):
         parse(given["algorithm"])
