@@ -116,14 +116,14 @@ def page(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> str:
                 f"{base['accuracy']['count']} seeds, at {base['rate']:g} times the recipe's learning rate."
                 + _where(here)
             )
-            head = ["attached", "bytes", "accuracy", "gap, points (95 %)", "learning rate"]
+            head = ["attached", "bytes", "accuracy", "gap, points (95 %)", "rate, times the recipe's"]
             body = [
                 [
                     f"`{_attached(row)}`",
                     f"{row['bytes']:.2%}",
                     f"{row['accuracy']['mean']:.2%}",
                     points(row["gap"]),
-                    f"x {row['rate']:g}",
+                    f"{row['rate']:g}",
                 ]
                 for row in others
             ]
