@@ -10,6 +10,7 @@ from pages import LOG, PAGES, ROOT, name, prose
 
 import tacit
 from cases import for_each
+from tacit import environment, errors
 from tacit.algorithms.registry import ENTRIES
 
 API = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
@@ -66,6 +67,16 @@ def _told(value: object) -> bool:
 def test_a_page_is_made_of_the_algorithms(maker: str) -> None:
     made = runpy.run_path(str(ROOT / "dev" / f"{maker}.py"))
     assert made["page"]() == made["PAGE"].read_text(), f"run python dev/{maker}.py"
+
+
+def test_every_error_and_every_variable_has_its_place() -> None:
+    ours = {name for name in dir(errors) if isinstance(getattr(errors, name), type)} & {*errors.__all__}
+    rows = re.findall(r"^\|[ ·]*`(\w+)` \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    assert ours - {"TacitError"} <= {*rows}
+    assert all(issubclass(getattr(errors, name), errors.TacitError) for name in rows)
+    known = {value for name, value in vars(environment).items() if name.isupper()}
+    assert known == {*re.findall(r"\bTACIT_[A-Z_]+", (ROOT / "docs" / "environment.md").read_text())}
 
 
 def test_every_algorithm_has_a_row_in_the_papers() -> None:
