@@ -83,7 +83,15 @@ const next = () => {
 };
 next();
 </script>"""
-WITH_TABLES = ["index.html", "how-to-choose.html", "peers.html", "scaling.html", "overhead.html"]
+WITH_TABLES = [
+    "index.html",
+    "how-to-choose.html",
+    "peers.html",
+    "scaling.html",
+    "overhead.html",
+    "support.html",
+    "accuracy.html",
+]
 
 
 @pytest.fixture(scope="module")
