@@ -226,7 +226,8 @@ class Attached:
           came to nothing, as a scaled gradient overflowed or the step was discarded;
         * `bytes_out`: sent by this rank in training, by the formulas of the collectives; `ddp_bytes_out`:
           what DDP's all-reduce would have sent from a rank in the session's steps; `compression`: the ratio
-          of the two. `closing_bytes_out`: sent when the session closes, if replicas are averaged then;
+          of the two, or 1 where tacit has sent nothing, as with "ddp". `closing_bytes_out`: sent when the
+          session closes, if replicas are averaged then;
         * `exchange_seconds`: how long a round was under way; `exposed_seconds`: of these, how long training
           waited; `compute_share`: the share of the time between rounds that was not spent waiting;
         * `lag`: how many steps after the start of its round an answer was applied, on average.

@@ -213,8 +213,8 @@ _SUMS = ("rounds", "void_rounds", "bytes_out", "closing_bytes_out", "exchange_se
 
 
 def _ratio(dense: float, sent: float) -> float:
-    """How many times fewer bytes were sent; 1 if there was nothing to send. No bytes count as one byte."""
-    return dense / max(sent, 1) if dense else 1.0
+    """How many times fewer bytes were sent; 1 where tacit has sent nothing, as with DDP as it is."""
+    return dense / sent if dense and sent else 1.0
 
 
 def joined(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
