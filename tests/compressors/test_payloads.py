@@ -15,7 +15,7 @@ from tacit.compressors import Dense, ErrorFeedback, OneBit, Sign, TopK
 from tacit.contracts import AllGather, Context, OneShot, Payload
 from tacit.errors import PayloadError
 from tacit.kernels import dispatch
-from tacit.kernels.layout import position_bytes
+from tacit.kernels.payload_layout import position_bytes
 from tacit.kernels.positions import scatter_add_, unpack_positions
 from tacit.topologies import Flat
 

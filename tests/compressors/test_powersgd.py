@@ -10,9 +10,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from tacit.compressors import ErrorFeedback, PowerSGD, QuantizedPowerSGD
 from tacit.contracts import Context, Matrix
-from tacit.kernels.layout import bucket_count, code_bytes
 from tacit.kernels.levels import BY_LARGEST
 from tacit.kernels.orthogonal import scale_
+from tacit.kernels.payload_layout import bucket_count, code_bytes
 from tacit.kernels.reference import levels as reference
 from tacit.topologies import Flat
 from tacit.transports.loopback import Loopback

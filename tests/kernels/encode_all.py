@@ -27,7 +27,7 @@ import torch.distributed as dist  # noqa: E402
 
 import tacit  # noqa: E402
 from tacit.kernels import blockwise, exponents, int8, levels, positions, select, signs  # noqa: E402
-from tacit.kernels.layout import blocks_bytes, position_bytes  # noqa: E402
+from tacit.kernels.payload_layout import blocks_bytes, position_bytes  # noqa: E402
 
 
 def bits() -> str:

@@ -11,7 +11,14 @@ from torch import Tensor
 from cases import for_each
 from tacit.errors import PayloadError
 from tacit.kernels import blockwise, dispatch, entropy
-from tacit.kernels.layout import block_count, blocks_bytes, pack_codes, pack_trits, unpack_codes, unpack_trits
+from tacit.kernels.payload_layout import (
+    block_count,
+    blocks_bytes,
+    pack_codes,
+    pack_trits,
+    unpack_codes,
+    unpack_trits,
+)
 
 SIZES = st.one_of(st.integers(0, 70), st.integers(500, 1100), st.just(512 * 9 + 77))
 

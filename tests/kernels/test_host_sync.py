@@ -12,7 +12,7 @@ from torch import Tensor
 from tacit.kernels import blockwise, exponents, int8, levels, orthogonal, philox, select, signs
 from tacit.kernels.dispatch import emulated_device
 from tacit.kernels.entry_buffers import EntryBuffer, Selection, new_buffer
-from tacit.kernels.layout import (
+from tacit.kernels.payload_layout import (
     block_count,
     blocks_bytes,
     bucket_count,

@@ -5,7 +5,7 @@ from torch import Tensor
 from tacit.errors import TacitError
 from tacit.kernels.dispatch import active_backend
 from tacit.kernels.entry_buffers import Selection
-from tacit.kernels.layout import INT32, position_bytes, position_format, position_sizes
+from tacit.kernels.payload_layout import INT32, position_bytes, position_format, position_sizes
 from tacit.kernels.positions import pack_positions, scatter_add_, scatter_all_, unpack_positions
 from tacit.kernels.reference import positions as reference
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tacit.kernels import blockwise, exponents, fp8, int8, levels, signs, two_magnitudes
 from tacit.kernels.dispatch import active_backend
-from tacit.kernels.layout import (
+from tacit.kernels.payload_layout import (
     block_count,
     blocks_bytes,
     bucket_count,

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tacit.kernels.dispatch import active_backend
-from tacit.kernels.layout import BLOCK, block_count
+from tacit.kernels.payload_layout import BLOCK, block_count
 from tacit.kernels.reference import signs as reference
 from tacit.kernels.signs import add_signs_, encode_signs
 

@@ -15,8 +15,8 @@ import torch
 
 from tacit.environment import KERNELS
 from tacit.kernels.entry_buffers import EntryBuffer
-from tacit.kernels.layout import position_bytes
 from tacit.kernels.levels import BY_NORM
+from tacit.kernels.payload_layout import position_bytes
 
 pytest.importorskip(
     "triton",

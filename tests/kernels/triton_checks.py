@@ -28,7 +28,7 @@ from tacit.kernels import (
 )
 from tacit.kernels.dispatch import active_backend, emulated_device, find_backend
 from tacit.kernels.entry_buffers import MARGIN, EntryBuffer
-from tacit.kernels.layout import (
+from tacit.kernels.payload_layout import (
     BLOCK,
     block_count,
     blocks_bytes,

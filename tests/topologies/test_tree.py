@@ -27,7 +27,7 @@ from tacit.compressors import (
 )
 from tacit.contracts import WORLD, Compressor, Outcome
 from tacit.errors import ConfigError
-from tacit.kernels.layout import position_bytes
+from tacit.kernels.payload_layout import position_bytes
 from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies import GlobalTopK

@@ -41,7 +41,7 @@ from tacit import algorithms
 from tacit.attaching.requirements import unused
 from tacit.errors import RoundError
 from tacit.exchange.driver import drive
-from tacit.kernels.layout import position_bytes
+from tacit.kernels.payload_layout import position_bytes
 from tacit.levels.spec import AttachSpec
 from tacit.timelines import Timeline, aligned
 from tacit.topologies import Uneven

@@ -12,7 +12,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.contracts import AddingCodec, Compressor, Context, FusedCodec, Payload
 from tacit.kernels.blockwise import add_blocks_, encode_blocks
-from tacit.kernels.layout import block_count, blocks_bytes
+from tacit.kernels.payload_layout import block_count, blocks_bytes
 from tacit.kernels.payloads import expect_parts
 
 VECTOR_BITS = 8

@@ -13,7 +13,7 @@ from tacit.compressors.blockwise import VECTOR_BITS, Blockwise
 from tacit.contracts import Compressor, Payload
 from tacit.errors import PayloadError
 from tacit.kernels.entropy import decode_codes, encode_codes, longest
-from tacit.kernels.layout import block_count
+from tacit.kernels.payload_layout import block_count
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tacit.contracts import AddingCodec, Context, FusedCodec, Payload
 from tacit.kernels.int8 import add_int8_, encode_int8
-from tacit.kernels.layout import block_count
+from tacit.kernels.payload_layout import block_count
 from tacit.kernels.payloads import expect_parts
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tacit.contracts import AddingCodec, Context, Payload
 from tacit.errors import ConfigError
-from tacit.kernels.layout import bucket_count, code_bytes
 from tacit.kernels.levels import add_levels_, quantize
+from tacit.kernels.payload_layout import bucket_count, code_bytes
 from tacit.kernels.payloads import expect_parts
 
 

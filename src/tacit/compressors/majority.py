@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tacit.contracts import AddingCodec, Context, Payload
 from tacit.kernels.dispatch import on_host
-from tacit.kernels.layout import BLOCK, block_count
+from tacit.kernels.payload_layout import BLOCK, block_count
 from tacit.kernels.payloads import SignPayload, expect_parts
 from tacit.kernels.philox import philox
 from tacit.kernels.signs import add_signs_, encode_signs

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tacit.compressors.sign import Signed
 from tacit.contracts import Context, FusedCodec, Payload
-from tacit.kernels.layout import block_count
+from tacit.kernels.payload_layout import block_count
 from tacit.kernels.signs import encode_signs
 
 

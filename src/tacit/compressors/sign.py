@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tacit.contracts import AddingCodec, Context, FusedCodec, Payload
 from tacit.errors import ConfigError
-from tacit.kernels.layout import BLOCK, block_count
+from tacit.kernels.payload_layout import BLOCK, block_count
 from tacit.kernels.payloads import SignPayload, expect_parts
 from tacit.kernels.signs import add_signs_, encode_sign, encode_signs
 

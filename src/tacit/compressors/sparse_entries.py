@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tacit.contracts import Context, Decoded, FusedCodec, Payload, Transmitted
 from tacit.kernels.entry_buffers import EntryBuffer, Selection, buffer_size
-from tacit.kernels.layout import position_bytes
+from tacit.kernels.payload_layout import position_bytes
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.positions import (
     clear_,
@@ -32,7 +32,7 @@ AT_ONCE = 8
 class Entries(FusedCodec):
     """Send some entries: what `write` makes of their values, and last in the payload their positions.
 
-    Positions take 4, or about 2.1, 1.1 or n / 8k bytes each, by n and k, as in `kernels.layout`.
+    Positions take 4, or about 2.1, 1.1 or n / 8k bytes each, by n and k, as in `kernels.payload_layout`.
     """
 
     sliceable: ClassVar[bool] = True

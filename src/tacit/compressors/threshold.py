@@ -15,7 +15,7 @@ from tacit.compressors.sparse_entries import Entries
 from tacit.contracts import Context, Payload
 from tacit.exchange.finite_checks import refuse_overflow
 from tacit.kernels.entry_buffers import EntryBuffer, Selection
-from tacit.kernels.layout import block_count
+from tacit.kernels.payload_layout import block_count
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.select import select_above
 from tacit.kernels.signs import add_signs_, encode_signs

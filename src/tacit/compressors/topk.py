@@ -16,7 +16,7 @@ from tacit.compressors.sparse_entries import Entries
 from tacit.contracts import Context, OneShot, Payload
 from tacit.errors import ConfigError
 from tacit.kernels.entry_buffers import EntryBuffer, Selection
-from tacit.kernels.layout import position_bytes
+from tacit.kernels.payload_layout import position_bytes
 from tacit.kernels.select import select_in_chunks, select_largest
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tacit.compressors.levels import check_bucket
 from tacit.contracts import AddingCodec, Context, Payload
-from tacit.kernels.layout import bucket_count, code_bytes
+from tacit.kernels.payload_layout import bucket_count, code_bytes
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.two_magnitudes import BITS, add_magnitudes_, encode_magnitudes
 

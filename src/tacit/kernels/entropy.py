@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tacit.errors import PayloadError
 from tacit.kernels import dispatch
-from tacit.kernels.layout import BLOCK, TRITS, block_bytes, blocks_bytes
+from tacit.kernels.payload_layout import BLOCK, TRITS, block_bytes, blocks_bytes
 from tacit.kernels.reference import entropy as reference
 
 PACKED, CODED = 0, 1

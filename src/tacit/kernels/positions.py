@@ -10,7 +10,7 @@ from torch import Tensor
 from tacit.errors import PayloadError
 from tacit.kernels.dispatch import REALS, kernel
 from tacit.kernels.entry_buffers import Selection
-from tacit.kernels.layout import position_bytes
+from tacit.kernels.payload_layout import position_bytes
 from tacit.kernels.payloads import expect
 
 _BYTES = (torch.uint8,)

@@ -30,7 +30,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.finite_checks import refuse_overflow
-from tacit.kernels.layout import position_bytes
+from tacit.kernels.payload_layout import position_bytes
 from tacit.prediction.agreement_check import MARKS
 from tacit.prediction.sent_subsets import at_random, by_layers, drawn_others, in_turn, placed, places, size
 

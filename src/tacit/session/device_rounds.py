@@ -18,9 +18,9 @@ from tacit.session.health.failure import SessionFailure
 from tacit.session.health.nonfinite import NonfiniteChecks, first_infinite
 from tacit.session.learning_rates import Rescaling
 from tacit.session.pending_rounds import PendingRound, PendingRounds
+from tacit.session.round_costs import CommStats
 from tacit.session.session_context import SessionContext
 from tacit.session.session_lanes import Lanes, Open
-from tacit.session.stats import CommStats
 
 
 class _Ask(Protocol):

@@ -17,7 +17,7 @@ from tacit.session.buckets import Bucket
 from tacit.session.health.device_notes import DeviceReport, mark
 from tacit.session.health.failure import SessionFailure
 from tacit.session.learning_rates import Rescaling
-from tacit.session.stats import CommStats, RoundTimer
+from tacit.session.round_costs import CommStats, RoundTimer
 
 Commit: TypeAlias = Callable[[Mapping[int, Outcome], Set[str]], None]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from tacit.contracts import AdaptiveRounds, ScheduleState, Sync
-from tacit.session.stats import KEPT
+from tacit.session.round_costs import KEPT
 from tacit.strategy import Strategy
 
 SHOWN = ("period", "delay", "local")

@@ -22,10 +22,10 @@ from tacit.session.health.failure import SessionFailure
 from tacit.session.health.nonfinite import NonfiniteChecks
 from tacit.session.learning_rates import Rescaling
 from tacit.session.pending_rounds import PendingRound, PendingRounds
+from tacit.session.round_costs import CommStats
 from tacit.session.schedule import Schedule
 from tacit.session.session_context import SessionContext, Training
 from tacit.session.session_lanes import Lanes, Open
-from tacit.session.stats import CommStats
 from tacit.session.topology_choice import choose
 from tacit.strategy import Strategy
 from tacit.transports.message_layout import counted

@@ -28,8 +28,8 @@ from tacit.errors import ConfigError
 from tacit.exchange.error_feedback import encoded
 from tacit.exchange.joined_requests import conducted
 from tacit.kernels.entry_buffers import EntryBuffer, Selection
-from tacit.kernels.layout import position_bytes
 from tacit.kernels.merge import common_positions, keep_arrived, merge_largest
+from tacit.kernels.payload_layout import position_bytes
 from tacit.kernels.positions import pack_positions, scatter_add_, unpack_positions
 from tacit.topologies.flat import codecs_in, reduce_flat
 

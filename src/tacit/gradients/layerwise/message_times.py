@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tacit.gradients.layerwise.message_plan import MessagePlan
 from tacit.session.buckets import parameter_of
-from tacit.session.stats import KEPT
+from tacit.session.round_costs import KEPT
 from tacit.timelines import PlannedMessage, Span
 
 

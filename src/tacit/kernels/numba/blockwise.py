@@ -9,7 +9,6 @@ import numpy as np
 from torch import Tensor
 
 from tacit.kernels.dispatch import address, columns
-from tacit.kernels.layout import codes_per_group
 from tacit.kernels.numba.int8 import ROUNDER
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.levels import pack_codes
@@ -37,6 +36,7 @@ from tacit.kernels.numba.vectors import (
     where,
     widen_bytes,
 )
+from tacit.kernels.payload_layout import codes_per_group
 
 BLOCK, VECTORS, TRITS = 512, 8, 5
 TRIT_LANES = (BLOCK + TRITS - 1) // TRITS

@@ -9,7 +9,6 @@ import numpy as np
 from torch import Tensor
 
 from tacit.kernels.dispatch import columns
-from tacit.kernels.layout import codes_per_group
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.levels_wide import (
     OFFSET,
@@ -24,6 +23,7 @@ from tacit.kernels.numba.passes import streams
 from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at, ints_at
 from tacit.kernels.numba.primitives import capped, largest_pattern, philox_words, safe_inverse, sum_by_halves
 from tacit.kernels.numba.vectors import float_from_bits, settle
+from tacit.kernels.payload_layout import codes_per_group
 
 
 @inline

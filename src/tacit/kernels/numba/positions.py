@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tacit.kernels.dispatch import arrays, columns
 from tacit.kernels.entry_buffers import Selection
-from tacit.kernels.layout import INT32, position_format
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.pointers import bytes_at, floats_at, ints_at
 from tacit.kernels.numba.vectors import LANES, VECTOR_BYTES, load_floats, settle, stream
+from tacit.kernels.payload_layout import INT32, position_format
 from tacit.kernels.payloads import expect
 from tacit.kernels.reference import positions as reference
 from tacit.kernels.thread_scratch import thread_scratch

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.layout import (
+from tacit.kernels.payload_layout import (
     BLOCK,
     block_bytes,
     bucket_rows,

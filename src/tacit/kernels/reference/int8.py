@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.layout import BLOCK, bucket_rows
+from tacit.kernels.payload_layout import BLOCK, bucket_rows
 from tacit.kernels.reference.rounding import divide, inverse_of, largest_of
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.layout import bucket_rows, code_bytes, pack_codes, unpack_codes
+from tacit.kernels.payload_layout import bucket_rows, code_bytes, pack_codes, unpack_codes
 from tacit.kernels.philox import random_uint16
 from tacit.kernels.reference.rounding import capped, divide, inverse_of, lane_sums, largest_of
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tacit.kernels import positions as front
 from tacit.kernels.dispatch import on_host
 from tacit.kernels.entry_buffers import Selection
-from tacit.kernels.layout import INT32, position_format
+from tacit.kernels.payload_layout import INT32, position_format
 
 
 def pack_positions(positions: Tensor, numel: int, k: int, packed: Tensor) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.layout import BLOCK, bucket_rows, pack_codes, unpack_codes
+from tacit.kernels.payload_layout import BLOCK, bucket_rows, pack_codes, unpack_codes
 from tacit.kernels.payloads import SignPayload
 from tacit.kernels.reference.rounding import LARGEST, divide, lane_sums
 

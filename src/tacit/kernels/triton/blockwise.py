@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from tacit.kernels.layout import BLOCK, TRITS, block_bytes, codes_per_group
+from tacit.kernels.payload_layout import BLOCK, TRITS, block_bytes, codes_per_group
 from tacit.kernels.triton.launch import jit, launch_by_rows, payload_stacks
 from tacit.kernels.triton.primitives import (
     largest_magnitude,

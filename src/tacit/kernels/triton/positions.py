@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from tacit.kernels.layout import INT32, position_format
+from tacit.kernels.payload_layout import INT32, position_format
 from tacit.kernels.reference import positions as reference
 from tacit.kernels.triton.launch import jit, launch, payload_stacks
 from tacit.kernels.triton.primitives import load, round_to, store

@@ -2,7 +2,7 @@
 
 import time
 
-from tacit.session.stats import KEPT, CommStats, RoundTimer, joined
+from tacit.session.round_costs import KEPT, CommStats, RoundTimer, joined
 
 
 def test_a_round_that_landed_before_anybody_waited_exposed_nothing() -> None:
