@@ -1,10 +1,11 @@
 """What each algorithm costs in accuracy, against the length of training: the gap to plain training.
 
     python benchmarks/accuracy.py --data PATH            # hours; goes on where it was interrupted
-    python benchmarks/accuracy.py --task mnist --steps 600 --arms dense,topk --data PATH
+    python benchmarks/accuracy.py --task mnist --steps 600 --arms "dense;topk" --data PATH
     python benchmarks/accuracy.py --quick                # under 10 minutes: digits, and nothing is claimed
     python benchmarks/accuracy.py --table --publish      # of what was trained until now: the pages
     python benchmarks/accuracy.py --task text-gpu --steps 3600 --device cuda     # all of it on a GPU
+    TACIT_IMPORT=mine.py python benchmarks/accuracy.py --task digits --steps 110 --arms mine --runs mine.jsonl
 
 Four workers train in one process (`in_one_process.py`): an algorithm whose course does not depend on the
 network has the same trajectory there as on real ranks, which --check shows once. Each arm is trained with
@@ -601,8 +602,22 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-accuracy.json")
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        help="the file that each training is added to, and that a call goes on from; left out: "
+        f"benchmarks/results/{FILE}, the project's own, or with --quick one of runs/",
+    )
     options = parser.parse_args()
     options.only = None
+    from tacit.algorithms import parse
+    from tacit.errors import ConfigError
+
+    for arm in options.arms.split(";") if options.arms else ():
+        try:
+            parse(arm)
+        except ConfigError as error:
+            parser.error(f"--arms: {error}")
     unknown = [each for each in options.task.split(",") if each not in TASKS]
     if unknown:
         parser.error(f"--task {','.join(unknown)}: there are {', '.join(TASKS)}")
@@ -623,7 +638,7 @@ def main() -> None:
         raise SystemExit("there are no images: write --data PATH, or set TACIT_DATA")
     arms = list(dict.fromkeys([PLAIN, *arms]))
     wanted = [(task, arm, steps) for steps in lengths for task in tasks for arm in arms]
-    path = (RUNS if options.quick else RESULTS) / FILE
+    path = options.runs or (RUNS if options.quick else RESULTS) / FILE
     seeds = 2 if options.quick else options.seeds
     if options.table:
         done = read(path)

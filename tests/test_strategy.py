@@ -149,7 +149,7 @@ def test_the_collective_can_be_told(name: str, way: str, topology: Topology) -> 
     ("text", "says"),
     [
         ("", "names no algorithm"),
-        ("tokp", r"unknown algorithm 'tokp'\. Did you mean 'topk' or 'gtopk'\?$"),
+        ("tokp", r"unknown algorithm 'tokp'\. Did you mean 'topk' or 'gtopk'\? One of your own is known"),
         ("TopK", "Did you mean 'topk'"),
         ("nothing-like-it", "unknown algorithm 'nothing-like-it'. Known: .*localsgd"),
         ("topk:ratoi=0.1", "unknown parameter of topk 'ratoi'.*Did you mean 'ratio'"),

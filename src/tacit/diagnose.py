@@ -29,7 +29,7 @@ from tacit.environment import DIAGNOSE
 from tacit.errors import TacitError
 from tacit.files import output
 from tacit.optimizer_hooks.global_hooks import after_steps
-from tacit.planning.live_diagnosis import DiagnoseRequest
+from tacit.planning.live_diagnosis import SETTLING, STEPS, DiagnoseRequest
 
 _FIRST = 2
 """After so many steps of an optimizer its model is looked up: a script that attaches tacit has done so by
@@ -51,11 +51,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error("there is no script: write it last, such as train.py --epochs 3")
     if options.out is not None:
         output(options.out, "--out")
-    if DIAGNOSE not in os.environ:
-        request = DiagnoseRequest(str(options.out or os.devnull), options.steps, ends=True)
+    by_hand = DIAGNOSE not in os.environ
+    if by_hand:
+        request = DiagnoseRequest(str(options.out or ""), options.steps, ends=True)
         os.environ[DIAGNOSE] = json.dumps(asdict(request))
     _Watch()
-    scripts.run(options.script)
+    scripts.run(options.script)  # raises SystemExit after a diagnosis
+    if by_hand and os.environ.get("RANK", "0") == "0":
+        needed = SETTLING + (options.steps or STEPS) + 2
+        raise TacitError(
+            "there is no diagnosis, as the script has ended: it must train a model of "
+            "DistributedDataParallel, or attach tacit with its optimizer, and take "
+            f"{needed} steps or more"
+        )
 
 
 class _Watch:

@@ -39,6 +39,8 @@ def load(name: str) -> ModuleType:
         if str(path.parent.absolute()) not in sys.path:
             sys.path.append(str(path.parent.absolute()))
         module = import_module(path.stem)
+    except ConfigError as error:
+        raise ConfigError(f"--import {name} cannot be imported: {error}") from error
     except Exception as error:
         raise ConfigError(
             f"--import {name} cannot be imported ({type(error).__name__}: {error}): give a module that "

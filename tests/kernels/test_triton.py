@@ -20,8 +20,8 @@ from tacit.kernels.payload_layout import position_bytes
 
 pytest.importorskip(
     "triton",
-    minversion="3.6",  # of torch 2.10: the interpreter of 3.5 converts arrays in a way that NumPy forbids now
-    reason="triton 3.6 or newer is not installed: pip install -e '.[cuda]'",
+    minversion="3.7",  # the interpreters before convert arrays in a way that NumPy forbids now
+    reason="triton 3.7 or newer is not installed: pip install -e '.[cuda]'",
 )
 
 CHECKS = Path(__file__).with_name("triton_checks.py")

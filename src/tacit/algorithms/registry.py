@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from tacit import checks, own_modules
 from tacit.algorithms.options.text import split_text, typed
 from tacit.contracts import Compressor
+from tacit.environment import IMPORT
 from tacit.errors import ConfigError, unknown
 from tacit.exports import homes, load_all
 from tacit.strategy import AnyStrategy
@@ -162,7 +163,8 @@ def parse(text: str) -> AnyStrategy:
     if not name:
         raise ConfigError(f"{text!r} names no algorithm: write one of {', '.join(known())}")
     if name not in _rows() and name not in _builds and name not in known():
-        raise unknown("algorithm", name, known())
+        error = unknown("algorithm", name, known())
+        raise ConfigError(f"{error} One of your own is known after --import FILE, or by {IMPORT}")
     if name == "mp2":
         from tacit.algorithms.options.old_texts import check_mp2
 

@@ -45,7 +45,7 @@ class DiagnoseRequest:
     """The diagnosis that a launcher requests.
 
     Attributes:
-        out: where the diagnosis is saved.
+        out: where the diagnosis is saved; "": nowhere.
         steps: how many are measured; 0: the default.
         ends: whether the training ends after it.
         logs:  whether rank 0 logs it.
@@ -150,7 +150,7 @@ class Diagnosing:
 
     def _obey(self, request: DiagnoseRequest) -> None:
         assert self.result is not None
-        if self._session.options.group.rank() == 0:
+        if request.out and self._session.options.group.rank() == 0:
             with spared(f"the diagnosis is not saved in {request.out}"):
                 self.result.save(Path(request.out))
         if request.ends:

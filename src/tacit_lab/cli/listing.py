@@ -56,7 +56,7 @@ def _described(name: str) -> list[str]:
     entry = ENTRIES[name]
     baseline = f"; a baseline of the survey: take {entry.instead}" if entry.instead else ""
     parameters = [f"  {_format(each):28}{each.type}" for each in facts.parameters_of(name)]
-    costs = [*map(_cost, facts.gaps_of(name))]
+    costs = [*map(_cost, sorted(facts.gaps_of(name), key=lambda gap: (gap.task, -gap.steps)))]
     return [
         f"{name}: {entry.changes}",
         f"{entry.family}; by {facts.collective_of(name)}{baseline}",
@@ -95,7 +95,7 @@ def _table() -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("algorithm", no_wrap=True)
     table.add_column("what it changes", overflow="fold")
-    table.add_column("accuracy, points", no_wrap=True)
+    table.add_column("accuracy, points", no_wrap=True)  # of which training, after how many steps
     for family, names in facts.by_family().items():
         table.add_row(f"[bold]{family}[/bold]", "", "")
         for name in names:
@@ -106,9 +106,13 @@ def _table() -> Table:
                 for gap in facts.gaps_of(name)
                 if gap.attached == name or parse(gap.attached) == ALGORITHMS[name]()
             ]
-            cost = f"{_points(by_name[0])} {by_name[0].task}" if by_name else ""
+            cost = f"{_points(by_name[0])} {by_name[0].task}, {by_name[0].steps:,}" if by_name else ""
             table.add_row(f"  {name}", entry.changes + baseline, cost)
-    table.caption = "tacit list NAME: its parameters, its paper, all that was measured of it"
+    table.caption = (
+        "accuracy: points of plain training's, the training, its steps (compare those of equal steps alone); "
+        "blank: not measured as it is by default. tacit list NAME: its parameters, its paper, all that was "
+        "measured of it"
+    )
     return table
 
 
@@ -118,9 +122,9 @@ def _points(gap: MeasuredGap) -> str:
 
 
 def _cost(gap: MeasuredGap) -> str:
-    """What it cost; where, at how many bytes; and which parameters it had."""
-    parameters = gap.attached.partition(":")[2].replace(",", " ")
-    return f"  {_points(gap):16}{gap.task}, {gap.bytes:.1%} {parameters}".rstrip()
+    """What it cost; where, after how many steps, at how many bytes; and which parameters it had."""
+    where = f"{gap.task}, {gap.steps:,} steps".ljust(22)
+    return f"  {_points(gap):16}{where}{gap.bytes:6.1%} of the bytes  {gap.attached}"
 
 
 def _format(parameter: Parameter) -> str:

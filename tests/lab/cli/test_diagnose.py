@@ -1,5 +1,7 @@
 """`tacit diagnose`: a script that knows nothing of tacit, and one that does."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,20 @@ def test_a_script_that_ends_before(tmp_path: Path) -> None:
     assert done.code == 1
     assert "27 steps or more" in done.err
     assert "to the end" in done.err
+
+
+@pytest.mark.parametrize(("steps", "code"), [(3, 1), (50, 0)])
+def test_a_script_under_torchrun(steps: int, code: int, tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(PLAIN)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    words = ["--nproc-per-node", "2", "-m", "tacit.diagnose", "--steps", "4", str(script), str(steps)]
+    done = subprocess.run([*torchrun, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
+    early = "tacit.diagnose: there is no diagnosis, as the script has ended: it must train"
+    assert (early in done.stderr) == bool(code)
+    assert ("ddp on 2 ranks: a step takes" in done.stderr) == (not code)
+    assert "not saved" not in done.stderr
 
 
 def test_a_script_with_a_session_of_its_own() -> None:
