@@ -3,8 +3,8 @@
     python benchmarks/flagship.py              # about 2.5 minutes on a quiet machine
     python benchmarks/flagship.py --from DIR   # of a run that `tacit compare` has left there
 
-Writes the table and its date into README.md, what docs/papers/index.md quotes of it, a picture into
-docs/images/report.png, and what was recorded into benchmarks/results/demo.jsonl; needs Chromium.
+Writes the table and its date into README.md, a picture into docs/images/report.png, and what was recorded
+into benchmarks/results/demo.jsonl; needs Chromium.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from tacit_lab.records import Environment
 
 RECORDS = RESULTS / "demo.jsonl"
 README = ROOT / "README.md"
-INDEX = ROOT / "docs" / "papers" / "index.md"
 PICTURE = ROOT / "docs" / "images" / "report.png"
 SIZE = "1200,1500"
 DEMO = ("digits", "2x2@100mbit", 0, 4)
@@ -107,25 +106,6 @@ def placed(readme: str, table: str, date: str, cores: object) -> str:
     return readme
 
 
-def quoted(index: str, table: str) -> str:
-    """The table of papers, with the figures that it has from this table (¹).
-
-    Raises:
-        SystemExit: it quotes an algorithm that is not in the table.
-    """
-    told = {
-        name: f"{speedup}, {less} %"
-        for name, speedup, less in re.findall(r"^(\S+) .* (\S+x) .* (\S+)% ", table, re.MULTILINE)
-    }
-
-    def figures(row: re.Match[str]) -> str:
-        if row["name"] not in told:
-            raise SystemExit(f"{INDEX} quotes `{row['name']}` of the demo, which has not trained it")
-        return f"{row['head']}{told[row['name']]} ¹"
-
-    return re.sub(r"(?P<head>\| `(?P<name>[^`]+)` \|.*\| )\S+x, \S+ % ¹", figures, index)
-
-
 def main() -> None:
     """Run, and write."""
     parser = argparse.ArgumentParser(
@@ -143,8 +123,7 @@ def main() -> None:
         pictured(folder, PICTURE)
         shutil.copy(file, RECORDS)
         put(README, readme)
-        put(INDEX, quoted(INDEX.read_text(), table))
-    print(f"wrote {README}, {INDEX} and {PICTURE}", file=sys.stderr)
+    print(f"wrote {README} and {PICTURE}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flagship import INDEX, README, RECORDS, of_demo, placed, quoted, shown
+from flagship import README, RECORDS, of_demo, placed, shown
 
 TABLE = """digits on 2x2@100mbit
 
@@ -24,23 +24,9 @@ def test_the_readme_has_a_place_for_the_table_and_its_date() -> None:
         placed("nothing", TABLE, "2031-05-06", 64)
 
 
-def test_what_is_quoted_is_replaced_and_nothing_else() -> None:
-    rows = (
-        "`topk` | a paper | 1.00x, 2.0 % ¹",
-        "`topk` | a paper | 3.00x, 4.0 %",
-        "`int8` | one | 5.00x, 6.0 % ¹",
-    )
-    index = "".join(f"| {row} |\n" for row in rows[:2])
-    assert quoted(index, TABLE) == index.replace("1.00x, 2.0 % ¹", "9.09x, 97.3 % ¹")
-    assert "¹" in INDEX.read_text()
-    with pytest.raises(SystemExit, match="quotes `int8` of the demo, which has not trained it"):
-        quoted(rows[2].join(("| ", " |\n")), TABLE)
-
-
 def test_the_readmes_table_is_of_the_records_that_stand_beside_it() -> None:
     where, table, readme = of_demo(RECORDS), shown(RECORDS), README.read_text()
     assert placed(readme, table, where.date[:10], where.cores) == readme
-    assert quoted(INDEX.read_text(), table) == INDEX.read_text()
 
 
 def test_records_of_something_else_are_refused(tmp_path: Path) -> None:

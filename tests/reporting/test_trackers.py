@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from pathlib import Path
 
 import mlflow
@@ -11,6 +12,9 @@ from lightning.pytorch.loggers import CSVLogger
 from wandb.proto import wandb_internal_pb2
 
 import tacit
+
+BLOCK, FULL, LAST = 1 << 15, 1, 4
+"""Of LevelDB's logs: the bytes of a block, and the kinds of pieces that end a record."""
 
 
 class Session:
@@ -28,6 +32,9 @@ def test_wandb_keeps_the_numbers_of_each_step(tmp_path: Path, monkeypatch: pytes
         run.log({"loss": 0.5}, step=7)
         tacit.log_metrics(run, Session(4), 8, prefix="far")
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    until = time.monotonic() + 30
+    while len(history(file)) < 2 and time.monotonic() < until:
+        time.sleep(0.1)  # its own process writes on behind the end of the run
     rows = [{key: value for key, value in row.items() if not key.startswith("_")} for row in history(file)]
     assert rows == [
         {"tacit/rounds": 3, "tacit/compute_share": 0.75, "loss": 0.5},
@@ -36,15 +43,19 @@ def test_wandb_keeps_the_numbers_of_each_step(tmp_path: Path, monkeypatch: pytes
 
 
 def history(file: Path) -> list[dict[str, float]]:
-    """The rows that an offline run has kept, in a log of LevelDB's format."""
-    content, at, rows = file.read_bytes(), 7, []  # after its own header
-    while at < len(content):
-        _, size, _ = struct.unpack_from("<IHB", content, at)  # a short run's records are whole, in one block
-        record = wandb_internal_pb2.Record.FromString(content[at + 7 : at + 7 + size])
-        if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            rows.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})
+    """The rows that an offline run has kept, in a log of LevelDB's format: records cut at 32 KiB."""
+    content, rows, whole, at = file.read_bytes(), [], b"", 7  # behind its own header
+    while at + 7 <= len(content):
+        if at % BLOCK > BLOCK - 7:  # no room for a header
+            at += BLOCK - at % BLOCK
+        size, kind = struct.unpack_from("<HB", content, at + 4)
+        whole += content[at + 7 : at + 7 + size]
         at += 7 + size
+        if kind in (FULL, LAST):
+            record, whole = wandb_internal_pb2.Record.FromString(whole), b""
+            if record.WhichOneof("record_type") == "history":
+                items = record.history.item
+                rows.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})
     return rows
 
 

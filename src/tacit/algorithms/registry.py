@@ -13,7 +13,7 @@ from functools import wraps
 from importlib import import_module
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from tacit import checks, own_modules
+from tacit import checks
 from tacit.algorithms.options.text import split_text, typed
 from tacit.contracts import Compressor
 from tacit.environment import IMPORT
@@ -144,6 +144,8 @@ def known() -> list[str]:
     Raises:
         ConfigError: a module of one's own cannot be imported; see `own_modules`.
     """
+    from tacit import own_modules  # not where one of tacit's own is named
+
     own_modules.load_all()
     return list(dict.fromkeys([*_rows(), *_builds]))
 

@@ -247,7 +247,7 @@ COMPARE = [
     ["--algorithms", "mp2:weights=" + "x" * 300],
     ["--algorithms", "wnn:weights=/etc/passwd"],
     ["--algorithms", "ps"],
-    ["--servers", "1"],
+    ["--servers", "1", "--algorithms", "ddp"],
     ["--servers", "-1"],
     ["--servers", HUGE, "--algorithms", "ps"],
     ["--servers", "1", "--cluster", "2x2+1", "--algorithms", "ps"],
