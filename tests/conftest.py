@@ -199,6 +199,7 @@ def namespaces() -> None:
 
 LONGEST = (
     "trainings/test_gloo",
+    "stores/test_failing_workers",  # which waits more than it computes
     "examples/test_examples",
     "lab/cli/test_run",
     "trainings/test_model_features",
@@ -214,6 +215,7 @@ LONGEST = (
     "lab/testbed/test_testbed_failures",
     "gradients/test_delayed",
     "integrations/test_frameworks",
+    "stores/test_training_with_servers",
 )
 """Files of tests, longest first: where they are run side by side, none of them is begun last."""
 WAITING = (
