@@ -29,7 +29,7 @@ from tacit.environment import DIAGNOSE
 from tacit.errors import TacitError
 from tacit.files import output
 from tacit.optimizer_hooks.global_hooks import after_steps
-from tacit.planning.live_diagnosis import SETTLING, STEPS, DiagnoseRequest
+from tacit.planning.live_diagnosis import DiagnoseRequest, needs
 
 _FIRST = 2
 """After so many steps of an optimizer its model is looked up: a script that attaches tacit has done so by
@@ -58,12 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     _Watch()
     scripts.run(options.script)  # raises SystemExit after a diagnosis
     if by_hand and os.environ.get("RANK", "0") == "0":
-        needed = SETTLING + (options.steps or STEPS) + 2
-        raise TacitError(
-            "there is no diagnosis, as the script has ended: it must train a model of "
-            "DistributedDataParallel, or attach tacit with its optimizer, and take "
-            f"{needed} steps or more"
-        )
+        raise TacitError(f"there is no diagnosis, as the script has ended: {needs(options.steps)}")
 
 
 class _Watch:

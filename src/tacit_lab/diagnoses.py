@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tacit.environment import ALGORITHM, DIAGNOSE
 from tacit.planning.diagnosis import Diagnosis
-from tacit.planning.live_diagnosis import SETTLING, STEPS, DiagnoseRequest
+from tacit.planning.live_diagnosis import DiagnoseRequest, needs
 from tacit_lab.cluster import Cluster
 from tacit_lab.first_steps import run_until_written
 
@@ -40,8 +40,5 @@ def of_script(
         chosen = {} if algorithm is None else {ALGORITHM: algorithm}
         return {DIAGNOSE: json.dumps(asdict(request)), **chosen}
 
-    needs = (
-        "there is no diagnosis: it must train a model of DistributedDataParallel, or attach tacit with its "
-        f"optimizer, and take {SETTLING + (steps or STEPS) + 2} steps or more"
-    )
-    return Diagnosis.from_json(run_until_written(cluster, [*_MODULE, *words], variables, needs, on_line))
+    unmet = f"there is no diagnosis: {needs(steps)}"
+    return Diagnosis.from_json(run_until_written(cluster, [*_MODULE, *words], variables, unmet, on_line))

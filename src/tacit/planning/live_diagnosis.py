@@ -57,6 +57,14 @@ class DiagnoseRequest:
     logs: bool = True
 
 
+def needs(steps: int) -> str:
+    """What a script must do to be diagnosed. `steps`: how many are measured; 0: the default."""
+    return (
+        "it must train a model of DistributedDataParallel, or attach tacit with its optimizer, and take "
+        f"{SETTLING + (steps or STEPS) + 2} steps or more"
+    )
+
+
 _ASKED: list[Any] = []
 """Diagnoses that the environment has requested: one a process."""
 

@@ -45,7 +45,7 @@ def import_own(modules: Sequence[str] | None, beside: Path | None = None) -> Non
 
 
 def folder_of(script: Sequence[str]) -> Path | None:
-    """Where a script lies, before whose arguments it stands; None of a module."""
+    """The folder of the script that these words begin with; None if they begin with `-m` and a module."""
     return None if not script or script[0] == "-m" else Path(script[0]).resolve().parent
 
 
