@@ -10,10 +10,12 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from pages import PAGES, Block, blocks, shell_lines
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from cases import for_each
 
@@ -88,23 +90,51 @@ def line_of(page: Path) -> str:
     return line
 
 
-@pytest.mark.parametrize("block", SCRIPTS, ids=str)
+RESTART = {"checkpoints.md": (40, 1), "two-places.md": (45, 2)}
+"""Pages whose script restarts: its last step, and fewer ranks than its line has."""
+
+
+@pytest.mark.parametrize("block", [each for each in SCRIPTS if each.page.name not in RESTART], ids=str)
 def test_a_script_runs_as_its_page_says(block: Block, tmp_path: Path) -> None:
     assert re.search("topk|diloco", torchrun(line_of(block.page), block.text, tmp_path))
 
 
-def test_a_killed_rank_begins_at_the_last_checkpoint_and_so_do_fewer_ranks(tmp_path: Path) -> None:
-    (block,) = (each for each in SCRIPTS if each.page.name == "checkpoints.md")
+def killed(text: str) -> str:
+    """The same script, of which rank 1 dies at step 15 when it is started for the first time."""
     step = "        optimizer.step()\n"
     first = 'os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"'
-    dies = f"{step}        if step == 15 and rank == 1 and {first}:\n            os.kill(os.getpid(), 9)\n"
+    assert text.count(step) == 1
+    return text.replace(
+        step, f"{step}        if step == 15 and rank == 1 and {first}:\n            os.kill(os.getpid(), 9)\n"
+    )
+
+
+def whole_file(name: str, folder: Path) -> Any:
+    """What a script saved in the end."""
+    saved = folder / "checkpoints" / name
+    if not (saved / ".metadata").exists():
+        return torch.load(saved / "0.pt")
+    dcp_to_torch_save(saved, folder / "whole.pt")
+    return torch.load(folder / "whole.pt")
+
+
+@pytest.mark.parametrize("page", RESTART)
+def test_a_killed_rank_begins_at_the_last_checkpoint_and_so_do_fewer(page: str, tmp_path: Path) -> None:
+    last, fewer = RESTART[page]
+    (block,) = (each for each in SCRIPTS if each.page.name == page)
+    line = line_of(block.page)
+    if "--max-restarts" not in line:  # torchrun's own, which the page has in its text
+        line = line.replace(" train.py", " --standalone --max-restarts 3 train.py")
+        line = f"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 {line}"
+        assert line in " ".join(block.page.read_text().split())
     ends = {}
-    for name, text in ("whole", block.text), ("killed", block.text.replace(step, dies)):
+    for name, text in ("whole", block.text), ("killed", killed(block.text)):
         (tmp_path / name).mkdir()
-        torchrun(line_of(block.page), text, tmp_path / name)
-        ends[name] = torch.load(tmp_path / name / "checkpoints" / "40-2" / "0.pt")["model"]
+        torchrun(line, text, tmp_path / name)
+        ends[name] = whole_file(f"{last}-2", tmp_path / name)["model"]
     assert all(torch.equal(ends["killed"][each], ends["whole"][each]) for each in ends["whole"])
-    alone, longer = line_of(block.page).replace("node 2", "node 1"), block.text.replace("= 40,", "= 60,")
+    alone = re.sub(r"node \d", f"node {fewer}", line_of(block.page))
+    longer = block.text.replace(f"steps, folder = {last},", "steps, folder = 60,")
     assert "after 60 steps" in torchrun(alone, longer, tmp_path / "whole")
     assert (tmp_path / "whole" / "checkpoints" / "latest").read_text() == "60-1"
 
