@@ -93,8 +93,11 @@ def _forked(rank: int, folder: Path, checks: Checks, names: Sequence[str]) -> in
     os._exit(code)
 
 
-def run_page(word: str) -> None:
-    """Run the block of the page about frameworks that has this word, on all ranks in one new folder."""
+def run_page(word: str, old: str = "", new: str = "") -> None:
+    """Run the block of the page about frameworks that has this word, on all ranks in one new folder.
+
+    `old`, `new`: what a reader changes in it.
+    """
     (block,) = (each.text for each in blocks(PAGE) if each.language == "python" and word in each.text)
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as own:
@@ -102,7 +105,9 @@ def run_page(word: str) -> None:
         dist.broadcast_object_list(folder, 0)
         os.chdir(folder[0])
         try:
-            exec(compile(block, f"{PAGE.name}: {word}", "exec"), {"__name__": "__main__"})
+            assert old in block
+            text = block.replace(old, new)
+            exec(compile(text, f"{PAGE.name}: {word}", "exec"), {"__name__": "__main__"})
             dist.barrier()
         finally:
             os.chdir(before)

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import frameworks
+import mlflow
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
@@ -310,7 +311,26 @@ def the_page_is_right() -> None:
     accelerator()
     frameworks.run_page("accelerator.prepare")
     accelerator()
-    frameworks.run_page("GPT2Config")
+    frameworks.run_page("add_callback(Tacit(")
+
+
+@check
+def trackers_of_the_trainer_get_the_sessions_numbers_by_the_page() -> None:
+    accelerator()
+    sent: list[dict[str, Any]] = []
+    logged = patch("wandb.Run.log", lambda _, data, *rest, **named: sent.append(data))
+    with patch.dict("os.environ", WANDB_MODE="offline", WANDB_SILENT="true"), logged:
+        frameworks.run_page("class Watched")
+    rank0 = dist.get_rank() == 0
+    assert [each["train/tacit/rounds"] for each in sent if "train/loss" in each] == ([1, 2] if rank0 else [])
+    accelerator()
+    env = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_EXPERIMENT_NAME": "tacit"}
+    with patch.dict("os.environ", env), tempfile.TemporaryDirectory() as kept:
+        mlflow.set_tracking_uri(Path(kept).as_uri())
+        frameworks.run_page("class Watched", '"wandb",', '"mlflow",')
+        mlflow.end_run()
+        curves = [file.read_text().split() for file in Path(kept).rglob("metrics/tacit/rounds")]
+    assert [[float(value) for value in each[1::3]] for each in curves] == ([[1, 2, 2]] if rank0 else [])
 
 
 # ---- in one process -----------------------------------------------------------------------------------
