@@ -177,8 +177,14 @@
     document.documentElement.dataset.charts = "drawn";
   };
 
+  // Browsers that print or make a picture wait for the load event, and that for a frame whose text has no end yet.
+  const held = document.createElement("iframe");
+  held.hidden = true;
+  document.body.append(held);
+  held.contentDocument.open();
+
   let width = 0, last = loaded();
-  const again = () => { last = last.then(draw); };
+  const again = () => { last = last.then(draw).finally(() => held.remove()); };
   new ResizeObserver(([{ contentRect }]) => {
     if (Math.abs(contentRect.width - width) < 1) return;
     width = contentRect.width;

@@ -43,6 +43,7 @@ def page(records: Iterable[Record], timelines: Iterable[Timeline] = (), *, cut: 
     parts = [
         _header(comparison),
         _notices([*summary.notices(comparison, records), *([_CUT] if cut else [])]),
+        _notices(summary.news(records), "notices news"),
         _table(comparison) if comparison and comparison.rows else "",
         *(html for html, _ in found),
         traffic(records, styles(comparison)) if comparison else "",
@@ -72,9 +73,9 @@ def _unbroken(sentence: str) -> str:
     return re.sub(r"(\d) (?=%|[GMk]bit/s|ms|s |MB)", r"\1&nbsp;", sentence)
 
 
-def _notices(texts: Sequence[str]) -> str:
+def _notices(texts: Sequence[str], kind: str = "notices") -> str:
     items = "\n".join(f"<li>{escape(text)}</li>" for text in texts)
-    return f'<ul class="notices">\n{items}\n</ul>' if texts else ""
+    return f'<ul class="{kind}">\n{items}\n</ul>' if texts else ""
 
 
 def _table(comparison: Comparison) -> str:

@@ -68,7 +68,6 @@ def _span(values: Sequence[float], shown: Callable[[float], str]) -> str:
 def notices(comparison: Comparison | None, records: Sequence[Record]) -> list[str]:
     """Warnings that a reader needs with the numbers, the gravest first."""
     found = [_failure(record) for record in _last_ends(records) if record.status != "ok"]
-    found += [each for record in _last_ends(records) for each in _choices(record)]
     if comparison and not comparison.shaped:
         found.append(f"{UNSHAPED.capitalize()}: all ranks ran on one machine at its own speed.")
     if comparison and _uncounted(comparison):
@@ -79,6 +78,11 @@ def notices(comparison: Comparison | None, records: Sequence[Record]) -> list[st
             f"and the seconds of {BASE} cannot be split."
         )
     return found
+
+
+def news(records: Sequence[Record]) -> list[str]:
+    """What `auto` went on with, and why."""
+    return [each for record in _last_ends(records) for each in _choices(record)]
 
 
 def _uncounted(comparison: Comparison) -> bool:
@@ -99,7 +103,6 @@ def _failure(end: EndRecord) -> str:
 
 
 def _choices(end: EndRecord) -> Iterator[str]:
-    """What `auto` went on with, and why."""
     if "choice" in end.metrics:
         choice = end.metrics["choice"]
         reason = choice["reason"].removeprefix(f"{choice['algorithm']}: ")

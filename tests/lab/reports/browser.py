@@ -15,18 +15,31 @@ NEEDS_CHROMIUM = [
 WORDS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    *("--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=1000000"),
-    *("--enable-logging=stderr", "--v=0", "--allow-file-access-from-files"),
+    *(
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--enable-logging=stderr",
+        "--v=0",
+        "--allow-file-access-from-files",
+    ),
 ]
+PATIENT = "--virtual-time-budget=1000000"
 LIGHT, DARK = "--blink-settings=preferredColorScheme=1", "--blink-settings=preferredColorScheme=0"
 
 
-def opened(path: Path, *more: str) -> tuple[str, list[str]]:
-    """The document after its scripts ran, and what they wrote to the console."""
+def opened(path: Path, *more: str, wait: str = PATIENT) -> tuple[str, list[str]]:
+    """The document after its scripts ran, or as it is loaded (`wait=""`), and what they wrote to the console."""
     assert CHROMIUM is not None
     profile = path.parent / "profile"
     shutil.rmtree(profile, ignore_errors=True)
-    command = [CHROMIUM, *WORDS, f"--user-data-dir={profile}", *more, "--dump-dom", path.as_uri()]
+    command = [
+        CHROMIUM,
+        *WORDS,
+        *([wait] if wait else []),
+        f"--user-data-dir={profile}",
+        *more,
+        "--dump-dom",
+        path.as_uri(),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 

@@ -80,7 +80,7 @@ def plots(document: str) -> dict[str, str]:
 
 
 def test_the_charts_are_drawn_and_nothing_is_complained_about(page: Path) -> None:
-    document, console = opened(page)
+    document, console = opened(page, wait="")  # as one who prints it or makes a picture of it
     assert console == []
     found = plots(document)
     assert list(found) == [
