@@ -80,7 +80,7 @@ def pictured(folder: Path, path: Path) -> None:
         raise SystemExit("Chromium is missing: apt-get install chromium")
     with TemporaryDirectory() as profile:
         words = ["--headless", "--no-sandbox", "--hide-scrollbars", f"--user-data-dir={profile}"]
-        words += [f"--window-size={SIZE}", "--virtual-time-budget=8000", f"--screenshot={path}"]
+        words += [f"--window-size={SIZE}", f"--screenshot={path}"]
         subprocess.run(
             [browser, *words, (folder / "report.html").absolute().as_uri()], check=True, capture_output=True
         )
