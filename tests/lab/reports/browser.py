@@ -27,7 +27,7 @@ LIGHT, DARK = "--blink-settings=preferredColorScheme=1", "--blink-settings=prefe
 
 
 def opened(path: Path, *more: str, wait: str = PATIENT) -> tuple[str, list[str]]:
-    """The document after its scripts ran, or as it is loaded (`wait=""`), and what they wrote to the console."""
+    """The document after its scripts ran, and the console; without `wait`: at the load event."""
     assert CHROMIUM is not None
     profile = path.parent / "profile"
     shutil.rmtree(profile, ignore_errors=True)
