@@ -116,13 +116,21 @@ def page(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> str:
                 f"{base['accuracy']['count']} seeds, at {base['rate']:g} times the recipe's learning rate."
                 + _where(here)
             )
-            head = ["attached", "bytes", "accuracy", "gap, points (95 %)", "rate, times the recipe's"]
+            head = [
+                "attached",
+                "bytes",
+                "accuracy",
+                "gap, points (95 %)",
+                "seeds",
+                "rate, times the recipe's",
+            ]
             body = [
                 [
                     f"`{_attached(row)}`",
                     f"{row['bytes']:.2%}",
                     f"{row['accuracy']['mean']:.2%}",
                     points(row["gap"]),
+                    f"{row['gap']['count']}",
                     f"{row['rate']:g}",
                 ]
                 for row in others
@@ -154,7 +162,9 @@ def _head(rows: Sequence[Row]) -> str:
     return f"""# Accuracy: all tables
 
 What each algorithm costs, for how many steps: [the summary](accuracy.md) says how to read it. Gaps are in
-points, with the 95 % interval over {seeds} seeds ([how it was measured](#how-it-was-measured))."""
+points, with the 95 % interval over {seeds} seeds ([how it was measured](#how-it-was-measured)). A gap is the
+mean over seeds of the difference to plain training with the same seed, so where plain training has more seeds
+than a row, it is not the difference of the two accuracies that are shown."""
 
 
 def _method(about: Mapping[str, object]) -> str:
