@@ -48,7 +48,7 @@ def test_a_fact_is_of_the_longest_training() -> None:
 def test_the_page_has_a_table_for_each_length() -> None:
     page = accuracy_page.page(ROWS, {"cpu": "one", "cores": 2, "torch": "2"}, "dense")
     assert "| `topk:ratio=0.01,warmup_steps=60` | 5.00% | 97.00% | -1.00 ± 0.20 | 3 | 1 |" in page
-    assert "| `topk:ratio=0.01,warmup_steps=240` | 5.00% | 97.75% | -0.25 ± 0.20 | 1 |" in page
+    assert "| `topk:ratio=0.01,warmup_steps=240` | 5.00% | 97.75% | -0.25 ± 0.20 | 3 | 1 |" in page
     assert "+0.10 (one seed)" in page
     assert page.count("| attached |") == 2
     assert page.index("2,400 steps") < page.index("600 steps"), "the longest first"
