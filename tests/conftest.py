@@ -75,6 +75,7 @@ PROCESSES = (
     "tests/lab/recipes/test_cache.py::test_of_many_processes",
     "tests/lab/reports/test_page_in_browser.py",
     "tests/lab/testbed/",
+    "tests/planning/test_cluster_prediction.py::test_thousands_of_ranks",
     "tests/release/",
     "tests/replicas/test_replicas_on_gloo.py",
     "tests/reporting/test_trackers.py",

@@ -1,6 +1,9 @@
 """Predictions that can be computed by hand, and what always holds of them."""
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import made_training as made
 import pytest
@@ -193,3 +196,20 @@ def test_topologies_by_links_are_told_a_networks_rates() -> None:
 def test_more_ranks_than_can_be_looked_at_one_by_one_are_refused() -> None:
     with pytest.raises(ConfigError, match="predicted for up to 64 ranks"):
         made.with_cost(made.profile(), "uneven", 65, 1)
+
+
+def test_thousands_of_ranks_are_predicted_without_compilers_and_without_a_list_of_all_links() -> None:
+    script = """
+import sys
+import made_training as made
+from tacit.algorithms import parse
+from tacit.planning.cluster_prediction import predict
+for text in ("ddp", "bf16", "topk", "dgc", "powersgd", "localsgd"):
+    profile = made.with_cost(made.profile(), text, 1024, 8, 0.0)
+    predict(parse(text), profile, made.network(1024, 8, 1e6))
+print(*({"numba", "torch._dynamo"} & {*sys.modules}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "\n"

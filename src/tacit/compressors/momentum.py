@@ -78,13 +78,14 @@ class MomentumCorrection(Wrapper):
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Update the velocity, run the inner exchange on it, and mask what was sent."""
         velocity = ctx.spare("velocity", state["velocity"])
-        torch.add(x, state["velocity"], alpha=self.momentum, out=velocity)
+        if not x.is_meta:
+            torch.add(x, state["velocity"], alpha=self.momentum, out=velocity)
         given = velocity
         if self.nesterov or velocity.dtype != x.dtype:
             given = ctx.scratch("ahead", x, x.shape, x.dtype)
-            if self.nesterov:
+            if self.nesterov and not x.is_meta:
                 torch.add(x, velocity, alpha=self.momentum, out=given)
-            else:
+            elif not self.nesterov:
                 given.copy_(velocity)
         done = yield from self.inner.exchange(given, inner_state(state, "inner"), ctx.inside("inner"))
         sent = done.sent

@@ -156,7 +156,7 @@ class PowerSGD(Compressor):
                 for start, stop in self._gaps(x.numel()):
                     torch.add(x[start:stop], residual[start:stop], out=new_residual[start:stop])
                 return new_residual
-            x = torch.add(x, residual, out=new_residual)
+            x = new_residual if x.is_meta else torch.add(x, residual, out=new_residual)
         if not products.times_q_(x, p, q, self._places, self.rank):
             for matrices, mine, before in self._parts(x, p, q):
                 torch.bmm(before, matrices.transpose(1, 2), out=mine)
@@ -187,7 +187,7 @@ class PowerSGD(Compressor):
 
         P and Q lie in memory by columns: products with them then read M in one stream, in half the time.
         """
-        for batch in self._batches:
+        for batch in () if x.is_meta else self._batches:
             rows, columns = batch.shape
             yield (
                 _strided(x, batch, 0, rows, columns),

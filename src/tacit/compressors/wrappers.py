@@ -365,6 +365,8 @@ class Partition(Compressor):
 
     def _take(self, i: int, part: Part, x: Tensor, ctx: Context) -> Tensor:
         piece = ctx.scratch(f"piece{i}", x, (part.numel,), x.dtype)
+        if x.is_meta:  # with out= on meta, here and elsewhere, torch imports its compiler for a second
+            return piece
         return torch.cat([x[start:stop] for start, stop in part.spans], out=piece)
 
     def clear_parts_(self, x: Tensor) -> None:

@@ -47,7 +47,7 @@ class AddingCodec(OneShot):
         self.add_([payload], weight, out, fresh=False)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
-        for payload in payloads:
+        for payload in payloads[:1] if out.is_meta else payloads:  # a dry run has one for thousands of peers
             self.check(payload, out)
         self.add_(payloads, 1 / len(payloads), out, fresh=True)
 

@@ -275,9 +275,9 @@ def _cut(requests: Sequence[_Joins], message: Collective, answer: Any) -> list[A
 
 def _mean_(payload: Payload, by_peer: list[Payload]) -> Payload:
     """Overwrite the payload by the peers' mean, in rank order on every rank, so that all round alike."""
+    if payload and payload[0].is_meta:  # for thousands of peers it takes seconds to compute nothing
+        return payload
     for out, *peers in zip(payload, *by_peer, strict=True):
-        if out.is_meta:  # for thousands of peers it takes seconds to compute nothing
-            continue
         # Divided before the sum, which might overflow, as every transport does.
         kind = torch.promote_types(out.dtype, torch.float32)
         mean = peers[0].to(kind, copy=True).div_(len(by_peer))

@@ -249,9 +249,14 @@ def warm_up(name: str) -> None:
         numba_kernels(name)
 
 
+def warmed_up_for() -> str:
+    """The type of device that tensors on "meta" stand for now."""
+    return _meta_device
+
+
 @contextmanager
 def warm_up_for(device: str) -> Iterator[None]:
-    """Tensors on "meta" stand for those of this type of device inside the block."""
+    """Tensors on "meta" stand for those of this type of device inside the block; of "meta" for none."""
     global _meta_device
     before, _meta_device = _meta_device, device
     try:

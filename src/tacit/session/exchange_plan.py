@@ -18,6 +18,7 @@ from tacit.contracts import (
     state_dtype,
 )
 from tacit.exchange.finite_checks import finite
+from tacit.kernels.dispatch import warmed_up_for
 from tacit.session.buckets import Bucket, make_buckets
 from tacit.session.dry_run_cache import Place, RememberedRuns
 from tacit.session.session_context import Coordinate, SessionContext
@@ -126,7 +127,8 @@ class Plan:
             return self._run_dry(i, work, coordinate, step, place)
 
         settings = context.topology, context.apart, context.training.idle is None, context.in_stream, step
-        key = (*settings, len(context.ranks), self.buckets[i], self.spans[i], tuple(coordinate))
+        place_and_size = len(context.ranks), self.buckets[i], self.spans[i], tuple(coordinate)
+        key = (*settings, warmed_up_for(), *place_and_size)  # a run compiles kernels, too, for that device
         return _RUNS.run(key, dry_run, place, run)
 
     def _run_dry(self, i: int, dry_run: DryRun, coordinate: Coordinate, step: int, place: Place) -> Cost:

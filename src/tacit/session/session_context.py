@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,12 @@ class Coordinate(NamedTuple):
 
     near: AxisRank
     here: AxisRank
+
+
+@lru_cache(1 << 4)
+def _in_line(peers: int) -> list[Coordinate]:
+    """The coordinates of so many ranks that divide no bucket."""
+    return [Coordinate(AxisRank(), AxisRank(rank, peers)) for rank in range(peers)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +110,7 @@ class SessionContext:
     def coordinates(self) -> list[Coordinate]:
         """The coordinates of `ranks`."""
         if not self.by_node:
-            return [
-                Coordinate(AxisRank(), AxisRank(rank, len(self.ranks))) for rank in range(len(self.ranks))
-            ]
+            return _in_line(len(self.ranks))
         nodes = self.transport.nodes
         where = {
             rank: Coordinate(AxisRank(i, len(node)), AxisRank(m, len(nodes)))
@@ -120,7 +124,9 @@ class SessionContext:
         """The coordinate of this rank."""
         if not self.by_node:
             return Coordinate(AxisRank(), AxisRank(self.me, len(self.ranks)))
-        return self.coordinates[self.me]
+        rank, nodes = self.ranks[self.me], self.transport.nodes
+        m = next(m for m, node in enumerate(nodes) if rank in node)
+        return Coordinate(AxisRank(nodes[m].index(rank), len(nodes[m])), AxisRank(m, len(nodes)))
 
     @cached_property
     def numel(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -25,7 +26,9 @@ def main() -> None:
     try:
         from tacit_lab.cli import application
 
-        sys.exit(application.run())
+        code = application.run()
+        gc.freeze()  # or the interpreter takes a second to look for cycles in what the system frees at once
+        sys.exit(code)
     finally:
         if signal.getsignal(signal.SIGINT) is _stopped:  # else one came, and later ones are ignored
             signal.signal(signal.SIGINT, before)

@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     code = 0
     try:
         _train(options)
+    except SystemExit:
+        pass  # a profile or a diagnosis was wanted, and is written
     except Exception:
         traceback.print_exc()
         code = 1

@@ -54,7 +54,7 @@ def of_ring(nodes: int, ranks: int, rate: float, latency: float, profile: Profil
 
 def strategy_on(network: Network, strategy: AnyStrategy) -> AnyStrategy:
     """The strategy as it would be attached there: topologies that depend on links get the rates."""
-    if isinstance(strategy, AutoStrategy):
+    if isinstance(strategy, AutoStrategy) or not any(each.topology.needs_rates for each in strategy.levels):
         return strategy
     nodes = range(network.nodes)
     rates = [8 * rate for rate in network.rates or [network.rate] * network.nodes]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from tacit.contracts import NET, NODE, WORLD, AxisRank, ByLinks
 from tacit.errors import ConfigError
+from tacit.kernels.dispatch import warm_up_for
 from tacit.planning.profile import Profile
 from tacit.planning.simulation.echo import Layout
 from tacit.replicas.fragments import fragments
@@ -103,9 +104,11 @@ def rehearse(strategy: AnyStrategy, profile: Profile, nodes: int, ranks: int) ->
         ConfigError: the strategy does not fit this model or this number of ranks.
     """
     layout = Layout(nodes, ranks)
-    return tuple(
-        _level(each, profile, layout, replicated=number > 0) for number, each in enumerate(strategy.levels)
-    )
+    with warm_up_for("meta"):  # no kernel will run: numba alone takes a second to load
+        return tuple(
+            _level(each, profile, layout, replicated=number > 0)
+            for number, each in enumerate(strategy.levels)
+        )
 
 
 def _level(strategy: Strategy, profile: Profile, layout: Layout, replicated: bool) -> LevelScript:
