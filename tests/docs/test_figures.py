@@ -183,3 +183,173 @@ def test_the_readmes_comparison_is_the_run_that_is_kept() -> None:
     assert len(rows) == 6
     for row in rows:
         assert row in [line.split() for line in readme]
+
+
+def plainly(text: str) -> str:
+    """With the minus sign of programs, and without what makes a text bold."""
+    return text.replace("−", "-").replace("*", "")
+
+
+def of_arm(trained: list[dict[str, Any]], task: str, steps: int, name: str) -> dict[str, Any]:
+    """What the trainings of this arm came to."""
+    (row,) = (
+        row
+        for row in trained
+        if (row["task"], row["steps"]) == (task, steps) and accuracy_page.written(row["arm"], steps) == name
+    )
+    return row
+
+
+LOWBIT = [("cifar10-large", 624), ("cifar10-large", 2340), ("mnist", 600), ("mnist", 2400)]
+"""The columns of the table of docs/lowbit.md."""
+
+
+def test_the_gaps_of_few_bits_are_those_of_the_trainings(trained: list[dict[str, Any]]) -> None:
+    found = 0
+    for first, *others in (row for row in rows_of("lowbit.md") if len(row) == 5):
+        for (task, steps), cell in zip(LOWBIT, map(plainly, others), strict=True):
+            match = re.fullmatch(r"([+-]\S+ ± \S+)(?: points)? at (\S+) %(?: of the bytes)?", cell)
+            if match:
+                row = of_arm(trained, task, steps, plainly(first).strip("`"))
+                digits = len(match[2].partition(".")[2])
+                assert match.groups() == (
+                    accuracy_page.points(row["gap"]),
+                    f"{100 * row['bytes']:.{digits}f}",
+                )
+                found += 1
+    assert found > 20
+
+
+def test_the_gaps_of_prediction_are_those_of_the_trainings(trained: list[dict[str, Any]]) -> None:
+    rows = [row for row in rows_of("papers/mp2.md") if len(row) == 6 and row[4].startswith("x ")]
+    for _, name, share, gap, rate, mnist in rows:
+        row = of_arm(trained, "cifar10", 600, name.strip("`"))
+        known = [f"{row['bytes']:.1%}", accuracy_page.points(row["gap"]), f"x {row['rate']:g}"]
+        assert [share.replace(" ", ""), plainly(gap), rate] == known, name
+        if mnist:
+            row = of_arm(trained, "mnist", 600, name.strip("`"))
+            known = [f"{row['bytes']:.1%}", accuracy_page.points(row["gap"])]
+            assert plainly(mnist).replace(" %", "%").split(", ") == known, name
+    assert len(rows) == 6
+
+
+NEAR = {
+    "near-only": "near-only",
+    "`daso` cycling, every 4 steps": "daso",
+    "the same, by slices": "daso, slices",
+    "`ednncomm`, every 16": "ednncomm",
+    "`ddp`": "ddp",
+    "`daso:by=slices`, two epochs blocking": "daso",
+    "`daso:period=auto,by=slices`, in bf16": "daso",
+}
+"""The pages' word for each arm of benchmarks/levels.py."""
+SCENES = {"1 Gbit/s": "1gbit", "1 Gbit/s, ten epochs of 8 steps": "whole", "100 Mbit/s": "100mbit"}
+BY_NODE = ("papers/daso.md", "papers/ednncomm.md")
+
+
+@for_each("page", BY_NODE)
+def test_steps_by_node_are_those_that_were_timed(page: str) -> None:
+    timed = {(row["scene"], row["arm"]): row for row in saved("2026-11-21-levels")["rows"]}
+    scene, rows = "", [row for row in rows_of(page) if len(row) == 6 and row[1] in NEAR]
+    for links, arm, ms, megabytes, of_near, hoped in rows:
+        scene = SCENES.get(links, scene)
+        row = timed[scene, NEAR[arm]]
+        assert ms == f"{row['step_ms']:.0f}"
+        assert megabytes == f"{row['mb_per_step_and_node']:.1f}".removesuffix(".0")
+        if row["against"] == "near-only":
+            assert (of_near, hoped) == (f"{row['found']:.2f}", f"{row['promised']:.2f}")
+        elif row["against"]:
+            less = [f"{1 - 1 / row[each]:.0%}".replace("%", " %") for each in ("found", "promised")]
+            assert (of_near, hoped) == (f"{less[0]} less time than `ddp`", less[1])
+    assert len(rows) == 8
+
+
+@for_each("page", BY_NODE)
+def test_accuracies_by_node_are_those_that_were_measured(page: str) -> None:
+    measured = [
+        [
+            f"`{row['algorithm']}`",
+            f"{row['ddp']:.3f}",
+            f"{row['difference']:+.3f} ± {row['interval']:.3f}",
+            f"{100 * row['time_saved']:.0f} %",
+        ]
+        for row in saved("2026-11-21-levels-accuracy")["rows"]
+    ]
+    shown = [[plainly(cell) for cell in row[1:]] for row in rows_of(page) if len(row) == 5]
+    assert [row for row in shown if "±" in row[2] and row[1].startswith("0.")] == measured
+
+
+def test_rounds_take_what_was_measured() -> None:
+    measured = [
+        [
+            f"{row['step_ms']:.0f}",
+            f"{row['of_compute_only']:.2f}".removesuffix(".00"),
+            f"{row['mb_per_step_and_node']:.2f}".removesuffix(".00"),
+        ]
+        for row in saved("2026-11-21-rounds")["rows"]
+    ]
+    text = text_of("overhead.md").partition("\n## What is left to wait for")[2]
+    shown = [line.strip("|\n").split("|")[1:] for line in text.splitlines() if line.startswith("| ")]
+    assert [[cell.strip() for cell in row] for row in shown[1:]] == measured
+
+
+def test_steps_of_planned_messages_are_those_that_were_timed() -> None:
+    rows = saved("2026-11-25-order")["rows"]["scheduled"]
+    timed = {row["arm"]: row for row in rows if (row["model"], row["cluster"]) == ("vgg11", "4x1@1gbit")}
+    (shown,) = (row for row in rows_of("overhead.md") if row[0] == "four ranks on two cores")
+    arms = (timed[arm]["ms"] for arm in ("ddp", "fusion", "priority"))
+    assert shown[1:] == [f"{ms:.0f}" for ms in (timed["ddp"]["compute_only_ms"], *arms)]
+
+
+def test_gossip_on_more_nodes_takes_what_was_measured() -> None:
+    rows = saved("2026-11-25-order")["rows"]["gossip"]
+    timed = {
+        (row["how"], row["nodes"], row["arm"].replace(":graph=exponential", "")): row["ms"] for row in rows
+    }
+    shown = [row for row in rows_of("papers/index.md") if len(row) == 6 and re.fullmatch(r"[\d,]+", row[1])]
+    columns = (("testbed", 4), ("testbed", 8), ("clock", 4), ("clock", 8), ("clock", 16))
+    for name, *cells_ in shown:
+        assert cells_ == [f"{timed[*column, name.strip('`')]:,.0f}" for column in columns]
+    assert len(shown) == 4
+
+
+def test_the_papers_comparisons_are_those_that_were_kept(trained: list[dict[str, Any]]) -> None:
+    """A gap in points is on the linked page of results; longer ones, and those of MP², are of accuracy.py."""
+    found = 0
+    for line in text_of("papers/index.md").splitlines():
+        link = re.search(r"results/([\w-]+-papers-\w+)\.md\)", line)
+        if line.startswith("|") and link:
+            pairs = re.findall(r"([+-]\d+\.\d+) ± (\d+\.\d+)", (RESULTS / f"{link[1]}.md").read_text())
+            known = {(float(mean), float(half)) for mean, half in pairs}
+            task = "cifar10" if link[1].endswith("mp2") else "mnist"
+            gaps = (row["gap"] for row in trained if row["task"] == task)
+            known |= {(100 * gap["mean"], 100 * (gap["half"] or 0)) for gap in gaps}
+            for mean, digits, half in re.findall(r"([+-]?\d+\.(\d+)) ± (\d+\.\d+)", plainly(line)):
+                near = 0.51 * 10 ** -len(digits)
+                assert any(abs(float(mean) - a) <= near and abs(float(half) - b) <= near for a, b in known), (
+                    f"{link[1]}: {mean} ± {half}"
+                )
+                found += 1
+    assert found > 15
+
+
+def test_predictions_are_as_good_as_was_found() -> None:
+    found = saved("2026-11-24-foresight")
+    whole, held = found["verdicts"]["all"], found["verdicts"]["held out"]
+    rows = {row[0]: row[1:] for row in rows_of("planning.md") if len(row) == 5}
+    for name, each in (("not looked at before", held), ("all", whole)):
+        counts = [str(each[key]) for key in ("configurations", "within_10", "within_25")]
+        assert rows[name] == [*counts, f"{100 * each['worst']:.1f} %"]
+    formulas = [
+        f"{whole['configurations']}",
+        f"{whole['formulas_within_10']}",
+        "",
+        f"{100 * whole['formulas_worst']:.0f} %",
+    ]
+    assert rows["all, by the closed formulas of the literature"] == formulas
+    over = [each["over_best"] for each in found["auto"]]
+    said = (
+        f"in {sum(each <= 0.05 for each in over)} of {len(over)} choices (by model, cluster and what is "
+        f"accepted); the worst was {100 * max(over):.1f} % slower than the best"
+    )
+    assert said in " ".join(text_of("planning.md").split())
