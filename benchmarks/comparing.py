@@ -60,7 +60,7 @@ def _words(group: Run, algorithms: Sequence[str], out: Path) -> list[str]:
     from tacit.attaching.requirements import uses_servers
 
     words = ["compare", *group.recipe, "--algorithms", ",".join(algorithms), "--cluster", group.cluster]
-    words += ["--seed", str(group.seed), "--out", str(out), "--json"]
+    words += ["--seeds", str(group.seed), "--out", str(out), "--json"]
     # A grid that is resumed may have left only what has no use for servers, and then they are refused.
     served = group.servers and any(uses_servers(named.parse(each)) for each in algorithms)
     words += ["--servers", str(group.servers)] if served else []

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         UnevenData,
     )
     from tacit.reporting.scalars import log_metrics
+    from tacit.reporting.trials import report, trial
     from tacit.strategy import Levels, Strategy
 
 SUBMODULES = (
@@ -97,6 +98,8 @@ __all__ = [
     "log_metrics",
     "measure_consensus",
     "parse",
+    "report",
+    "trial",
 ]
 
 _HOMES = {
@@ -108,6 +111,7 @@ _HOMES = {
     "tacit.api.comm_hook": "CommState comm_hook",
     "tacit.checkpoint.session_state": "join_states",
     "tacit.reporting.scalars": "log_metrics",
+    "tacit.reporting.trials": "report trial",
     "tacit.strategy": "Levels Strategy",
     # The answers' names stand here too, unseen, so that scripts that write `tacit.TopK` go on to work.
     "tacit.compressors": "BF16 FP8 FP16 LAG QSGD AdamMomentum Blockwise Cascade Clip Dense DifferenceCopy "

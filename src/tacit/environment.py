@@ -65,6 +65,9 @@ STEP_PROFILE = "TACIT_STEP_PROFILE"
 TENSORBOARD = "TACIT_TENSORBOARD"
 """The folder for curves. Set by `tacit run --tensorboard`; read by sessions."""
 
+TRIAL = "TACIT_TRIAL"
+"""A seed and a factor on the learning rate, as JSON. Set by `tacit compare` for a script; read by `trial`."""
+
 WORKER = "TACIT_WORKER"
 """The number, from 0, of a worker that is started alone and so is rank 0 of its own world.
 

@@ -1,7 +1,8 @@
 """What a run writes down: one schema, one JSON object a line.
 
 A run of one algorithm is one `RunRecord`, one `EpochRecord` for each epoch, and one `EndRecord`. A file may
-hold the runs of many algorithms one after another; lines belong together by their `algorithm` text.
+hold many runs one after another; lines belong together by their algorithm, seed and rate (`key`). Of a run
+that was begun again the last counts.
 
 Seconds are training seconds: launch and evaluation are left out. Bytes are what the network interfaces of all
 nodes transmitted; they are None where there is no interface between nodes to read.
@@ -20,6 +21,7 @@ from typing import (
     Any,
     ClassVar,
     Literal,
+    NamedTuple,
     Self,
     TypeAlias,
 )
@@ -29,6 +31,7 @@ from tacit.errors import ConfigError, unknown
 from tacit.json_lines import VERSION, L, Line, build, is_of, parse_object, read_lines
 
 __all__ = [
+    "CHOOSING",
     "COMPUTE_ONLY",
     "VERSION",
     "EndRecord",
@@ -36,6 +39,7 @@ __all__ = [
     "EpochRecord",
     "Line",
     "Record",
+    "RunKey",
     "RunRecord",
     "is_of",
     "parse",
@@ -76,25 +80,59 @@ class Environment:
         )
 
 
+CHOOSING = 1000
+"""The seed of runs by which a learning rate is chosen; they count for nothing else."""
+
+
+class RunKey(NamedTuple):
+    """What a run is of, in a comparison.
+
+    Attributes:
+        rate: what the learning rate is multiplied by.
+    """
+
+    algorithm: str
+    seed: int
+    rate: float
+
+
 @dataclass(frozen=True, kw_only=True)
-class RunRecord(Line):
+class _OfRun(Line):
+    """A line of one run."""
+
+    seed: int = 0
+    rate: float = 1.0
+    """What the learning rate was multiplied by."""
+
+    @property
+    def key(self) -> RunKey:
+        """The run that the line belongs to."""
+        return RunKey(self.algorithm, self.seed, self.rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord(_OfRun):
     """The head of a run: everything that decides its numbers."""
 
     kind: ClassVar[str] = "run"
     strategy: str
     """The canonical repr of the strategy; empty where nothing is exchanged."""
     recipe: str
+    """Its name; the script and its arguments, where one's own script is trained."""
     cluster: str
     shaped: bool
     """Whether the links were shaped to the cluster's rate."""
-    seed: int
-    epochs: int
-    target: float
-    """The accuracy to reach, 0..1."""
-    batch_per_rank: int
+    epochs: int | None
+    """None of a script, which reports when it likes."""
+    target: float | None
+    """The accuracy to reach, 0..1; None where there is none."""
+    batch_per_rank: int | None
+    """None of a script."""
     world_size: int
     parameters: int
     environment: Environment
+    weights: float | None = None
+    """The sum of the weights that a script's first rank began with."""
 
     @classmethod
     def _from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -105,16 +143,16 @@ class RunRecord(Line):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochRecord(Line):
-    """The state of a run after an epoch; all counts are from the run's start."""
+class EpochRecord(_OfRun):
+    """The state of a run after an epoch, or at a script's report; all counts are from the run's start."""
 
     kind: ClassVar[str] = "epoch"
     epoch: int
     step: int
     seconds: float
     loss: float | None
-    """Mean over the ranks' replicas, on held-out data; None where it was not finite."""
-    accuracy: float
+    """Mean over the ranks' replicas, on held-out data; None where it was not finite, or not reported."""
+    accuracy: float | None
     bytes_between_nodes: int | None
     consensus_distance: float | None = None
     """How far the replicas were from their mean, on average over them, as vectors of all parameters; None
@@ -124,7 +162,7 @@ class EpochRecord(Line):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndRecord(Line):
+class EndRecord(_OfRun):
     """The outcome of a run."""
 
     kind: ClassVar[str] = "end"
@@ -136,6 +174,8 @@ class EndRecord(Line):
     loss: float | None = None
     seconds_to_target: float | None = None
     """Training seconds at the first epoch's end that reached the target; None where none did."""
+    validation: float | None = None
+    """What learning rates are chosen by, the higher the better; None in older records."""
     metrics: dict[str, Any] = field(default_factory=dict)
     """The session's numbers; "servers", if it is there, is a list of what each parameter server counted, and
     "choice" what `auto` has chosen, and on what grounds."""

@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from tacit.environment import DIAGNOSE, FOOTPRINT, STEP_PROFILE, TENSORBOARD
+from tacit.environment import DIAGNOSE, FOOTPRINT, STEP_PROFILE, TENSORBOARD, TRIAL
 
-_REPORTS = {FOOTPRINT: "tacit.reporting.run_report", TENSORBOARD: "tacit.reporting.tensorboard"}
+_REPORTS = {
+    FOOTPRINT: "tacit.reporting.run_report",
+    TENSORBOARD: "tacit.reporting.tensorboard",
+    TRIAL: "tacit.reporting.trials",
+}
 _STUDIES = {STEP_PROFILE: "tacit.planning.step_profiler", DIAGNOSE: "tacit.planning.live_diagnosis"}
 """By their variables; each has `began(session)`, and reports `ended(session)`. None is loaded for nothing."""
 

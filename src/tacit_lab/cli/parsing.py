@@ -21,6 +21,7 @@ _LONGEST = 10**9
 """About thirty years."""
 _MOST = 10**9
 """The largest number of epochs, images, restarts and so on."""
+_MOST_SEEDS = 1000
 _SEEDS = 2**63
 """torch takes seeds of 63 bits."""
 
@@ -124,6 +125,26 @@ def seed(option: str, value: int) -> int:
     if not 0 <= value < _SEEDS:
         raise ConfigError(f"{option} {value} must be 0 or more, and below 2^63, e.g. {option} 1")
     return value
+
+
+def seeds(option: str, text: str) -> tuple[int, ...]:
+    """A list of seeds, in order: numbers with commas, or the first and the last with two dots between.
+
+    Raises:
+        ConfigError: It is no such list, a seed is not possible, or there are more than a thousand.
+    """
+    first, dots, last = text.partition("..")
+    try:
+        numbers_ = [int(each) for each in ([first, last] if dots else split(text))]
+    except ValueError:
+        numbers_ = []
+    for each in numbers_:
+        seed(option, each)
+    if dots and len(numbers_) == 2 and numbers_[1] - numbers_[0] < _MOST_SEEDS:
+        numbers_ = [*range(numbers_[0], numbers_[1] + 1)]
+    if not numbers_ or len(numbers_) > _MOST_SEEDS or len({*numbers_}) < len(numbers_):
+        raise ConfigError(f"{option} {text!r} is no list of seeds: write for example {option} 0..2, or 0,3")
+    return tuple(sorted(numbers_))
 
 
 def split(text: str) -> list[str]:

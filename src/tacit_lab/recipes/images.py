@@ -24,6 +24,8 @@ from tacit_lab.recipes.recipe import Batch, Recipe, seeded, shard
 CLASSES = 10
 SIDE = 32
 """Pixels on each side of what a network gets; smaller images have a black frame."""
+VALIDATION = 2000
+"""Training images that learning rates are chosen by."""
 EVALUATED = 250
 """Images at once."""
 PRECISIONS = ("fp32", "bf16")
@@ -177,6 +179,12 @@ class ImageRecipe(Recipe):
     def evaluate(self, model: nn.Module, rank: int = 0, world: int = 1) -> tuple[float, float]:
         """Loss and accuracy on this rank's share of the test images, as they are."""
         return self._judged(model, *(tensor[rank::world] for tensor in self._images.test))
+
+    def validate(self, model: nn.Module) -> float | None:
+        """Accuracy on the first training images that `limit` leaves out; None where those are too few."""
+        if self._samples + VALIDATION > len(self._images.train.targets):
+            return None
+        return self.evaluate_unseen(model, VALIDATION)[1]
 
     def evaluate_unseen(self, model: nn.Module, count: int) -> tuple[float, float]:
         """Loss and accuracy on the `count` training images after the first `limit`, without augmentation.

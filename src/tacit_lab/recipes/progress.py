@@ -26,11 +26,11 @@ class Progress:
     epoch: int
     """Epochs that have ended."""
     step: int
-    steps: int
-    """Steps in the whole run."""
+    steps: int | None
+    """Steps in the whole run; None where that is not known."""
     seconds: float
-    loss: float
-    """Of rank 0's last batch, or on held-out data once an epoch has ended."""
+    loss: float | None
+    """Of rank 0's last batch, or on held-out data once an epoch has ended; of a script what it reports."""
     accuracy: float | None
     """On held-out data, after the last epoch that ended; None before that."""
     mb: float | None

@@ -53,6 +53,10 @@ class Recipe(ABC):
     def evaluate(self, model: nn.Module, rank: int = 0, world: int = 1) -> tuple[float, float]:
         """Loss and accuracy (0..1) on this rank's share of the held-out data; all of it if it is small."""
 
+    def validate(self, model: nn.Module) -> float | None:
+        """Accuracy (0..1) on data of neither training nor `evaluate`; None where none is held back."""
+        return None
+
     def rate(self, done: float) -> float:
         """The factor on the optimizer's learning rate after the share `done` (0..1) of the run."""
         return 1.0

@@ -65,7 +65,12 @@ class Timekeeper:
         return aligned(everyone or [])
 
     def _middle(self, timeline: Timeline) -> Timeline:
-        part = timeline.within(self._first, self._stop)
-        middle = part.steps[len(part.steps) // 2].step if part.steps else 0
-        few = tuple(each for each in part.messages if abs(each.step - middle) <= MESSAGES // 2)
-        return replace(part, messages=few).resumed(self._begun)
+        return middle(timeline, self._first + KEPT // 2).resumed(self._begun)
+
+
+def middle(timeline: Timeline, step: int) -> Timeline:
+    """What is written down of a timeline: the steps around this one, and some of their planned messages."""
+    part = timeline.within(max(0, step - KEPT // 2), step + KEPT // 2)
+    half = part.steps[len(part.steps) // 2].step if part.steps else 0
+    few = tuple(each for each in part.messages if abs(each.step - half) <= MESSAGES // 2)
+    return replace(part, messages=few)

@@ -23,7 +23,16 @@ from tacit_lab.recipes.meter import Meter, mean_over_ranks
 from tacit_lab.recipes.progress import Progress
 from tacit_lab.recipes.recipe import Recipe
 from tacit_lab.recipes.timing import Timekeeper
-from tacit_lab.records import COMPUTE_ONLY, EndRecord, Environment, EpochRecord, Record, RunRecord
+from tacit_lab.records import (
+    CHOOSING,
+    COMPUTE_ONLY,
+    EndRecord,
+    Environment,
+    EpochRecord,
+    Record,
+    RunKey,
+    RunRecord,
+)
 
 EVERY = 0.25
 """Seconds between two progress messages."""
@@ -35,6 +44,7 @@ class Task:
 
     Attributes:
         strategy: What to attach; None to train without communication.
+        rate: What the recipe's learning rate is multiplied by.
         target: The accuracy to reach, 0..1.
         cluster: The cluster's text form, for the records.
         shaped: Whether its links are shaped, for the records.
@@ -46,11 +56,17 @@ class Task:
     target: float
     cluster: str
     shaped: bool
+    rate: float = 1.0
 
     @property
     def algorithm(self) -> str:
         """The name in the records: the strategy's text form."""
         return COMPUTE_ONLY if self.strategy is None else self.strategy.name
+
+    @property
+    def key(self) -> RunKey:
+        """What its records belong to."""
+        return RunKey(self.algorithm, self.seed, self.rate)
 
 
 class TrainingSession(Protocol):
@@ -154,6 +170,8 @@ def train(
 def _replica(task: Task, recipe: Recipe) -> Iterator[TrainingReplica]:
     module = recipe.model(task.seed)
     optimizer = recipe.optimizer(module)
+    for group in optimizer.param_groups:
+        group["lr"] *= task.rate
     if task.strategy is None:
         yield TrainingReplica(module, module, optimizer, NoSession())
         return
@@ -173,6 +191,7 @@ def _head(task: Task, recipe: Recipe, replica: TrainingReplica) -> RunRecord:
         cluster=task.cluster,
         shaped=task.shaped,
         seed=task.seed,
+        rate=task.rate,
         epochs=task.epochs,
         target=task.target,
         batch_per_rank=recipe.batch,
@@ -203,6 +222,7 @@ class _TrainingRun:
         self._epoch = self._step = 0
         self._reported = 0.0
         self._loss = float("nan")
+        self._late_losses: list[torch.Tensor] = []
         self._accuracy: float | None = None
         self._to_target: float | None = None
 
@@ -240,7 +260,7 @@ class _TrainingRun:
     def end(self) -> EndRecord:
         """The last record."""
         return EndRecord(
-            algorithm=self._task.algorithm,
+            **self._task.key._asdict(),
             status="ok",
             seconds=self._meter.seconds,
             steps=self._step,
@@ -248,6 +268,7 @@ class _TrainingRun:
             accuracy=self._accuracy,
             loss=self._loss,
             seconds_to_target=self._to_target,
+            validation=self._validation(),
             metrics=self._metrics(),
             traffic=None if self._meter.traffic is None else self._meter.traffic.matrix,
         )
@@ -260,8 +281,16 @@ class _TrainingRun:
         self._replica.session.observe(loss)
         self._replica.optimizer.step()
         self._step += 1
+        if self._step > self._steps - max(1, self._steps // 10):
+            self._late_losses.append(loss.detach())
         self._curves.batch(self._step, loss)
         return loss
+
+    def _validation(self) -> float:
+        """By which learning rates are chosen; without data for it minus the loss of the last steps."""
+        held = self._recipe.validate(self._replica.module) if self._task.seed == CHOOSING else None
+        judged = -float(torch.stack(self._late_losses).mean()) if held is None else held
+        return mean_over_ranks(judged)[0]
 
     def _set_rate(self) -> None:
         """Set the learning rate of this step, from the share of the run at its middle."""
@@ -281,7 +310,7 @@ class _TrainingRun:
         assert self._accuracy is not None
         numbers = self._replica.session.metrics()
         return EpochRecord(
-            algorithm=self._task.algorithm,
+            **self._task.key._asdict(),
             epoch=self._epoch,
             step=self._step,
             seconds=self._meter.seconds,

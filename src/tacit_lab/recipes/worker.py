@@ -53,6 +53,7 @@ def _train(options: argparse.Namespace) -> None:
         strategy=None if options.algorithm == COMPUTE_ONLY else algorithms.parse(options.algorithm),
         epochs=options.epochs or recipe.epochs,
         seed=options.seed,
+        rate=options.rate,
         target=recipe.target if options.target is None else options.target,
         cluster=os.environ.get(CLUSTER, f"local:{os.environ['WORLD_SIZE']}"),
         shaped=options.shaped,
@@ -93,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--algorithm", required=True, help=f"such as topk:ratio=0.01, or {COMPUTE_ONLY}")
     parser.add_argument("--epochs", type=int, help="default: the recipe's own")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rate", type=float, default=1.0, help="what the learning rate is multiplied by")
     parser.add_argument("--target", type=float, help="accuracy to reach, 0..1; default: the recipe's own")
     parser.add_argument("--tensorboard", type=Path, help="folder for curves, in one named by the algorithm")
     parser.add_argument("--timeout", type=float, default=60, help="seconds after which a silent peer is lost")

@@ -3,7 +3,8 @@
 from tacit_lab.reports.comparison import MEANINGS, Comparison, Row, compare
 from tacit_lab.reports.page import page
 from tacit_lab.reports.reading import salvage
+from tacit_lab.reports.summary import doubts
 from tacit_lab.reports.table import table
 from tacit_lab.reports.trace import trace
 
-__all__ = ["MEANINGS", "Comparison", "Row", "compare", "page", "salvage", "table", "trace"]
+__all__ = ["MEANINGS", "Comparison", "Row", "compare", "doubts", "page", "salvage", "table", "trace"]

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from tacit.errors import ConfigError
-from tacit_lab.records import COMPUTE_ONLY, EndRecord, Record, RunRecord, Status
+from tacit_lab.intervals import Mean
+from tacit_lab.records import CHOOSING, COMPUTE_ONLY, EndRecord, Record, RunKey, RunRecord, Status
 
 BASE = "ddp"
 
 UNSHAPED = "no network was shaped"
 
-MEANINGS = {
-    "accuracy": "held out, after the last epoch, 0..1, mean over the replicas",
+_ACCURACY = {"accuracy": "held out, after the last epoch, 0..1, mean over the replicas"}
+_REPORTED = {
+    "accuracy": "as last reported, 0..1, mean over the ranks",
+    "loss": "as last reported, mean over the ranks",
+}
+_SEEDS = {"gap": "to ddp (without it: to the first row), paired by seed, ± half the 95 % interval"}
+_RATES = {
+    "rate": "what the learning rate was multiplied by: the best on validation, chosen with another seed"
+}
+_PACE = {
     "seconds": "first step to last, without launch and evaluation",
     "to target": "seconds until the first epoch's end at the target",
     "speedup": "seconds of ddp (without it: of the first row) / seconds",
@@ -22,25 +32,35 @@ MEANINGS = {
     "reduction": "1 - MB / MB of ddp (without it: of the first row)",
     "of compute-only": "seconds without any communication / seconds",
 }
-"""What each column means, in the words to print."""
+_OF_SCRIPT = {
+    "seconds": "from attach to the session's close, with what the script evaluates in between",
+    "to target": "seconds until the first report at the target",
+}
+MEANINGS = {**_ACCURACY, **_PACE}
+"""What each column means where a recipe is trained with one seed, in the words to print."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """How an algorithm did. None stands for what was not measured or cannot be divided.
+    """How an algorithm did; of several seeds the means. None stands for what was not measured or divided.
 
     Attributes:
         algorithm: Its text.
         status: ok, failed or interrupted.
         accuracy: Held out, 0..1.
+        loss: Held out, or as the script reports it.
         seconds: Training seconds.
-        seconds_to_target: Training seconds until the target was reached.
+        seconds_to_target: Training seconds until the target was reached, if each seed reached it.
         speedup: Seconds of the base / seconds.
         mb_between_nodes: Megabytes (10^6) that all nodes transmitted.
         reduction: The share of the base's megabytes that was saved; negative where there were more.
         of_compute_only: The seconds without communication / seconds.
         chosen: The algorithm that `auto` went on with.
-        traffic: Bytes from each node, row by row, to each; the servers' nodes come last.
+        traffic: Bytes from each node, row by row, to each; the servers' nodes come last. Of the first seed.
+        seeds: How many seeds ended well.
+        rate: What the learning rate was multiplied by.
+        gap: Of the accuracy (without one: of the loss) to the base's, paired by seed.
+        speedups: The speedup's mean over pairs of seeds.
     """
 
     algorithm: str
@@ -54,6 +74,11 @@ class Row:
     of_compute_only: float | None
     chosen: str | None = None
     traffic: list[list[int]] | None = None
+    loss: float | None = None
+    seeds: int = 1
+    rate: float = 1.0
+    gap: Mean | None = None
+    speedups: Mean | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +88,33 @@ class Comparison:
     recipe: str
     cluster: str
     shaped: bool
-    seed: int
-    epochs: int
-    target: float
+    seeds: tuple[int, ...]
+    epochs: int | None
+    target: float | None
     compute_only_seconds: float | None
     rows: tuple[Row, ...]
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns of its table, and what each means."""
+        pace, judged = dict(_PACE), dict(_ACCURACY)
+        if self.epochs is None:
+            by_accuracy = any(row.accuracy is not None for row in self.rows)
+            name = "accuracy" if by_accuracy else "loss"
+            judged, pace = {name: _REPORTED[name]}, {**pace, **_OF_SCRIPT}
+        if self.target is None:
+            del pace["to target"]
+        several = _SEEDS if len(self.seeds) > 1 else {}
+        rates = _RATES if any(row.rate != 1 for row in self.rows) else {}
+        return {**rates, **judged, **several, **pace}
+
+    @property
+    def asked(self) -> str:
+        """What was trained, in a few words."""
+        epochs = [] if self.epochs is None else [f"epochs {self.epochs}"]
+        seeds = f"seed{'' if len(self.seeds) == 1 else 's'} {', '.join(map(str, self.seeds))}"
+        target = [] if self.target is None else [f"target accuracy {self.target:g}"]
+        return ", ".join([*epochs, seeds, *target])
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers, text and None only, ready for JSON."""
@@ -82,26 +129,41 @@ def compare(records: Iterable[Record]) -> Comparison:
     """
     records = list(records)
     head = _common_head([record for record in records if isinstance(record, RunRecord)])
-    ends = {record.algorithm: record for record in records if isinstance(record, EndRecord)}
-    limit = ends.pop(COMPUTE_ONLY, None)
-    base = ends.get(BASE, next(iter(ends.values()), None))
+    everything = {record.key: record for record in records if isinstance(record, EndRecord)}
+    counted = {key: end for key, end in everything.items() if key.seed != CHOOSING}
+    alone = [end for key, end in counted.items() if key.algorithm == COMPUTE_ONLY]
+    limit = next(iter(alone), None)
+    ends = _by_algorithm({t: end for t, end in counted.items() if t.algorithm != COMPUTE_ONLY})
+    base = ends.get(BASE, next(iter(ends.values()), {}))
+    seeds = sorted({seed for each in ends.values() for seed in each}) or [head.seed]
     return Comparison(
         recipe=head.recipe,
         cluster=head.cluster,
         shaped=head.shaped,
-        seed=head.seed,
+        seeds=tuple(seeds),
         epochs=head.epochs,
         target=head.target,
         compute_only_seconds=limit.seconds if limit else None,
-        rows=tuple(_row(end, base or end, limit) for end in ends.values()),
+        rows=tuple(_row([*each.values()], base, limit) for each in ends.values()),
     )
+
+
+def _by_algorithm(ends: Mapping[RunKey, EndRecord]) -> dict[str, dict[int, EndRecord]]:
+    """The ends by algorithm and seed; of several rates the one that was trained last."""
+    found: dict[str, dict[int, EndRecord]] = {}
+    for key, end in ends.items():
+        mine = found.setdefault(key.algorithm, {})
+        if any(each.rate != key.rate for each in mine.values()):
+            mine.clear()
+        mine[key.seed] = end
+    return found
 
 
 def _common_head(heads: list[RunRecord]) -> RunRecord:
     if not heads:
         raise ConfigError("these records hold no run, so there is nothing to compare")
     first = heads[0]
-    for name in ("recipe", "cluster", "shaped", "seed", "epochs", "target", "batch_per_rank", "world_size"):
+    for name in ("recipe", "cluster", "shaped", "epochs", "target", "batch_per_rank", "world_size"):
         for head in heads:
             ours, theirs = getattr(first, name), getattr(head, name)
             if ours != theirs:
@@ -112,21 +174,50 @@ def _common_head(heads: list[RunRecord]) -> RunRecord:
     return first
 
 
-def _row(end: EndRecord, base: EndRecord, limit: EndRecord | None) -> Row:
-    left = _ratio(end.mb_between_nodes, base.mb_between_nodes)
+def _row(ends: Sequence[EndRecord], base: Mapping[int, EndRecord], limit: EndRecord | None) -> Row:
+    first = next((end for end in ends if end.status != "ok"), ends[0])
+    pairs = [(end, base[end.seed]) for end in ends if end.seed in base]
+    seconds, megabytes = _mean(ends, "seconds"), _mean(ends, "mb_between_nodes")
+    theirs = [other for _, other in pairs]
+    left = _ratio(megabytes, _mean(theirs, "mb_between_nodes"))
+    reached = [end.seconds_to_target for end in ends]
     return Row(
-        algorithm=end.algorithm,
-        status=end.status,
-        accuracy=end.accuracy,
-        seconds=end.seconds,
-        seconds_to_target=end.seconds_to_target,
-        speedup=_ratio(base.seconds, end.seconds),
-        mb_between_nodes=end.mb_between_nodes,
+        algorithm=first.algorithm,
+        status=first.status,
+        accuracy=_mean(ends, "accuracy"),
+        loss=_mean(ends, "loss"),
+        seconds=seconds,
+        seconds_to_target=None if None in reached else _mean(ends, "seconds_to_target"),
+        speedup=_ratio(_mean(theirs, "seconds"), seconds),
+        mb_between_nodes=megabytes,
         reduction=None if left is None else 1 - left,
-        of_compute_only=_ratio(limit.seconds if limit else None, end.seconds),
-        chosen=end.metrics.get("choice", {}).get("algorithm"),
-        traffic=end.traffic,
+        of_compute_only=_ratio(limit.seconds if limit else None, seconds),
+        chosen=first.metrics.get("choice", {}).get("algorithm"),
+        traffic=ends[0].traffic,
+        seeds=sum(end.status == "ok" for end in ends),
+        rate=first.rate,
+        gap=_over_pairs(pairs, _gap),
+        speedups=_over_pairs(pairs, lambda end, other: _ratio(other.seconds, end.seconds)),
     )
+
+
+def _mean(ends: Sequence[EndRecord], name: str) -> float | None:
+    known = [value for end in ends if (value := getattr(end, name)) is not None]
+    return fmean(known) if known else None
+
+
+def _gap(end: EndRecord, other: EndRecord) -> float | None:
+    for name in ("accuracy", "loss"):
+        mine, theirs = getattr(end, name), getattr(other, name)
+        if mine is not None and theirs is not None:
+            return float(mine - theirs)
+    return None
+
+
+def _over_pairs(
+    pairs: Sequence[tuple[EndRecord, EndRecord]], of: Callable[[EndRecord, EndRecord], float | None]
+) -> Mean | None:
+    return Mean.of([value for pair in pairs if (value := of(*pair)) is not None])
 
 
 def _ratio(above: float | None, below: float | None) -> float | None:

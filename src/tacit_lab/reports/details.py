@@ -12,7 +12,7 @@ from tacit_lab.reports.comparison import UNSHAPED, Comparison
 
 def details(comparison: Comparison, runs: Sequence[RunRecord]) -> str:
     """Configuration, strategies and environment, closed until it is asked for."""
-    strategies = [(run.algorithm, run.strategy or "nothing is exchanged") for run in runs]
+    strategies = [*{run.algorithm: run.strategy or "nothing is exchanged" for run in runs}.items()]
     return f"""<details>
 <summary>Configuration and environment</summary>
 <h3>Configuration</h3>
@@ -25,18 +25,19 @@ def details(comparison: Comparison, runs: Sequence[RunRecord]) -> str:
 
 
 def _configuration(comparison: Comparison, run: RunRecord) -> list[tuple[str, str]]:
-    return [
-        ("recipe", comparison.recipe),
-        ("cluster", comparison.cluster),
-        ("network", "links shaped to the cluster's rate" if comparison.shaped else UNSHAPED),
-        ("seed", str(comparison.seed)),
-        ("epochs", str(comparison.epochs)),
-        ("target accuracy", f"{comparison.target:g}"),
-        ("world size", str(run.world_size)),
-        ("batch per rank", str(run.batch_per_rank)),
-        ("parameters", f"{run.parameters:,}"),
-        ("version of the records", str(VERSION)),
-    ]
+    known = {
+        "script" if comparison.epochs is None else "recipe": comparison.recipe,
+        "cluster": comparison.cluster,
+        "network": "links shaped to the cluster's rate" if comparison.shaped else UNSHAPED,
+        "seeds": ", ".join(map(str, comparison.seeds)),
+        "epochs": comparison.epochs,
+        "target accuracy": comparison.target and f"{comparison.target:g}",
+        "world size": run.world_size,
+        "batch per rank": run.batch_per_rank,
+        "parameters": f"{run.parameters:,}",
+        "version of the records": VERSION,
+    }
+    return [(name, str(value)) for name, value in known.items() if value is not None]
 
 
 def _environment(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from tacit_lab.records import Record, RunRecord
 from tacit_lab.reports import summary
 from tacit_lab.reports.charts.figures import Style, styles
 from tacit_lab.reports.columns import TableRow, explained
-from tacit_lab.reports.comparison import MEANINGS, UNSHAPED, Comparison, Row, compare
+from tacit_lab.reports.comparison import UNSHAPED, Comparison, Row, compare
 from tacit_lab.reports.details import details
 from tacit_lab.reports.document import document
 from tacit_lab.reports.sections import sections, swatch
@@ -80,16 +80,16 @@ def _notices(texts: Sequence[str], kind: str = "notices") -> str:
 
 def _table(comparison: Comparison) -> str:
     paint = styles(comparison)
-    lines = [_line(row, paint[row.algorithm]) for row in comparison.rows]
+    columns = comparison.columns
+    lines = [_line(row, columns, paint[row.algorithm]) for row in comparison.rows]
     alone = comparison.compute_only_seconds
     limit = "" if alone is None else f"; without communication {alone:.1f} s"
-    asked = f"epochs {comparison.epochs}, seed {comparison.seed}, target accuracy {comparison.target:g}"
-    below = f'<p class="asked">{escape(asked + limit)}</p>\n'
+    below = f'<p class="asked">{escape(comparison.asked + limit)}</p>\n'
     return f"""<section aria-label="Results" class="results">
-{explained(MEANINGS, lines, below)}
+{explained(columns, lines, below)}
 </section>"""
 
 
-def _line(row: Row, style: Style) -> TableRow:
-    name, *numbers = cells(row)
+def _line(row: Row, columns: Iterable[str], style: Style) -> TableRow:
+    name, *numbers = cells(row, columns)
     return TableRow(name, numbers, mark=swatch(style), bad=row.status != "ok")

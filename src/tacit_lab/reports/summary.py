@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tacit.errors import ConfigError
 from tacit_lab.cluster import Cluster
-from tacit_lab.records import COMPUTE_ONLY, EndRecord, Record, RunRecord
+from tacit_lab.records import COMPUTE_ONLY, EndRecord, Record, RunKey, RunRecord
 from tacit_lab.reports.comparison import BASE, UNSHAPED, Comparison, Row
 
 UNFINISHED = "it was still running, or was killed"
@@ -15,10 +15,14 @@ UNFINISHED = "it was still running, or was killed"
 def close_open_runs(records: Iterable[Record]) -> list[Record]:
     """Add an end record with status "interrupted" to every run that has none."""
     records = list(records)
-    ended = {record.algorithm for record in records if isinstance(record, EndRecord)}
-    begun = dict.fromkeys(record.algorithm for record in records if isinstance(record, RunRecord))
-    open_ = [each for each in begun if each not in ended]
-    return [*records, *(EndRecord(algorithm=each, status="interrupted", error=UNFINISHED) for each in open_)]
+    ended = {record.key for record in records if isinstance(record, EndRecord)}
+    begun = dict.fromkeys(record.key for record in records if isinstance(record, RunRecord))
+    open_ = [
+        EndRecord(**each._asdict(), status="interrupted", error=UNFINISHED)
+        for each in begun
+        if each not in ended
+    ]
+    return [*records, *open_]
 
 
 def headline(comparison: Comparison) -> str:
@@ -32,7 +36,7 @@ def headline(comparison: Comparison) -> str:
         return _alone(base, comparison)
     reached = [row for row in others if row.seconds_to_target is not None]
     best = max(reached or others, key=lambda row: row.speedup or 0)
-    missed = "" if reached else _missed(base, comparison)
+    missed = "" if reached or comparison.target is None else _missed(base, comparison)
     return f"{_pace(best, base)} {where(comparison)}{_traffic(best)}{_accuracy(best, base)}{missed}."
 
 
@@ -68,6 +72,7 @@ def _span(values: Sequence[float], shown: Callable[[float], str]) -> str:
 def notices(comparison: Comparison | None, records: Sequence[Record]) -> list[str]:
     """Warnings that a reader needs with the numbers, the gravest first."""
     found = [_failure(record) for record in _last_ends(records) if record.status != "ok"]
+    found += doubts(records)
     if comparison and not comparison.shaped:
         found.append(f"{UNSHAPED.capitalize()}: all ranks ran on one machine at its own speed.")
     if comparison and _uncounted(comparison):
@@ -82,7 +87,7 @@ def notices(comparison: Comparison | None, records: Sequence[Record]) -> list[st
 
 def news(records: Sequence[Record]) -> list[str]:
     """What `auto` went on with, and why."""
-    return [each for record in _last_ends(records) for each in _choices(record)]
+    return list(dict.fromkeys(each for record in _last_ends(records) for each in _choices(record)))
 
 
 def _uncounted(comparison: Comparison) -> bool:
@@ -91,7 +96,7 @@ def _uncounted(comparison: Comparison) -> bool:
 
 
 def _last_ends(records: Sequence[Record]) -> list[EndRecord]:
-    return list({record.algorithm: record for record in records if isinstance(record, EndRecord)}.values())
+    return list({record.key: record for record in records if isinstance(record, EndRecord)}.values())
 
 
 def _failure(end: EndRecord) -> str:
@@ -100,6 +105,51 @@ def _failure(end: EndRecord) -> str:
         verb = "has no end in the records"
     why = (end.error or "").removeprefix(f"{end.algorithm} failed: ").strip()
     return f"{end.algorithm} {verb}: {why}" if why else f"{end.algorithm} {verb}."
+
+
+def doubts(records: Sequence[Record]) -> list[str]:
+    """What speaks against comparing the runs of a script: weights, lengths, seeds without effect."""
+    heads = {record.key: record for record in records if isinstance(record, RunRecord)}
+    ends = {
+        record.key: record for record in records if isinstance(record, EndRecord) and record.status == "ok"
+    }
+    begun = {key: head.weights for key, head in heads.items() if head.weights is not None and key in ends}
+    return [*_other_weights(begun), *_useless_seeds(begun, ends), *_other_lengths(begun, ends)]
+
+
+def _other_weights(begun: Mapping[RunKey, float]) -> Iterator[str]:
+    for seed in sorted({key.seed for key in begun}):
+        alike: dict[float, str] = {}
+        for key, weights in begun.items():
+            if key.seed == seed:
+                alike.setdefault(weights, key.algorithm)
+        if len(alike) > 1:
+            first, second, *_ = alike.values()
+            yield (
+                f"With seed {seed}, {first} and {second} began with different weights: seed the script by "
+                "torch.manual_seed(tacit.trial().seed) before it makes the model."
+            )
+            return
+
+
+def _useless_seeds(begun: Mapping[RunKey, float], ends: Mapping[RunKey, EndRecord]) -> Iterator[str]:
+    for key in begun:
+        for other in begun:
+            same = (key.algorithm, key.rate) == (other.algorithm, other.rate) and key.seed < other.seed
+            if same and begun[key] == begun[other] and ends[key].loss == ends[other].loss:
+                yield (
+                    f"{key.algorithm} had equal weights and an equal loss with the seeds {key.seed} "
+                    f"and {other.seed}: the script ignores its seed; seed it by "
+                    "torch.manual_seed(tacit.trial().seed)."
+                )
+                return
+
+
+def _other_lengths(begun: Mapping[RunKey, float], ends: Mapping[RunKey, EndRecord]) -> Iterator[str]:
+    lengths = {key.algorithm: steps for key in begun if (steps := ends[key].steps) is not None}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} {steps}" for name, steps in lengths.items())
+        yield f"The algorithms did not take the same number of steps: {told}."
 
 
 def _choices(end: EndRecord) -> Iterator[str]:
@@ -119,6 +169,8 @@ def _base(comparison: Comparison, rows: Sequence[Row]) -> Row | None:
 def _alone(base: Row, comparison: Comparison) -> str:
     sent = "" if base.mb_between_nodes is None else f" and sent {base.mb_between_nodes:.1f} MB"
     accuracy = "" if base.accuracy is None else f", at {base.accuracy:.3f} accuracy"
+    if base.accuracy is None and base.loss is not None:
+        accuracy = f", at a loss of {base.loss:.3f}"
     return f"{base.algorithm} trained in {base.seconds:.1f} s {where(comparison)}{sent}{accuracy}."
 
 
@@ -139,9 +191,11 @@ def _traffic(best: Row) -> str:
 
 
 def _accuracy(best: Row, base: Row) -> str:
-    if best.accuracy is None or base.accuracy is None:
-        return ""
-    return f", at {best.accuracy:.3f} against {base.accuracy:.3f} accuracy"
+    if best.accuracy is not None and base.accuracy is not None:
+        return f", at {best.accuracy:.3f} against {base.accuracy:.3f} accuracy"
+    if best.loss is not None and base.loss is not None:
+        return f", at a loss of {best.loss:.3f} against {base.loss:.3f}"
+    return ""
 
 
 def _missed(base: Row, comparison: Comparison) -> str:

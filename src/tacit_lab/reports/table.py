@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tacit_lab.reports.comparison import MEANINGS, UNSHAPED, Comparison, Row
+from tacit_lab.intervals import Mean
+from tacit_lab.reports.comparison import UNSHAPED, Comparison, Row
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -24,12 +26,14 @@ def table(comparison: Comparison) -> Group:
         padding=0,
         show_edge=False,
     )
-    result.add_column("algorithm", overflow="fold", vertical="bottom")
-    for name in MEANINGS:
+    columns = comparison.columns
+    # Names stand beside the first line of a cell of two, and below a heading of three.
+    result.add_column("algorithm", overflow="fold", vertical="top" if "gap" in columns else "bottom")
+    for name in columns:
         # A word a line, so that all columns fit into 80 characters.
         result.add_column(name.replace(" ", "\n").replace("-", "-\n"), justify="right", no_wrap=True)
     for row in comparison.rows:
-        result.add_row(*cells(row), style=None if row.status == "ok" else "red")
+        result.add_row(*cells(row, columns), style=None if row.status == "ok" else "red")
     return Group(
         Text(_title(comparison), style="bold"), "", result, "", Text(_caption(comparison), style="dim")
     )
@@ -42,24 +46,33 @@ def _title(comparison: Comparison) -> str:
 
 def _caption(comparison: Comparison) -> str:
     alone = _number(comparison.compute_only_seconds, "{:.1f} s")
-    asked = f"epochs {comparison.epochs}, seed {comparison.seed}, target accuracy {comparison.target:g}"
     chosen = [f"{row.algorithm} went on with {row.chosen}" for row in comparison.rows if row.chosen]
-    meanings = [f"{name}: {meaning}" for name, meaning in MEANINGS.items()]
-    return "\n".join([f"{asked}; without communication {alone}", *chosen, *meanings])
+    meanings = [f"{name}: {meaning}" for name, meaning in comparison.columns.items()]
+    return "\n".join([f"{comparison.asked}; without communication {alone}", *chosen, *meanings])
 
 
-def cells(row: Row) -> list[str]:
-    """A row of the table as texts, a cell a column."""
-    return [
-        row.algorithm if row.status == "ok" else f"{row.algorithm} ({row.status})",
-        _number(row.accuracy, "{:.4f}"),
-        _number(row.seconds, "{:.1f}"),
-        _number(row.seconds_to_target, "{:.1f}"),
-        _number(row.speedup, "{:.2f}x"),
-        _number(row.mb_between_nodes, "{:.1f}"),
-        _number(row.reduction, "{:.1%}"),
-        _number(row.of_compute_only, "{:.1%}"),
-    ]
+def cells(row: Row, columns: Iterable[str]) -> list[str]:
+    """A row of the table as texts: the name, and a cell for each of these columns."""
+    texts = {
+        "rate": f"x{row.rate:g}",
+        "accuracy": _number(row.accuracy, "{:.4f}"),
+        "loss": _number(row.loss, "{:.4f}"),
+        "gap": _interval(row.gap, "{:+.4f}"),
+        "seconds": _number(row.seconds, "{:.1f}"),
+        "to target": _number(row.seconds_to_target, "{:.1f}"),
+        "speedup": _number(row.speedup, "{:.2f}x"),
+        "MB between nodes": _number(row.mb_between_nodes, "{:.1f}"),
+        "reduction": _number(row.reduction, "{:.1%}"),
+        "of compute-only": _number(row.of_compute_only, "{:.1%}"),
+    }
+    name = row.algorithm if row.status == "ok" else f"{row.algorithm} ({row.status})"
+    return [name, *(texts[column] for column in columns)]
+
+
+def _interval(value: Mean | None, form: str) -> str:
+    if value is None or value.half is None:
+        return _number(None if value is None else value.mean, form)
+    return f"{form.format(value.mean)}\n±{form.replace('+', '').format(value.half)}"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -20,6 +20,7 @@ from tacit_lab.cli.compare.recorder import ComparisonRecorder
 from tacit_lab.cli.interrupts import Interrupted
 from tacit_lab.cluster import Cluster
 from tacit_lab.recipes.progress import Progress, line_of
+from tacit_lab.records import EndRecord
 from tacit_lab.testbed import Failure, Result
 
 WELL = Result(0, (), timed_out=False, seconds=1.0)
@@ -56,9 +57,12 @@ class Bed:
         assert argv[-1] == "--shaped"
         on_line(0, PROGRESS.to_line())
         on_line(1, "a warning")
-        for record in (HEAD, run("ddp")[0]):
-            on_line(0, line_of(replace(record, algorithm=options["--algorithm"])))
-        return type(self).play(options["--algorithm"])
+        about = {"algorithm": options["--algorithm"]}
+        result = type(self).play(options["--algorithm"])
+        ended = [EndRecord(**about, seed=int(options["--seed"]), status="ok")] if result.ok else []
+        for record in (replace(HEAD, **about), replace(run("ddp")[0], **about), *ended):
+            on_line(0, line_of(record))
+        return result
 
 
 log: list[str] = []
@@ -91,7 +95,6 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CompareOptions:
         strategies=(parse("ddp"), parse("topk")),
         epochs=3,
         target=0.9,
-        seed=0,
         timeout=60,
         folder=tmp_path,
     )
@@ -103,9 +106,11 @@ def test_all_algorithms_and_the_limit_share_one_testbed(options: CompareOptions)
     runner.train_all(options, screen, recorder)
     turns = [f"{name} for 3, at most 60 s" for name in ("ddp", "topk", "compute-only")]
     assert log == ["built 2x2@100mbit", *turns, "gone"]
-    assert screen.seen == ["ddp", PROGRESS, "topk", PROGRESS, "compute-only", PROGRESS]
+    shown = [[name, replace(PROGRESS, algorithm=name)] for name in ("ddp", "topk", "compute-only")]
+    assert screen.seen == sum(shown, [])
     assert options.output.read_text().splitlines()[0] == "[ddp, node 1] a warning"
-    assert [record.algorithm for record in recorder.records] == ["ddp", "topk", "compute-only"]
+    heads = [record for record in recorder.records if isinstance(record, records.RunRecord)]
+    assert [record.algorithm for record in heads] == ["ddp", "topk", "compute-only"]
     assert list(records.read(options.records)) == recorder.records
     assert [each.algorithm for each in timelines.read(options.timeline)] == ["ddp", "topk", "compute-only"]
 

@@ -68,8 +68,8 @@ def test_the_last_end_of_an_algorithm_counts() -> None:
 
 
 def test_runs_that_differ_in_their_task_are_not_compared() -> None:
-    other = replace(HEAD, algorithm="topk", seed=1)
-    with pytest.raises(ConfigError, match="ddp and topk cannot be compared: seed was 7 for one and 1"):
+    other = replace(HEAD, algorithm="topk", epochs=3)
+    with pytest.raises(ConfigError, match="ddp and topk cannot be compared: epochs was 2 for one and 3"):
         reports.compare([HEAD, other, DDP, TOPK])
     with pytest.raises(ConfigError, match="no run"):
         reports.compare([DDP])

@@ -39,7 +39,7 @@ def test_that_nothing_was_gained_is_an_answer() -> None:
 
 
 def test_what_is_unknown_is_left_out_of_the_headline() -> None:
-    bare = replace(TOPK, mb_between_nodes=None, accuracy=None)
+    bare = replace(TOPK, mb_between_nodes=None, accuracy=None, loss=None)
     assert headline(DDP, bare) == "topk:ratio=0.01 trained 6.0x as fast as ddp over 100 Mbit/s links."
 
 

@@ -10,22 +10,29 @@ import typer
 
 from tacit.errors import ConfigError
 from tacit_lab.cli import report
-from tacit_lab.cli.importing import Modules, import_own
+from tacit_lab.cli.importing import Modules, folder_of, import_own
 from tacit_lab.cli.interrupts import interruptible
 from tacit_lab.reports import MEANINGS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tacit_lab.cli.compare.recorder import ComparisonRecorder
     from tacit_lab.reports import Comparison
 
 EPILOG = "The columns. " + " ".join(f"{name}: {meaning}." for name, meaning in MEANINGS.items())
 
 
 def command(
-    recipe: Annotated[
-        str, typer.Argument(help="What to train: digits, bytes, cifar10 or mnist, e.g. tacit compare bytes")
-    ] = "digits",
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE | -- SCRIPT ARGS",
+            help="What to train: digits (the default), bytes, cifar10 or mnist; or after -- a script for "
+            "torchrun that calls tacit.from_env and tacit.report, e.g. -- train.py --epochs 3",
+            show_default=False,
+        ),
+    ] = None,
     cluster: Annotated[
         str,
         typer.Option(
@@ -88,18 +95,31 @@ def command(
         int | None, typer.Option(help="Epochs to train; by default the recipe's, e.g. 3")
     ] = None,
     target: Annotated[
-        float | None, typer.Option(help="Accuracy to reach, 0..1; by default the recipe's, e.g. 0.9")
+        float | None,
+        typer.Option(help="Accuracy to reach, 0..1; by default the recipe's, of a script none, e.g. 0.9"),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Decides the initial weights and the order of the data, e.g. 1")
-    ] = 0,
+    seeds: Annotated[
+        str,
+        typer.Option(
+            help="Seeds of the initial weights and the order of the data: each algorithm is trained with "
+            "each, and compared seed by seed. A script asks tacit.trial() for its seed, e.g. 0..4, or 0,3"
+        ),
+    ] = "0",
+    rates: Annotated[
+        str,
+        typer.Option(
+            help="What the learning rate is multiplied by: of several, each algorithm is trained with the "
+            "one that is best on validation. A script asks tacit.trial() for it, e.g. 0.5,1,2"
+        ),
+    ] = "1",
     timeout: Annotated[
         float, typer.Option(help="Seconds that one algorithm may take, launch included, e.g. 600")
     ] = 3600,
     out: Annotated[
         str | None,
         typer.Option(
-            help="Folder for the records, made if needed, e.g. my-run; by default tacit-out/DATE-TIME-RECIPE",
+            help="Folder for the records, made if needed; a comparison that was interrupted there goes on, "
+            "e.g. my-run; by default tacit-out/DATE-TIME-RECIPE",
             metavar="PATH",
             show_default=False,
         ),
@@ -119,9 +139,10 @@ def command(
     ] = False,
     modules: Modules = None,
 ) -> None:
-    """Train a recipe with several algorithms on an emulated cluster and compare time, bytes and accuracy.
+    """Train a recipe or a script with several algorithms on an emulated cluster, and compare them.
 
-    Every algorithm starts from the same weights and sees the same data in the same order. E.g.
+    By time, bytes and accuracy. Every algorithm starts from the same weights and sees the same data in the
+    same order. E.g.
     tacit compare digits --cluster 2x2@100mbit --algorithms ddp,topk:ratio=0.01
     """
     from rich.console import Console
@@ -134,14 +155,16 @@ def command(
     from tacit_lab.cli.compare.recorder import ComparisonRecorder
     from tacit_lab.recipes import Choices
 
-    import_own(modules)
+    words = what or ["digits"]
+    import_own(modules, folder_of(words))
     options = compare_options.check(
-        recipe=recipe,
+        what=words,
         cluster=parsing.cluster(cluster, servers),
         algorithms=algorithms,
         epochs=epochs,
         target=target,
-        seed=seed,
+        seeds=seeds,
+        rates=rates,
         timeout=timeout,
         out=parsing.path("--out", out),
         choices=Choices(model=model, data=parsing.path("--data", data), limit=limit, precision=precision),
@@ -151,7 +174,7 @@ def command(
     screen, recorder = Console(stderr=True), ComparisonRecorder(options)
     with interruptible():
         try:
-            with open_display(screen, options.algorithms) as display:
+            with open_display(screen, runner.planned(options, recorder)) as display:
                 runner.train_all(options, display, recorder)
         except BaseException:
             # Trainings that had ended are worth a report.
@@ -159,16 +182,20 @@ def command(
                 _print_text(screen, _write_report(options.records))
             raise
     comparison = reports.compare(recorder.records)
-    _print_summary(comparison, options.records, screen if as_json else Console())
+    _print_summary(comparison, recorder, options.records, screen if as_json else Console())
     if as_json:
         typer.echo(json.dumps(comparison.to_dict()))
 
 
-def _print_summary(comparison: Comparison, records: Path, console: Console) -> None:
+def _print_summary(
+    comparison: Comparison, recorder: ComparisonRecorder, records: Path, console: Console
+) -> None:
     from tacit_lab import reports
 
     console.print()
     console.print(reports.table(comparison))
+    for doubt in reports.doubts(recorder.records):
+        _print_text(console, f"\nNote: {doubt}")
     _print_text(console, f"\nRecords: {records}\n{_write_report(records)}")
 
 

@@ -64,6 +64,8 @@ class Bars(Display):
 
     def started(self, algorithm: str) -> None:
         """The bar pulses until the first message."""
+        if algorithm not in self._tasks:
+            self._tasks[algorithm] = self._bars.add_task(algorithm, total=None, start=False, numbers="")
         self._bars.update(self._tasks[algorithm], numbers="launching")
         self._bars.start_task(self._tasks[algorithm])
 
@@ -109,7 +111,8 @@ class Lines(Display):
         """Write a line if an epoch has ended, or if the last line is more than `EVERY` seconds ago."""
         if progress.epoch != self._epoch or time.monotonic() - self._last > self.EVERY:
             self._epoch = progress.epoch
-            self._write(f"{progress.algorithm}: step {progress.step}/{progress.steps}, {_numbers(progress)}")
+            steps = "" if progress.steps is None else f"/{progress.steps}"
+            self._write(f"{progress.algorithm}: step {progress.step}{steps}, {_numbers(progress)}")
 
     def _write(self, line: str) -> None:
         self._last = time.monotonic()
@@ -128,4 +131,5 @@ class Lines(Display):
 def _numbers(progress: Progress) -> str:
     accuracy = MISSING if progress.accuracy is None else f"{progress.accuracy:.3f}"
     megabytes = MISSING if progress.mb is None else f"{progress.mb:.1f}"
-    return f"loss {progress.loss:.3f}  accuracy {accuracy}  {progress.seconds:.1f} s  {megabytes} MB"
+    loss = MISSING if progress.loss is None else f"{progress.loss:.3f}"
+    return f"loss {loss}  accuracy {accuracy}  {progress.seconds:.1f} s  {megabytes} MB"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from tacit import algorithms, files
 from tacit.attaching.requirements import needs_servers, uses_servers
@@ -14,12 +16,14 @@ from tacit.errors import ConfigError
 from tacit.strategy import AnyStrategy
 from tacit_lab import recipes
 from tacit_lab.cli import parsing
+from tacit_lab.cli.run.options import checked_script
 from tacit_lab.cluster import Cluster
 from tacit_lab.recipes import NO_CHOICES, Choices
-from tacit_lab.records import COMPUTE_ONLY
+from tacit_lab.records import CHOOSING, COMPUTE_ONLY, RunKey
 
 RECORDS = "records.jsonl"
 TIMELINE = "timeline.jsonl"
+_EXAMPLE = "write for example tacit compare --algorithms ddp,topk -- train.py --epochs 3"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,26 +31,30 @@ class CompareOptions:
     """A comparison that can be carried out.
 
     Attributes:
-        recipe: A known recipe's name.
+        recipe: A known recipe's name; of a script the script and its arguments.
         cluster: The cluster to emulate.
         strategies: What to compare. The `name` of each is the text that the user typed; all names differ.
-        epochs: How long to train.
-        target: The accuracy to reach, 0..1.
-        seed: Decides the initial weights and the order of the data.
+        epochs: How long to train; None of a script.
+        target: The accuracy to reach, 0..1; None where there is none.
+        seeds: Each decides the initial weights and the order of the data.
+        rates: What the learning rate is multiplied by, to choose from.
         timeout: Seconds that one algorithm may take in all.
         folder: A folder that exists and can be written.
         tensorboard: The folder for curves, which has none of these algorithms; None for no curves.
         choices: What was chosen of the recipe.
+        script: The script and its arguments; nothing where a recipe is trained.
     """
 
     recipe: str
     cluster: Cluster
     strategies: tuple[AnyStrategy, ...]
-    epochs: int
-    target: float
-    seed: int
+    epochs: int | None
+    target: float | None
     timeout: float
     folder: Path
+    seeds: tuple[int, ...] = (0,)
+    rates: tuple[float, ...] = (1.0,)
+    script: tuple[str, ...] = ()
     tensorboard: Path | None = None
     choices: Choices = NO_CHOICES
 
@@ -55,10 +63,27 @@ class CompareOptions:
         """The names of all trainings, in order: the strategies, and training without communication."""
         return [*(strategy.name for strategy in self.strategies), COMPUTE_ONLY]
 
+    def label(self, key: RunKey) -> str:
+        """What a run is called, among all others."""
+        seed = f", seed {key.seed}" if len(self.seeds) > 1 or key.seed == CHOOSING else ""
+        return f"{key.algorithm}{seed}{f', rate x{key.rate:g}' if len(self.rates) > 1 else ''}"
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """What must be equal for a comparison to be gone on with."""
+        chosen = {name: str(value) for name, value in self.choices.given().items()}
+        about = {"what": self.recipe, "cluster": str(self.cluster), "epochs": self.epochs}
+        return {**about, "target": self.target, **chosen}
+
     @property
     def records(self) -> Path:
         """The file for the records of all trainings."""
         return self.folder / RECORDS
+
+    @property
+    def description(self) -> Path:
+        """The file that says what is compared."""
+        return self.folder / "comparison.json"
 
     @property
     def timeline(self) -> Path:
@@ -73,41 +98,86 @@ class CompareOptions:
 
 def check(
     *,
-    recipe: str,
+    what: Sequence[str],
     cluster: Cluster,
     algorithms: str,
     epochs: int | None,
     target: float | None,
-    seed: int,
+    seeds: str,
+    rates: str,
     timeout: float,
     out: Path | None,
     choices: Choices = NO_CHOICES,
 ) -> CompareOptions:
     """Parse and check what was typed.
 
+    Args:
+        what: A recipe's name, or a script and its arguments.
+
     Raises:
         ConfigError: Something is not possible; the message says what to write instead.
     """
-    chosen = recipes.get(recipe, choices)
+    script = _script(what)
     strategies = _strategies(algorithms)
     _check_servers(strategies, cluster.servers)
+    name = Path(script[1] if script[0] == "-m" else script[0]).stem if script else what[0]
+    if script:
+        _refuse_choices(choices, epochs)
+    else:
+        recipe = recipes.get(name, choices)
+        epochs = parsing.whole("--epochs", recipe.epochs if epochs is None else epochs)
+        target = recipe.target if target is None else target
     return CompareOptions(
-        recipe=recipe,
+        recipe=" ".join(script) or name,
         cluster=cluster,
         strategies=strategies,
-        epochs=parsing.whole("--epochs", chosen.epochs if epochs is None else epochs),
-        target=_share("target", chosen.target if target is None else target),
-        seed=parsing.seed("--seed", seed),
+        epochs=epochs,
+        target=None if target is None else _share("target", target),
+        seeds=_seeds(seeds),
+        rates=_rates(rates),
+        script=script,
         timeout=parsing.seconds("--timeout", timeout, 600),
-        folder=(out or parsing.OUT / f"{datetime.now():%Y%m%d-%H%M%S}-{recipe}").absolute(),
+        folder=(out or parsing.OUT / f"{datetime.now():%Y%m%d-%H%M%S}-{name}").absolute(),
         choices=choices,
     )
+
+
+def _script(what: Sequence[str]) -> tuple[str, ...]:
+    """The script and its arguments; nothing if a recipe is meant."""
+    is_script = what[0] == "-m" or what[0].endswith(".py") or os.sep in what[0]
+    if len(what) == 1 and not is_script:
+        return ()
+    if what[0] in recipes.known():
+        raise ConfigError(
+            f"{' '.join(what[1:])!r} follows the recipe {what[0]}: write one recipe, or a script"
+        )
+    return checked_script(tuple(what), _EXAMPLE)
+
+
+def _refuse_choices(choices: Choices, epochs: int | None) -> None:
+    given = [*choices.given(), *([] if epochs is None else ["epochs"])]
+    if given:
+        raise ConfigError(f"--{given[0]} is for recipes: give a script its own arguments after --")
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    seeds = parsing.seeds("--seeds", text)
+    if CHOOSING in seeds:
+        raise ConfigError(f"--seeds {text}: {CHOOSING} is the seed by which rates are chosen; leave it out")
+    return seeds
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    rates = sorted({*parsing.numbers("--rates", text, float)})
+    if not rates[0]:
+        raise ConfigError(f"--rates {text}: a rate of 0 would not train; write for example --rates 0.5,1,2")
+    return tuple(rates)
 
 
 def prepared(
     options: CompareOptions, tensorboard: Path | None, download: bool, tell: Callable[[str], None] = print
 ) -> CompareOptions:
-    """Fetch the data, look at it, and make the folder.
+    """Fetch the data, look at it, and make the folder, or find one to go on in.
 
     Args:
         tensorboard: The folder for curves.
@@ -119,12 +189,17 @@ def prepared(
     """
     if tensorboard is not None:
         options = replace(options, tensorboard=_curves(tensorboard, options.algorithms))
+    if options.script:
+        if download:
+            raise ConfigError("--download is for recipes: leave it out")
+        _make(options)
+        return options
     if download:
         options = replace(options, choices=_fetched(options.recipe, options.choices, tell))
     _check_data(options)
     if options.choices.precision == "bf16":
         _warn_of_bfloat16(tell)
-    _make(options.folder)
+    _make(options)
     return options
 
 
@@ -189,12 +264,28 @@ def _curves(root: Path, algorithms: Sequence[str]) -> Path:
     return root.absolute()
 
 
-def _make(folder: Path) -> None:
+def _make(options: CompareOptions) -> None:
+    """Make the folder; one in which the same comparison was begun is gone on with."""
+    folder, about = options.folder, json.dumps(options.common)
     if any(os.path.lexists(folder / name) for name in (RECORDS, TIMELINE)):
-        raise ConfigError(f"{folder} holds the records of another comparison: give another --out")
+        if _read(options.description) == about:
+            return
+        raise ConfigError(
+            f"{folder} holds the records of another comparison: give another --out, or to go on with that "
+            "one what it was called with"
+        )
     files.folder(folder, "--out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write to --out {folder}: {error.strerror}") from error
     files.Log(folder / RECORDS).close()
+    with files.spared(f"{options.description.name} is not written, so the comparison cannot be gone on with"):
+        files.put(options.description, about)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None

@@ -7,7 +7,8 @@ from pathlib import Path
 from tacit.files import Log, spared
 from tacit.timelines import Timeline
 from tacit_lab.cli.compare.options import CompareOptions
-from tacit_lab.records import Record
+from tacit_lab.records import EndRecord, Record, RunKey, read
+from tacit_lab.reports import salvage
 
 
 class ComparisonRecorder:
@@ -16,13 +17,18 @@ class ComparisonRecorder:
     The file is opened by its name for each line, so that a folder that was deleted is noticed.
 
     Attributes:
-        records: All records so far, in order.
+        records: All records so far, in order, those of an earlier call among them.
     """
 
     def __init__(self, options: CompareOptions) -> None:
-        """Write into the folder of these options."""
-        self.records: list[Record] = []
+        """Write into the folder of these options, and go on from what it holds."""
+        self.records = salvage(options.records, read)[0] if options.records.is_file() else []
         self._options = options
+
+    @property
+    def ends(self) -> dict[RunKey, EndRecord]:
+        """How each run has ended, by the last of its records."""
+        return {record.key: record for record in self.records if isinstance(record, EndRecord)}
 
     def add(self, record: Record | Timeline) -> None:
         """Keep a record of a training, or a rank's timeline."""

@@ -1,110 +1,211 @@
-"""Train with every algorithm of a comparison in one testbed, one after the other."""
+"""Make the runs of a comparison in one testbed, one after the other."""
 
 from __future__ import annotations
 
+import json
+from abc import ABC, abstractmethod
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from tacit.algorithms import parse
 from tacit.attaching.requirements import uses_servers
-from tacit.errors import TestbedError
+from tacit.environment import TRIAL
+from tacit.errors import ConfigError, TestbedError
 from tacit.files import unmake
-from tacit.strategy import AnyStrategy
+from tacit.timelines import Timeline
 from tacit_lab.cli.compare.display import Display
 from tacit_lab.cli.compare.options import CompareOptions
 from tacit_lab.cli.compare.recorder import ComparisonRecorder
+from tacit_lab.cli.compare.run_keys import missing
+from tacit_lab.cli.compare.scripts import Said, ScriptRun, of_the_middle, read_timelines
 from tacit_lab.cli.interrupts import Interrupted
 from tacit_lab.cli.parsing import OUT
+from tacit_lab.cli.run.command import run_in
+from tacit_lab.cli.run.options import RunOptions
 from tacit_lab.recipes.progress import Progress, record_in
-from tacit_lab.records import COMPUTE_ONLY, EndRecord, Status
+from tacit_lab.records import COMPUTE_ONLY, EndRecord, RunKey, Status
 from tacit_lab.testbed import Failure, Result, Serving, Testbed
+
+ALONE = "localsgd:sync_every=1000000000"
+"""What a script trains with where nothing is to be exchanged: no training is so long."""
+
+
+def planned(options: CompareOptions, recorder: ComparisonRecorder) -> list[str]:
+    """What the next runs are called, as far as they are known."""
+    return [options.label(key) for key in missing(options, recorder.ends)]
 
 
 def train_all(options: CompareOptions, display: Display, recorder: ComparisonRecorder) -> None:
-    """Train with each strategy, and once without communication; the recorder keeps the records.
+    """Make each run that is missing, one after the other; the recorder keeps the records.
 
-    However this ends, the testbed is removed, and the trainings that had ended are recorded.
+    However this ends, the testbed is removed, and the runs that had ended are recorded.
 
     Raises:
         TestbedError: The cluster cannot be emulated, or a rank failed; the message names rank and reason.
+        ConfigError: The user's script cannot be compared.
         Interrupted: A signal came.
     """
     built = False
+    made = _ScriptRunner if options.script else _RecipeRunner
     try:
         with Testbed(options.cluster) as bed:
             built = True
-            for strategy in (*options.strategies, None):
-                _Training(options, display, recorder, strategy).run(bed)
+            runs = made(options, display, recorder, bed)
+            while (key := next(missing(options, recorder.ends), None)) is not None:
+                runs.run(key)
     finally:
         if not built:
-            unmake(options.records, options.folder, OUT)
+            unmake(options.description, options.records, options.folder, OUT)
 
 
-class _Training:
-    """The training with one strategy; with None, without communication."""
+class _Runner(ABC):
+    """Makes one run after the other in a testbed."""
 
     def __init__(
-        self,
-        options: CompareOptions,
-        display: Display,
-        recorder: ComparisonRecorder,
-        strategy: AnyStrategy | None,
+        self, options: CompareOptions, display: Display, recorder: ComparisonRecorder, bed: Testbed
     ) -> None:
-        self._options, self._display, self._recorder = options, display, recorder
-        self._algorithm = COMPUTE_ONLY if strategy is None else strategy.name
-        self._served = strategy is not None and uses_servers(strategy)
+        self._options, self._display, self._recorder, self._bed = options, display, recorder, bed
+        self._strategies = {strategy.name: strategy for strategy in options.strategies}
 
-    def run(self, bed: Testbed) -> None:
+    def run(self, key: RunKey) -> None:
         """Train to the end. If that fails, the reason is recorded, and the error raised."""
-        self._display.started(self._algorithm)
+        self._display.started(self._options.label(key))
         try:
-            result = bed.run(
-                self._command(bed),
-                on_line=self._handle_line,
-                timeout=self._options.timeout,
-                servers=Serving() if self._served else None,
-            )
-            if not result.ok:
-                raise TestbedError(self._reason(result))
+            self._train(key)
         except Interrupted as error:
-            self._record_end("interrupted", str(error))
+            self._record_end(key, "interrupted", str(error))
             raise
         except Exception as error:
-            self._record_end("failed", str(error))
+            self._record_end(key, "failed", str(error))
             raise
 
-    def _command(self, bed: Testbed) -> list[str]:
+    @abstractmethod
+    def _train(self, key: RunKey) -> None: ...
+
+    def _record_end(self, key: RunKey, status: Status, error: str) -> None:
+        self._recorder.add(EndRecord(**key._asdict(), status=status, error=error))
+
+    def _serving(self, key: RunKey) -> Serving | None:
+        strategy = self._strategies.get(key.algorithm)
+        return Serving() if strategy is not None and uses_servers(strategy) else None
+
+    def _keep(self, key: RunKey, node: int, line: str) -> None:
+        self._recorder.add_output(f"[{self._options.label(key)}, node {node}] {line}")
+
+    def _failed(self, key: RunKey, why: str) -> TestbedError:
+        output = _relative(self._options.output)
+        return TestbedError(
+            f"{self._options.label(key)} failed: {why}\nWhat the ranks printed is in {output}"
+        )
+
+
+class _RecipeRunner(_Runner):
+    """Runs the worker of the recipes."""
+
+    def _train(self, key: RunKey) -> None:
+        def handle(node: int, line: str) -> None:
+            if (progress := Progress.from_line(line)) is not None:
+                self._display.advanced(replace(progress, algorithm=self._options.label(key)))
+            elif (record := record_in(line)) is None:
+                self._keep(key, node, line)
+            elif not isinstance(record, Timeline) or key.seed == self._options.seeds[0]:
+                self._recorder.add(record)
+
+        result = self._bed.run(
+            self._command(key),
+            on_line=handle,
+            timeout=self._options.timeout,
+            servers=self._serving(key),
+        )
+        if not result.ok:
+            raise self._failed(key, self._reason(result))
+
+    def _command(self, key: RunKey) -> list[str]:
         """The arguments of the worker, which is another process and gets the strategy as text."""
         options = self._options
-        arguments = {
+        arguments: dict[str, object] = {
             "--recipe": options.recipe,
-            "--algorithm": self._algorithm,
+            "--algorithm": key.algorithm,
             "--epochs": options.epochs,
-            "--seed": options.seed,
+            "--seed": key.seed,
+            "--rate": key.rate,
             "--target": options.target,
         }
         if options.tensorboard is not None:
             arguments["--tensorboard"] = options.tensorboard
         words = [str(word) for argument in arguments.items() for word in argument]
-        shaped = ["--shaped"] if bed.shaped else []
+        shaped = ["--shaped"] if self._bed.shaped else []
         return ["-m", "tacit_lab.recipes.worker", *words, *options.choices.words(), *shaped]
-
-    def _handle_line(self, node: int, line: str) -> None:
-        if (progress := Progress.from_line(line)) is not None:
-            self._display.advanced(progress)
-        elif (record := record_in(line)) is not None:
-            self._recorder.add(record)
-        else:
-            self._recorder.add_output(f"[{self._algorithm}, node {node}] {line}")
-
-    def _record_end(self, status: Status, error: str) -> None:
-        self._recorder.add(EndRecord(algorithm=self._algorithm, status=status, error=error))
 
     def _reason(self, result: Result) -> str:
         if result.timed_out:
-            why = f"it was stopped after {self._options.timeout:g} s, see --timeout"
-        else:
-            why = _describe(result.failures[0]) if result.failures else f"exit code {result.returncode}"
-        output = _relative(self._options.output)
-        return f"{self._algorithm} failed: {why}\nWhat the ranks printed is in {output}"
+            return f"it was stopped after {self._options.timeout:g} s, see --timeout"
+        return _describe(result.failures[0]) if result.failures else f"exit code {result.returncode}"
+
+
+class _ScriptRunner(_Runner):
+    """Runs the user's own script as `tacit run` does, and makes records of what it reports."""
+
+    def __init__(
+        self, options: CompareOptions, display: Display, recorder: ComparisonRecorder, bed: Testbed
+    ) -> None:
+        super().__init__(options, display, recorder, bed)
+        self._steps: int | None = None
+        self._names: tuple[str, set[str]] | None = None
+
+    def _train(self, key: RunKey) -> None:
+        options, label = self._options, self._options.label(key)
+        heard = ScriptRun(options.script, options.cluster, key, options.target)
+        strategy = self._strategies.get(key.algorithm) or parse(ALONE)
+
+        def handle(node: int, line: str) -> None:
+            if (said := Said.of(node, line)) is None:
+                self._keep(key, node, line)
+            elif (progress := heard.heard(said, label, self._steps)) is not None:
+                self._display.advanced(progress)
+
+        with TemporaryDirectory() as folder:
+            run = RunOptions(
+                script=options.script,
+                cluster=options.cluster,
+                strategy=strategy,
+                timeout=options.timeout,
+                folder=Path(folder),
+                tensorboard=options.tensorboard and options.tensorboard / label,
+                serving=self._serving(key),
+            )
+            variables = {TRIAL: json.dumps({"seed": key.seed, "rate": key.rate})}
+            result = run_in(self._bed, run, variables, handle)
+            timelines = read_timelines(run.footprint, key.algorithm)
+        if result.error is not None:
+            raise self._failed(key, result.error)
+        heard.check(self._needing())
+        self._compare_names(label, heard.names)
+        records = heard.records(result, repr(strategy) if key.algorithm != COMPUTE_ONLY else "", timelines)
+        if key.seed == options.seeds[0]:
+            for timeline in of_the_middle(timelines):
+                self._recorder.add(timeline)
+        for record in records:
+            self._recorder.add(record)
+        self._steps = next(each.steps for each in records if isinstance(each, EndRecord))
+
+    def _needing(self) -> str:
+        """The options that the script must ask for."""
+        seeds = "--seeds" if len(self._options.seeds) > 1 or self._options.seeds[0] else ""
+        return seeds or ("--rates" if self._options.rates != (1.0,) else "")
+
+    def _compare_names(self, label: str, names: set[str]) -> None:
+        first, known = self._names = self._names or (label, names)
+        if names != known:
+            raise ConfigError(
+                f"{first} reported {_and(known)}, and {label} {_and(names)}: have the script call "
+                "tacit.report with the same names whatever the algorithm"
+            )
+
+
+def _and(names: set[str]) -> str:
+    return " and ".join(sorted(names)) or "nothing"
 
 
 def _describe(failure: Failure) -> str:

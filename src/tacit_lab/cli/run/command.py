@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,8 +15,12 @@ from tacit_lab.cli.interrupts import interruptible
 from tacit_lab.cli.parsing import OUT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tacit_lab.cli.run.options import RunOptions
     from tacit_lab.cli.run.result import RunResult
+    from tacit_lab.testbed import Testbed
+    from tacit_lab.testbed.outputs import OnLine
 
 EPILOG = (
     "The script's own output goes to stdout and stderr, the summary to stderr. MB between nodes is all "
@@ -28,6 +33,7 @@ EPILOG = (
     "folder of run.json, in errors."
 )
 _RANK_COUNTER = Path(__file__).with_name("rank_counter.py")
+_NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 _PROFILER = ("-m", "tacit_lab.profiling.script")
 
 
@@ -157,38 +163,57 @@ def _run(options: RunOptions) -> RunResult:
         Interrupted: A signal came; the testbed is removed.
     """
     from tacit_lab.cli.run import result as results
-    from tacit_lab.profiling import profile
     from tacit_lab.testbed import Testbed
 
-    variables = {ALGORITHM: options.algorithm, FOOTPRINT: str(options.footprint)}
-    if options.tensorboard is not None:
-        variables[TENSORBOARD] = str(options.tensorboard)
-    profiler = _PROFILER if options.profile else ()
-    if options.profile:
-        variables[PROFILE] = str(options.footprint)
     _write(options, results.unfinished(options))
     built = False
     try:
         with Testbed(options.cluster) as bed:
             built = True
-            ended = bed.run(
-                [str(_RANK_COUNTER), str(options.footprint), *profiler, *options.script],
-                env=variables,
-                timeout=options.timeout,
-                servers=options.serving,
-                restarts=options.restarts,
-                hold_errors=True,
-            )
+            result = run_in(bed, options)
     except BaseException as error:
         if built:
             _write(options, results.cut_off(options, error))
         else:
             unmake(options.record, options.footprint, options.folder, OUT)
         raise
-    profiled = profile.read(options.footprint) if options.profile else []
-    result = results.summarize(options, ended, profiled)
     _write(options, result)
     return result
+
+
+def run_in(
+    bed: Testbed,
+    options: RunOptions,
+    variables: Mapping[str, str] = _NO_VARIABLES,
+    on_line: OnLine | None = None,
+) -> RunResult:
+    """Run the script to its end in a testbed that is up.
+
+    Args:
+        variables: What to add to the environment of its ranks.
+        on_line: Called with the node and the line of everything that they print; without it that goes to
+            this process's stdout and stderr.
+    """
+    from tacit_lab.cli.run import result as results
+    from tacit_lab.profiling import profile
+
+    options.footprint.mkdir(exist_ok=True)
+    env = {**variables, ALGORITHM: options.algorithm, FOOTPRINT: str(options.footprint)}
+    if options.tensorboard is not None:
+        env[TENSORBOARD] = str(options.tensorboard)
+    if options.profile:
+        env[PROFILE] = str(options.footprint)
+    profiler = _PROFILER if options.profile else ()
+    ended = bed.run(
+        [str(_RANK_COUNTER), str(options.footprint), *profiler, *options.script],
+        env=env,
+        on_line=on_line,
+        timeout=options.timeout,
+        servers=options.serving,
+        restarts=options.restarts,
+        hold_errors=True,
+    )
+    return results.summarize(options, ended, profile.read(options.footprint) if options.profile else [])
 
 
 def _where(options: RunOptions, result: RunResult) -> list[str]:

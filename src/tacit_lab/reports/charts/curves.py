@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TypeAlias
+from statistics import fmean
+from typing import NamedTuple, TypeAlias
 
-from tacit_lab.records import EpochRecord, Record, RunRecord
+from tacit_lab.records import CHOOSING, EpochRecord, Record, RunKey, RunRecord
 from tacit_lab.reports.charts.bars import bars
 from tacit_lab.reports.charts.figures import Chart, Figure, Style, line_at, styles
 from tacit_lab.reports.charts.split import split
@@ -49,41 +50,53 @@ def charts(comparison: Comparison, records: Sequence[Record]) -> list[Chart]:
     """All charts for which there are numbers."""
     curves = _curves(comparison, records)
     paint = styles(comparison)
-    found = [
-        _chart(y, x, curves, paint, comparison.target) for y in (ACCURACY, LOSS) for x in (SECONDS, MEGABYTES)
-    ]
-    if any(epoch.consensus_relative for each in curves.values() for epoch in each):
-        found.append(_chart(APART, EPOCHS, curves, paint, comparison.target))
+    drawn = [(y, x) for y in (ACCURACY, LOSS) for x in (SECONDS, MEGABYTES)]
+    if any(epoch.consensus_relative for runs in curves.values() for run in runs for epoch in run):
+        drawn.append((APART, EPOCHS))
+    found = [_chart(y, x, curves, paint, comparison) for y, x in drawn]
     spent = bars(split(records), paint, comparison.compute_only_seconds)
     return [chart for chart in (*found, spent) if chart is not None]
 
 
-def _curves(comparison: Comparison, records: Sequence[Record]) -> dict[str, list[EpochRecord]]:
-    curves: dict[str, list[EpochRecord]] = {row.algorithm: [] for row in comparison.rows}
+def _curves(comparison: Comparison, records: Sequence[Record]) -> dict[str, list[list[EpochRecord]]]:
+    """What each algorithm's runs have recorded, seed by seed, at the rate that counts."""
+    rates = {row.algorithm: row.rate for row in comparison.rows}
+    runs: dict[RunKey, list[EpochRecord]] = {}
     for record in records:
-        if record.algorithm not in curves:
+        if rates.get(record.algorithm) != record.rate or record.seed == CHOOSING:
             continue
         if isinstance(record, RunRecord):
-            curves[record.algorithm] = []
+            runs[record.key] = []
         elif isinstance(record, EpochRecord):
-            curves[record.algorithm].append(record)
-    return {name: epochs for name, epochs in curves.items() if epochs}
+            runs.setdefault(record.key, []).append(record)
+    found = {name: [run for key, run in runs.items() if key.algorithm == name and run] for name in rates}
+    return {name: each for name, each in found.items() if each}
 
 
 def _chart(
-    y: _Axis, x: _Axis, curves: Mapping[str, list[EpochRecord]], paint: Mapping[str, Style], target: float
+    y: _Axis,
+    x: _Axis,
+    curves: Mapping[str, Sequence[Sequence[EpochRecord]]],
+    paint: Mapping[str, Style],
+    comparison: Comparison,
 ) -> Chart | None:
-    traces = [
-        trace
-        for i, (name, epochs) in enumerate(curves.items())
-        if (trace := _trace(name, epochs, x, y, paint[name], SYMBOLS[i % len(SYMBOLS)]))
-    ]
+    traces, bands = [], []
+    each = "epoch" if comparison.epochs else "report"
+    for i, (name, runs) in enumerate(curves.items()):
+        points = _points(runs, x, y)
+        if points:
+            traces.append(_trace(name, points, (x, y, each), paint[name], SYMBOLS[i % len(SYMBOLS)]))
+            bands.append(_band(points, paint[name]))
     if not traces:
         return None
+    several = len(comparison.seeds) > 1
     layout: Figure = {"xaxis": _axis(x, traces, "x"), "yaxis": _axis(y, traces, "y")}
-    if y is ACCURACY:
-        layout |= line_at("y", target, f"target {target:g}")
-    note = f"One point for each epoch; {'higher' if y is ACCURACY else 'lower'} and left is better."
+    if y is ACCURACY and comparison.target is not None:
+        layout |= line_at("y", comparison.target, f"target {comparison.target:g}")
+    note = f"One point for each {each}; {'higher' if y is ACCURACY else 'lower'} and left is better."
+    if several:
+        note += " Lines are means over the seeds, bands reach from the lowest to the highest of them."
+        traces = [*bands, *traces]
     return Chart(
         key=f"{y.title}-{x.title.split()[-1]}".lower().replace(" ", "-"),
         title=f"{y.title.capitalize()} against {x.title}",
@@ -92,24 +105,57 @@ def _chart(
     )
 
 
-def _trace(name: str, epochs: Sequence[EpochRecord], x: _Axis, y: _Axis, style: Style, symbol: str) -> Figure:
-    points = [(x.reading(each), y.reading(each), each.epoch) for each in epochs]
-    whole = [point for point in points if _finite(point[0]) and _finite(point[1])]
-    if not whole:
-        return {}
-    xs, ys, numbers = zip(*whole, strict=True)
-    colour = f"var({style.colour})"
-    told = f"epoch %{{customdata}}<br>%{{x:{x.form}}} {x.title}<br>{y.title} %{{y:{y.form}}}"
+class _Point(NamedTuple):
+    """The means over the seeds after as many epochs, or reports; `low` and `high`: of their y."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    number: int
+
+
+def _points(runs: Sequence[Sequence[EpochRecord]], x: _Axis, y: _Axis) -> list[_Point]:
+    """The points at which every seed has both numbers."""
+    found = []
+    for epochs in zip(*runs, strict=False):
+        xs, ys = [x.reading(each) for each in epochs], [y.reading(each) for each in epochs]
+        if all(map(_finite, xs)) and all(map(_finite, ys)):
+            known = [each for each in ys if each is not None]
+            mean = fmean(each for each in xs if each is not None)
+            found.append(_Point(mean, fmean(known), min(known), max(known), epochs[0].epoch))
+    return found
+
+
+def _trace(
+    name: str, points: Sequence[_Point], told_by: tuple[_Axis, _Axis, str], style: Style, symbol: str
+) -> Figure:
+    colour, (x, y, each) = f"var({style.colour})", told_by
+    told = f"{each} %{{customdata}}<br>%{{x:{x.form}}} {x.title}<br>{y.title} %{{y:{y.form}}}"
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "name": escape(name),
-        "x": xs,
-        "y": ys,
-        "customdata": numbers,
+        "x": [point.x for point in points],
+        "y": [point.y for point in points],
+        "customdata": [point.number for point in points],
         "line": {"color": colour, "width": 2.5, "dash": style.dash},
         "marker": {"symbol": symbol, "size": 8, "color": colour},
         "hovertemplate": f"<b>{escape(name)}</b><br>{told}<extra></extra>",
+    }
+
+
+def _band(points: Sequence[_Point], style: Style) -> Figure:
+    xs = [each.x for each in points]
+    return {
+        "type": "scatter",
+        "mode": "none",
+        "x": [*xs, *xs[::-1]],
+        "y": [*(each.high for each in points), *(each.low for each in points[::-1])],
+        "fill": "toself",
+        "fillcolor": f"var({style.colour})",
+        "opacity": 0.2,
+        "hoverinfo": "skip",
     }
 
 

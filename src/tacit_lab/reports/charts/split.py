@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tacit_lab.records import COMPUTE_ONLY, EndRecord, Record
+from tacit_lab.records import CHOOSING, COMPUTE_ONLY, EndRecord, Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,10 @@ class TimeSplit:
 
 
 def split(records: Sequence[Record]) -> list[TimeSplit]:
-    """Split every algorithm that finished; one that neither reports nor can be derived is left out."""
-    ends = {record.algorithm: record for record in records if isinstance(record, EndRecord)}
+    """Split every algorithm that finished, of several seeds the first; without numbers it is left out."""
+    counted = [each for each in records if isinstance(each, EndRecord) and each.seed != CHOOSING]
+    first = min((each.seed for each in counted), default=0)
+    ends = {each.algorithm: each for each in counted if each.seed == first}
     limit = ends.pop(COMPUTE_ONLY, None)
     alone = limit.seconds if limit else None
     return [found for end in ends.values() if (found := _split(end, alone)) is not None]
