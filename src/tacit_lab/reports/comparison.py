@@ -177,6 +177,7 @@ def _common_head(heads: list[RunRecord]) -> RunRecord:
 def _row(ends: Sequence[EndRecord], base: Mapping[int, EndRecord], limit: EndRecord | None) -> Row:
     first = next((end for end in ends if end.status != "ok"), ends[0])
     pairs = [(end, base[end.seed]) for end in ends if end.seed in base]
+    others = [(end, other) for end, other in pairs if end is not other]
     seconds, megabytes = _mean(ends, "seconds"), _mean(ends, "mb_between_nodes")
     theirs = [other for _, other in pairs]
     left = _ratio(megabytes, _mean(theirs, "mb_between_nodes"))
@@ -196,7 +197,7 @@ def _row(ends: Sequence[EndRecord], base: Mapping[int, EndRecord], limit: EndRec
         traffic=ends[0].traffic,
         seeds=sum(end.status == "ok" for end in ends),
         rate=first.rate,
-        gap=_over_pairs(pairs, _gap),
+        gap=_over_pairs(others, _gap),
         speedups=_over_pairs(pairs, lambda end, other: _ratio(other.seconds, end.seconds)),
     )
 

@@ -99,7 +99,7 @@
   // there is some, with a line to a point; and where there is none, upon the curves.
   const labels = (plot, own) => {
     const { xaxis, yaxis, font } = plot._fullLayout;
-    const curves = plot._fullData.filter((trace) => trace.type === "scatter").map((trace) => ({
+    const curves = plot._fullData.filter((trace) => trace.type === "scatter" && trace.mode !== "none").map((trace) => ({
       trace,
       points: trace.x.map((x, i) => ({ x: xaxis.d2p(x), y: yaxis.d2p(trace.y[i]) })),
     }));

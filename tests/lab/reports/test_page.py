@@ -157,7 +157,7 @@ def test_the_charts_hold_the_records_numbers() -> None:
     ]
     ddp, topk = found["accuracy-nodes"]["data"]
     assert (ddp["x"], ddp["y"]) == ([500.0, 1000.0], [0.5, 0.95])
-    assert (topk["x"], topk["name"]) == ((25.0, 50.0), "topk:ratio=0.01")
+    assert (topk["x"], topk["name"]) == ([25.0, 50.0], "topk:ratio=0.01")
     assert found["accuracy-nodes"]["layout"]["xaxis"]["type"] == "log"
     assert found["accuracy-seconds"]["layout"]["shapes"][0]["y0"] == 0.95
     assert "type" not in figures(DDP)["accuracy-seconds"]["layout"]["xaxis"]
