@@ -1,4 +1,4 @@
-"""A method of one's own: the largest rows of what a replica has changed, seldom, and steps of bounded length."""
+"""A method of one's own: the largest rows of what a replica has changed, seldom, and bounded steps."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar

@@ -140,11 +140,10 @@ def seeds(option: str, text: str) -> tuple[int, ...]:
         numbers_ = []
     for each in numbers_:
         seed(option, each)
-    if dots and len(numbers_) == 2 and numbers_[1] - numbers_[0] < _MOST_SEEDS:
-        numbers_ = [*range(numbers_[0], numbers_[1] + 1)]
-    if not numbers_ or len(numbers_) > _MOST_SEEDS or len({*numbers_}) < len(numbers_):
+    found: Sequence[int] = range(numbers_[0], numbers_[1] + 1) if dots and numbers_ else numbers_
+    if not 0 < len(found) <= _MOST_SEEDS or len({*found}) < len(found):
         raise ConfigError(f"{option} {text!r} is no list of seeds: write for example {option} 0..2, or 0,3")
-    return tuple(sorted(numbers_))
+    return tuple(sorted(found))
 
 
 def split(text: str) -> list[str]:

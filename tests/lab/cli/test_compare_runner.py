@@ -107,7 +107,7 @@ def test_all_algorithms_and_the_limit_share_one_testbed(options: CompareOptions)
     turns = [f"{name} for 3, at most 60 s" for name in ("ddp", "topk", "compute-only")]
     assert log == ["built 2x2@100mbit", *turns, "gone"]
     shown = [[name, replace(PROGRESS, algorithm=name)] for name in ("ddp", "topk", "compute-only")]
-    assert screen.seen == sum(shown, [])
+    assert screen.seen == [each for pair in shown for each in pair]
     assert options.output.read_text().splitlines()[0] == "[ddp, node 1] a warning"
     heads = [record for record in recorder.records if isinstance(record, records.RunRecord)]
     assert [record.algorithm for record in heads] == ["ddp", "topk", "compute-only"]

@@ -98,3 +98,52 @@ def test_a_table_without_a_shaped_network_says_so_and_shows_dashes() -> None:
 def test_a_failed_run_is_marked_in_the_table() -> None:
     failed = records.EndRecord(algorithm="topk", status="failed")
     assert "topk (failed)" in printed(DDP, failed)
+
+
+def seeded(end: records.EndRecord, *seeds: int, **numbers: list[float]) -> list[records.EndRecord]:
+    """The same end with several seeds; of each number a value a seed."""
+    return [
+        replace(end, seed=seed, **{name: values[i] for name, values in numbers.items()})
+        for i, seed in enumerate(seeds)
+    ]
+
+
+def test_of_several_seeds_there_are_means_and_gaps_are_paired() -> None:
+    ends = [
+        *seeded(DDP, 0, 1, 2, accuracy=[0.9, 0.8, 0.7], seconds=[60.0, 62.0, 58.0]),
+        *seeded(TOPK, 0, 1, 2, accuracy=[0.91, 0.81, 0.71], seconds=[10.0, 31.0, 29.0]),
+    ]
+    comparison = reports.compare([HEAD, *ends, ALONE])
+    ddp, topk = comparison.rows
+    assert comparison.seeds == (0, 1, 2)
+    assert "gap" in comparison.columns
+    assert ddp.gap is None
+    assert topk.gap is not None
+    assert topk.accuracy == pytest.approx(0.81)
+    assert (topk.gap.mean, topk.gap.half, topk.gap.count) == (pytest.approx(0.01), pytest.approx(0), 3)
+    assert topk.seconds == pytest.approx(70 / 3)
+    assert topk.speedups is not None
+    assert topk.speedups.mean == pytest.approx((6 + 2 + 2) / 3)
+
+
+def test_a_seed_that_one_of_two_has_is_in_no_pair() -> None:
+    ends = [*seeded(DDP, 0, 1), *seeded(TOPK, 1, 2, accuracy=[0.9, 0.5])]
+    topk = reports.compare([HEAD, *ends]).rows[1]
+    assert topk.gap is not None
+    assert (topk.gap.mean, topk.gap.count) == (pytest.approx(0.9 - 0.98), 1)
+
+
+def test_runs_that_chose_a_rate_count_for_nothing_else() -> None:
+    chosen = [replace(TOPK, seed=seed, rate=2.0, accuracy=0.9) for seed in (0, 1)]
+    tried = [replace(TOPK, seed=records.CHOOSING, rate=rate, accuracy=0.1) for rate in (1.0, 2.0, 4.0)]
+    row = reports.compare([HEAD, *tried, *seeded(DDP, 0, 1), *chosen]).rows[1]
+    assert (row.rate, row.accuracy, row.seeds) == (2.0, pytest.approx(0.9), 2)
+
+
+def test_a_script_that_reports_a_loss_alone_is_compared_by_it() -> None:
+    head = replace(HEAD, epochs=None, target=None, batch_per_rank=None)
+    ends = [replace(end, accuracy=None, loss=loss) for end, loss in ((DDP, 1.0), (TOPK, 1.5))]
+    comparison = reports.compare([head, *ends])
+    assert [*comparison.columns][:2] == ["loss", "seconds"]
+    assert comparison.rows[1].gap is not None
+    assert comparison.rows[1].gap.mean == 0.5

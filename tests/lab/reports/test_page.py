@@ -191,3 +191,17 @@ def test_the_consensus_distance_is_drawn_where_replicas_differ_and_only_there() 
     assert drawn["consensus-distance-epochs"]["layout"]["xaxis"]["dtick"] == 1
     (trace,) = drawn["consensus-distance-epochs"]["data"]
     assert (trace["name"], trace["x"], trace["y"]) == (TOPK.algorithm, [1, 2], [0.03, 0.015])
+
+
+def test_bands_reach_from_the_lowest_seed_to_the_highest() -> None:
+    found: list[records.Record] = []
+    for seed, value in ((0, 0.2), (1, 0.6)):
+        for each in comparison(DDP, TOPK):
+            accuracy = {"accuracy": value} if isinstance(each, records.EpochRecord) else {}
+            found.append(replace(each, seed=seed, **accuracy))  # type: ignore[arg-type]
+    chart = next(each for each in charts(reports.compare(found), found) if each.key == "accuracy-seconds")
+    bands = [each for each in chart.figure["data"] if each["mode"] == "none"]
+    lines = [each for each in chart.figure["data"] if "name" in each]
+    assert len(bands) == len(lines) == 2
+    assert lines[0]["y"] == pytest.approx([0.4, 0.4])
+    assert bands[0]["y"] == [0.6, 0.6, 0.2, 0.2]

@@ -115,3 +115,32 @@ def test_a_run_without_an_end_is_seen() -> None:
     assert isinstance(end, records.EndRecord)
     assert (end.algorithm, end.status, end.error) == ("compute-only", "interrupted", summary.UNFINISHED)
     assert summary.close_open_runs(WHOLE) == WHOLE
+
+
+def begun(
+    algorithm: str, seed: int, weights: float, loss: float = 0.1, steps: int = 9
+) -> list[records.Record]:
+    """A run of a script."""
+    head = replace(HEAD, algorithm=algorithm, seed=seed, weights=weights, epochs=None)
+    return [head, replace(DDP, algorithm=algorithm, seed=seed, loss=loss, steps=steps)]
+
+
+def test_nothing_speaks_against_runs_that_differ_as_they_should() -> None:
+    found = [*begun("ddp", 0, 1.0), *begun("topk", 0, 1.0), *begun("ddp", 1, 2.0), *begun("topk", 1, 2.0)]
+    assert summary.doubts(found) == []
+
+
+def test_other_weights_with_one_seed_are_told() -> None:
+    (told,) = summary.doubts([*begun("ddp", 0, 1.0), *begun("topk", 0, 1.5)])
+    assert told.startswith("With seed 0, ddp and topk began with different weights: seed the script")
+
+
+def test_seeds_that_change_nothing_are_told_and_a_base_that_is_loaded_is_not() -> None:
+    (told,) = summary.doubts([*begun("ddp", 0, 1.0), *begun("ddp", 1, 1.0)])
+    assert "equal loss with the seeds 0 and 1" in told
+    assert summary.doubts([*begun("ddp", 0, 1.0, loss=0.1), *begun("ddp", 1, 1.0, loss=0.2)]) == []
+
+
+def test_runs_of_other_lengths_are_told() -> None:
+    (told,) = summary.doubts([*begun("ddp", 0, 1.0), *begun("topk", 0, 1.0, steps=4)])
+    assert told == "The algorithms did not take the same number of steps: ddp 9, topk 4."

@@ -1,0 +1,36 @@
+"""A script for `tacit compare`, in which an argument names what is wrong with it."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import tacit
+
+how, steps = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+seed, rate = (0, 1.0) if how == "never asks" else tacit.trial()
+if how == "unseeded":
+    torch.seed()
+else:
+    torch.manual_seed(7 if how == "ignores" else seed)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02 * rate)
+strategy = tacit.from_env()
+data = torch.Generator().manual_seed(100 * (0 if how == "ignores" else seed) + rank)
+if how == "short" and strategy.name == "topk":
+    steps //= 2
+with tacit.attach(model, optimizer, strategy):
+    for step in range(1, steps + 1):
+        x = torch.randn(16, 32, generator=data)
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 5 == 0 and how != "never reports":
+            more = {"accuracy": 0.5} if how == "other names" and strategy.name == "topk" else {}
+            tacit.report(step, loss=loss, **more)
+dist.destroy_process_group()

@@ -1,0 +1,70 @@
+"""Which runs a comparison makes, and in which order."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from tacit.algorithms import parse
+from tacit_lab.cli.compare.options import CompareOptions
+from tacit_lab.cli.compare.run_keys import missing
+from tacit_lab.cluster import Cluster
+from tacit_lab.records import CHOOSING, EndRecord, RunKey
+
+OPTIONS = CompareOptions(
+    recipe="digits",
+    cluster=Cluster.parse("local:2"),
+    strategies=(parse("ddp"), parse("topk")),
+    epochs=1,
+    target=0.9,
+    timeout=60,
+    folder=Path(),
+    seeds=(0, 3),
+)
+
+
+def ran(options: CompareOptions, judge: Callable[[RunKey], float] = lambda key: 0.0) -> list[RunKey]:
+    """All runs, each made as soon as it is due; `judge`: what comes of it on validation."""
+    ends: dict[RunKey, EndRecord] = {}
+    while (key := next(missing(options, ends), None)) is not None:
+        assert key not in ends
+        ends[key] = EndRecord(**key._asdict(), status="ok", validation=judge(key), loss=1.0)
+    return [*ends]
+
+
+def test_seed_after_seed_and_the_limit_last() -> None:
+    assert ran(OPTIONS) == [
+        RunKey("ddp", 0, 1.0),
+        RunKey("topk", 0, 1.0),
+        RunKey("ddp", 3, 1.0),
+        RunKey("topk", 3, 1.0),
+        RunKey("compute-only", 0, 1.0),
+    ]
+
+
+def test_the_best_rate_is_searched_with_another_seed_beyond_the_ends_too() -> None:
+    best = {"ddp": 1.0, "topk": 4.0}
+    keys = ran(
+        replace(OPTIONS, rates=(0.5, 1.0, 2.0)), lambda key: -abs(key.rate - best.get(key.algorithm, 1))
+    )
+    searched = [(key.algorithm, key.rate) for key in keys if key.seed == CHOOSING]
+    assert searched == [
+        *(("ddp", rate) for rate in (0.5, 1.0, 2.0)),
+        *(("topk", rate) for rate in (0.5, 1.0, 2.0, 4.0, 8.0)),
+    ]
+    assert {(key.algorithm, key.rate) for key in keys if key.seed != CHOOSING} == {
+        ("ddp", 1.0),
+        ("topk", 4.0),
+        ("compute-only", 1.0),
+    }
+
+
+def test_the_search_ends_where_every_rate_is_worse_than_the_next() -> None:
+    rates = [key.rate for key in ran(replace(OPTIONS, rates=(0.5, 1.0)), lambda key: -key.rate)]
+    assert min(rates) >= 1 / 1024
+
+
+def test_runs_that_failed_are_made_again() -> None:
+    key = RunKey("ddp", 0, 1.0)
+    for status, first in (("ok", RunKey("topk", 0, 1.0)), ("failed", key), ("interrupted", key)):
+        end = EndRecord(**key._asdict(), status=status)  # type: ignore[arg-type]
+        assert next(missing(OPTIONS, {key: end})) == first
