@@ -78,12 +78,17 @@ def test_a_command_can_be_read(page: str, line: str) -> None:
         return
     if given.get("algorithms"):
         for text in split_algorithms(given["algorithms"]):
-            if not (given.get("modules") and text.partition(":")[0] == "rarer"):
+            if not (given.get("modules") and text.partition(":")[0] == "mine"):
                 parse(text)
     if given.get("algorithm"):
         parse(given["algorithm"])
     if given.get("cluster"):
         Cluster.parse(given["cluster"])
+    what = given.get("what") or []
+    if len(what) == 1 and not what[0].endswith(".py"):
+        assert what[0] in recipes.known()
+    else:
+        _scripts_exist(what)
     if given.get("recipe"):
         assert given["recipe"] in [*recipes.known(), "made-up"]
     _scripts_exist(given.get("script") or [])

@@ -17,10 +17,18 @@ from tacit.topologies import Flat
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 
 
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def test_the_whole_method_is_the_example() -> None:
+    assert blocks()[0] == (PAGE.parents[1] / "examples" / "my_rows.py").read_text()
+
+
 @pytest.fixture(scope="module")
 def guide(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """A module of the page's first block, without the training that follows the class."""
-    (block, *_) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    """A module of the page's compressor, without the training that follows the class."""
+    block = next(each for each in blocks() if "class OneScale" in each)
     code = block[: re.search(r"^\w+ = tacit\.Strategy\(", block, re.MULTILINE).start()]  # type: ignore[union-attr]
     file = tmp_path_factory.mktemp("guide") / "my_codecs.py"
     file.write_text(code)

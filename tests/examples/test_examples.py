@@ -13,7 +13,7 @@ import pytest
 from in_process_command import called
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-ALL = sorted(file.name for file in EXAMPLES.glob("*.py"))
+ALL = sorted(file.name for file in EXAMPLES.glob("[0-9]*.py"))
 
 
 def run(folder: Path, name: str, *options: str, fresh: Sequence[int] = ()) -> tuple[str, dict[str, Any]]:
@@ -145,3 +145,10 @@ def test_plain_torchrun_uses_the_algorithm_of_the_title() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "30 rounds in 240 steps" in done.stdout
+
+
+def test_a_training_of_ones_own_is_as_before_where_nobody_compares(tmp_path: Path) -> None:
+    printed, told = run(tmp_path, "12_own_training.py", "--cluster", "local:2", "--algorithm", "topk")
+    assert float(printed.partition("accuracy ")[2].split()[0]) > 0.8
+    assert "@tacit" not in printed
+    assert told["attached"] == ["topk"]
