@@ -221,12 +221,13 @@ def test_a_cpu_without_bfloat16_is_told_of(
     monkeypatch.setattr("tacit_lab.recipes.models.precision.is_native", lambda: native)
     said: list[str] = []
     asked = options.check(
-        recipe="cifar10",
+        what=["cifar10"],
         cluster=Cluster.parse("local:2"),
         algorithms="ddp",
         epochs=None,
         target=None,
-        seed=0,
+        seeds="0",
+        rates="1",
         timeout=60,
         out=tmp_path / "out",
         choices=Choices(data=as_archive(tmp_path / "small.tar", pictures(16, 4)), precision="bf16"),

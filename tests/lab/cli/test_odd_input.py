@@ -107,7 +107,7 @@ RECORDS = {
     ),
     "long-field": records(changed(HEAD, **{LONG: 1})),
     "missing-field": records('{"kind": "end", "version": 1, "algorithm": "ddp"}'),
-    "differ": records(*WHOLE, changed(HEAD, algorithm="topk", seed=8)),
+    "differ": records(*WHOLE, changed(HEAD, algorithm="topk", epochs=8)),
 }
 TIMELINE = {"kind": "timeline", "version": 1, "algorithm": "ddp", "rank": 0, "origin": 0.0, "levels": ["a"]}
 TIMELINES = {
