@@ -20,7 +20,7 @@ MINE = "local_delta"
 GIVEN = "given_delta"
 """The field of this rank's whole delta at the start of a late round, if `MINE` is the part not sent."""
 ASIDE = "unsent"
-"""The field of what a replica at the anchor has not sent, until it is added again."""
+"""The field of what a replica at the anchor has not sent, until it is added again; zeros otherwise."""
 
 
 class BucketDeltas:
@@ -68,7 +68,11 @@ class BucketDeltas:
         given = late and merge.keeps_unsent
         self._given = [torch.zeros_like(anchor) if given else None for anchor in anchors]
         self.is_aside = merge.ends_at_anchor
-        self._aside = [torch.zeros_like(anchor) for anchor in anchors if self.is_aside]
+        self._aside = [
+            torch.zeros_like(anchor) if late or mine is None else mine  # of no use between two rounds
+            for anchor, mine in zip(anchors, self.mine, strict=True)
+            if self.is_aside
+        ]
         self.states: list[State] = [merge.init(anchor) for anchor in anchors]
         largest = largest_of_types(session.buckets) if session.schedule.leaves_first else {}
         self._before = {dtype: wide_like(bucket) for dtype, bucket in largest.items()}
@@ -77,6 +81,8 @@ class BucketDeltas:
 
     def fields(self) -> Mapping[str, Sequence[Tensor | None]]:
         """The fields of each bucket in a checkpoint, besides `MINE`."""
+        if not self.is_aside:
+            self.forget()
         return {GIVEN: self._given, ASIDE: self._aside}
 
     def leave(self, i: int, read: bool) -> None:

@@ -88,13 +88,14 @@ class Run:
 
     Attributes:
         params: the slice of each in the bucket.
-        here: the span of all in the bucket.
+        here: the span of all in the bucket; `numel`: its length.
         lies: a large parameter's tensor, if it can be processed in place with the bucket's flat tensors.
     """
 
     def __init__(self, params: Sequence[ParamSlice], first: int = 0) -> None:
         self.params, self._first = params, first
         self.here = slice(params[0].start, params[-1].stop)
+        self.numel = params[-1].stop - params[0].start
         self.lies: Tensor | None = None
         self._sizes = [param.stop - param.start for param in params]
         self._large = len(params) == 1 and _large(params[0])
@@ -112,16 +113,16 @@ class Run:
         part = flat[self.here]
         return part if like.dim() == 1 else part.view(like.shape)
 
-    def read(self, flat: Tensor) -> None:
-        """Overwrite their part of a bucket's flat tensor with their values."""
-        self._copy_(self._parts(flat), self._views)
+    def read(self, row: Tensor) -> None:
+        """Overwrite `row`, the part of a bucket's flat tensor for these parameters, with their values."""
+        self._copy_(self._parts(row), self._views)
 
-    def write(self, flat: Tensor) -> None:
-        """Overwrite their values with their part of a bucket's flat tensor."""
-        self._copy_(self._views, self._parts(flat))
+    def write(self, row: Tensor) -> None:
+        """Overwrite their values with `row`."""
+        self._copy_(self._views, self._parts(row))
 
-    def _parts(self, flat: Tensor) -> list[Tensor]:
-        parts = zip(flat[self.here].split_with_sizes(self._sizes), self._views, strict=True)
+    def _parts(self, row: Tensor) -> list[Tensor]:
+        parts = zip(row.split_with_sizes(self._sizes), self._views, strict=True)
         return [part if view.dim() == 1 else part.view(view.shape) for part, view in parts]
 
     def _copy_(self, into: list[Tensor], out_of: list[Tensor]) -> None:
@@ -162,6 +163,11 @@ class PlacedBucket:
         self.overlap = False
         self._where: list[object] = []
 
+    @property
+    def longest_row(self) -> int:
+        """The number of entries of the longest run that is not processed in place."""
+        return max((run.numel for run in self.runs if run.lies is None), default=0)
+
     def find(self) -> None:
         """Look each up: as a row; if its memory has another order, as it is.
 
@@ -196,17 +202,21 @@ class Replica:
         named: the parameters, looked up again in each round.
         common: the anchor of each bucket, in the `wide` type; overwritten with the parameters.
         stays: whether replicas are always set to the anchor, so that unrounded values need not be stored.
+        whole: whether rounds need all parameters of a bucket in a row.
     """
 
     def __init__(
-        self, buckets: Sequence[Bucket], named: Mapping[str, Tensor], common: Sequence[Tensor], stays: bool
+        self,
+        buckets: Sequence[Bucket],
+        named: Mapping[str, Tensor],
+        common: Sequence[Tensor],
+        stays: bool,
+        whole: bool = True,
     ) -> None:
+        self._buckets = buckets
         self._placed = [PlacedBucket(bucket, named) for bucket in buckets]
         largest = largest_of_types(buckets)
         narrow = {dtype: bucket for dtype, bucket in largest.items() if wide(dtype) != dtype}
-        now = {dtype: wide_like(bucket) for dtype, bucket in largest.items()}
-        self._now = [now[bucket.dtype][: bucket.numel] for bucket in buckets]
-        self._types = [bucket.dtype for bucket in buckets]
         self._wide = {dtype: wide_like(bucket) for dtype, bucket in narrow.items()}
         self._rounded = {dtype: bucket.like(bucket.device) for dtype, bucket in narrow.items()}
         self.put: list[Tensor | None] = [
@@ -217,6 +227,17 @@ class Replica:
         self._own = not stays
         for i, anchor in enumerate(common):
             self.anchor_here(i, anchor)
+        longest: dict[torch.dtype, int] = {}
+        for bucket, placed, put in zip(buckets, self._placed, self.put, strict=True):
+            in_row = whole or put is not None or placed.overlap
+            numel = bucket.numel if in_row else placed.longest_row
+            longest[bucket.dtype] = max(numel, longest.get(bucket.dtype, 0))
+        self._now = {dtype: wide_like(largest[dtype], numel) for dtype, numel in longest.items()}
+
+    def _row(self, i: int, numel: int) -> Tensor:
+        """Uninitialised memory, valid until the next call; where no round asks for as much, anew."""
+        now, bucket = self._now[self._buckets[i].dtype], self._buckets[i]
+        return now[:numel] if numel <= now.numel() else wide_like(bucket, numel)
 
     def read(self, i: int, out: Tensor) -> None:
         """Overwrite `out` with the present parameters of bucket `i`."""
@@ -226,7 +247,7 @@ class Replica:
 
     def params(self, i: int) -> Tensor:
         """The parameters of bucket `i` before rounding; valid until the next call."""
-        params, put = self._now[i], self.put[i]
+        params, put = self._row(i, self._buckets[i].numel), self.put[i]
         self.read(i, params)
         if put is not None:
             params.sub_(self.widened(i, self.narrowed(i, put))).add_(put)
@@ -250,8 +271,9 @@ class Replica:
                 second = None if also is None else run.of(also, view)
                 deltas.subtract(view, run.of(anchor, view), run.of(out, view), second)
                 continue
-            run.read(out)
-            moved = out[run.here].sub_(anchor[run.here])
+            moved = out[run.here]
+            run.read(moved)
+            moved.sub_(anchor[run.here])
             if also is not None:
                 also[run.here] = moved
         return out
@@ -262,19 +284,23 @@ class Replica:
         `reads`: whether their values are needed; otherwise they are unspecified. `entrywise`: whether they
             may be yielded in parts; large ones then in place, in their shape.
         """
-        placed, flat = self._placed[i], self._now[i]
+        placed = self._placed[i]
         placed.find()
-        in_runs = entrywise and self.put[i] is None and not (reads and placed.overlap)
-        for run in placed.runs if in_runs else [placed.whole]:
-            if in_runs and run.lies is not None:
+        if not entrywise or self.put[i] is not None or (reads and placed.overlap):
+            params = self.params(i) if reads else self._row(i, self._buckets[i].numel)
+            yield placed.whole, params
+            placed.whole.write(params)
+            self._remember(i, params)
+            return
+        for run in placed.runs:
+            if run.lies is not None:
                 yield run, run.lies
                 continue
+            row = self._row(i, run.numel)
             if reads:
-                run.read(flat) if in_runs else self.params(i)
-            yield run, flat[run.here]
-            run.write(flat)
-        if not in_runs:
-            self._remember(i, flat)
+                run.read(row)
+            yield run, row
+            run.write(row)
 
     def widened(self, i: int, x: Tensor) -> Tensor:
         """`x`, of bucket `i`, in the `wide` type: itself, or a copy that is valid until the next call."""
@@ -282,7 +308,7 @@ class Replica:
 
     def narrowed(self, i: int, x: Tensor) -> Tensor:
         """`x`, of bucket `i`, in the bucket's type: itself, or a copy that is valid until the next call."""
-        return x if self.put[i] is None else self._rounded[self._types[i]][: len(x)].copy_(x)
+        return x if self.put[i] is None else self._rounded[self._buckets[i].dtype][: len(x)].copy_(x)
 
     def write(self, i: int, params: Tensor) -> None:
         """Set the parameters of bucket `i` to these values."""
@@ -336,6 +362,8 @@ def largest_of_types(buckets: Iterable[Bucket]) -> dict[torch.dtype, Bucket]:
     return {bucket.dtype: bucket for bucket in sorted(buckets, key=lambda bucket: bucket.numel)}
 
 
-def wide_like(bucket: Bucket) -> Tensor:
-    """An uninitialised tensor of the shape of the bucket, in the `wide` type."""
-    return torch.empty(bucket.numel, dtype=wide(bucket.dtype), device=bucket.device)
+def wide_like(bucket: Bucket, numel: int | None = None) -> Tensor:
+    """An uninitialised tensor of the shape of the bucket, or of `numel` entries, in the `wide` type."""
+    return torch.empty(
+        bucket.numel if numel is None else numel, dtype=wide(bucket.dtype), device=bucket.device
+    )

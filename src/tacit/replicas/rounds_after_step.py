@@ -82,7 +82,10 @@ class OptimizerHook:
         merge = self._merge = strategy.merge
         self._late, self._meets, self._starts = strategy.late, merge.meets, strategy.rounds.start_step
         self._anchor = [wide_like(bucket) for bucket in buckets]
-        self._replica = Replica(buckets, self._named, self._anchor, stays=self._meets and not self._late)
+        rows = not merge.entrywise or session.context.by_node or session.schedule.leaves_first
+        self._replica = Replica(
+            buckets, self._named, self._anchor, stays=self._meets and not self._late, whole=rows
+        )
         self._flat = [torch.zeros_like(bucket.like(bucket.device)) for bucket in buckets]
         self._deltas = BucketDeltas(session, self._replica, self._anchor, self._flat, self._variances)
         self._comparison = AnchorComparison(session, self._anchor)
