@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from tacit.errors import AttachError, ConfigError
 from tacit.kernels.dispatch import emulated_device
 from tacit.levels.device_placement import HOST, Placement, check_backend, device_of, placed
 from tacit.session import Session
+from tacit.session.bucket_states import StateStore
 from tacit.session.buckets import fitting
 from tacit.transports.loopback import Loopback, LoopbackTransport
 from tacit.transports.process_groups import backend_on
@@ -219,7 +221,8 @@ def test_of_types_of_two_bytes_progress_is_kept_wide() -> None:
 def test_a_session_keeps_as_much(algorithm: str) -> None:
     (strategy,) = parse(algorithm).levels
     session = Session(strategy, NAMED, LoopbackTransport(Loopback(2), 0), [[name] for name in NAMED])
-    holdings: Any = session.store
+    on_gpu = replace(session.context, in_stream=True)  # there all second buffers stay
+    holdings: Any = StateStore(on_gpu, [[name] for name in NAMED])
     held = [x for state in holdings._states for x in state.values()]
     held += [x for each in holdings._workspaces for x in each.spares.values()]
     topologys = sum(x.numel() * 4 for (_, field), x in _state(session) if field.startswith("topology.")) * 2

@@ -348,8 +348,8 @@ def test_what_others_speak_of_is_never_owed_by_the_second_side() -> None:
     group = Group(parse("sign:topology=two-phase").levels[0], Loopback(4), buckets=[["d", "c", "b", "a"]])
     spare = [torch.nan] * 4
     for session, value in zip(group.sessions, spare, strict=True):
-        for workspace in session.store._workspaces:
-            workspace.spares[SECOND].fill_(value)
+        for workspace, state in zip(session.store._workspaces, session.store._states, strict=True):
+            workspace.spare(SECOND, state[SECOND]).fill_(value)
     for seed in range(3):
         (given,) = group.given(seed)
         done = group.net.run([s.open(0, x) for s, x in zip(group.sessions, given, strict=True)])

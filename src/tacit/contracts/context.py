@@ -16,10 +16,13 @@ from tacit.contracts.common import Factors, Spans
 
 
 class Workspace(Protocol):
-    """Buffers that are allocated before training."""
+    """Buffers of an exchange."""
 
     def spare(self, field: str, like: Tensor) -> Tensor:
-        """The second buffer of the state field; swapped with the first when the round is committed."""
+        """The second buffer of the state field, whose memory `like` is the first; new state is written to it.
+
+        One and the same in all of an exchange.
+        """
 
     def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A buffer on the device of `like`; reserved until the end of the exchange."""

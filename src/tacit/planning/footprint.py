@@ -23,6 +23,7 @@ FIELDS = {
     "_kept": "kept variance",
     "spares": "second buffers",
     "_scratch": "scratch",
+    "held": "scratch",
     "_now": "scratch",
     "_wide": "scratch",
     "_rounded": "scratch",

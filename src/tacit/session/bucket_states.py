@@ -32,11 +32,29 @@ Fields = dict[tuple[str, str], StateSlice]
 """(parameter, field) -> this rank's part of that state."""
 
 
-class BucketWorkspace(Workspace):
-    """A bucket's second state buffers and scratch memory, allocated at attach as the dry run asked."""
+REUSED = 32 << 20
+"""The most bytes of a tensor whose memory the C library hands out again (glibc's `M_MMAP_THRESHOLD`).
 
-    def __init__(self, bucket: Bucket, state: State, dry_run: DryRun) -> None:
-        self.spares = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+Larger ones go back to the system, and each page of the next one is a fault: 15 ms for 37 MB.
+"""
+
+
+class BucketWorkspace(Workspace):
+    """A bucket's second state buffers, and scratch memory, allocated at attach as the dry run asked.
+
+    Second buffers are there from an exchange until its round cannot be undone any more; then their memory is
+    free for activations. Those that cost more to allocate than to keep are kept.
+
+    Args:
+        keeps: whether all second buffers are kept, as on a device whose kernels the host does not wait for.
+
+    Attributes:
+        spares: second buffers, by state field; those of the fields in `kept` are always there.
+    """
+
+    def __init__(self, bucket: Bucket, state: State, dry_run: DryRun, keeps: bool) -> None:
+        self.kept = {name for name, tensor in state.items() if keeps or tensor.nbytes > REUSED}
+        self.spares = {name: torch.empty_like(state[name]) for name in self.kept}
         self.held: dict[str, Tensor] = {}
         self.scratch_anew(bucket.device, dry_run)
 
@@ -47,7 +65,10 @@ class BucketWorkspace(Workspace):
             self.held[key] = torch.empty(shape, dtype=dtype, device=device)
 
     def spare(self, field: str, like: Tensor) -> Tensor:
-        return self.spares[field]
+        found = self.spares.get(field)
+        if found is None:
+            found = self.spares[field] = torch.empty_like(like)
+        return found
 
     def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return self.held[key]
@@ -73,7 +94,8 @@ class StateStore:
         ]
         dry_runs = [DryRun() for _ in each]
         self.costs = [plan.run_dry(i, dry_runs[i]) for i in each]
-        self._workspaces = [*map(BucketWorkspace, self._pieces, self._states, dry_runs)]
+        made = zip(self._pieces, self._states, dry_runs, strict=True)
+        self._workspaces = [BucketWorkspace(*each, keeps=session_context.in_stream) for each in made]
         self.nonfinite_flags = [
             plan.nonfinite_flags(i, bucket.device if session_context.in_stream else "cpu")
             for i, bucket in enumerate(self.buckets)
@@ -83,17 +105,17 @@ class StateStore:
         self._changes = [bucket.compressor.changes for bucket in self.buckets]
         self._compressors = [piece.compressor for piece in self._pieces]
         here = session_context.coordinate
-        made = zip(self.buckets, self._workspaces, self.nonfinite_flags, strict=True)
+        known = zip(self.buckets, self._workspaces, self.nonfinite_flags, strict=True)
         self._contexts = [
             partial(
                 plan.context(i, here, work, flags),
                 share=bucket.numel / session_context.numel,
                 held=work.held,
             )
-            for i, (bucket, work, flags) in enumerate(made)
+            for i, (bucket, work, flags) in enumerate(known)
         ]
         self._replaced: dict[int, tuple[State, dict[str, Tensor]]] = {}
-        """For gradients: the states that the last round replaced, and the second buffers of that time."""
+        """For gradients, until `stay`: the states that a round replaced, and the second buffers of then."""
 
     # ---- exchanges ------------------------------------------------------------------------------------
 
@@ -136,6 +158,16 @@ class StateStore:
         tensor = self._context.tensors[name]
         return str(tensor.dtype), str(tensor.device)
 
+    def make_room(self, i: int) -> None:
+        """Allocate the second buffers of bucket `i`.
+
+        The thread of backward does it, as the C library keeps memory by thread: it gets that of activations.
+        """
+        spares = self._workspaces[i].spares
+        for name, tensor in self._states[i].items():
+            if name not in spares:
+                spares[name] = torch.empty_like(tensor)
+
     def commit(self, outcomes: Mapping[int, Outcome], idle: Set[str] = frozenset()) -> None:
         """Replace the states by those that a round led to; `idle` parameters keep their old ones."""
         for i, outcome in outcomes.items():
@@ -145,15 +177,22 @@ class StateStore:
             if not idle.isdisjoint(self.buckets[i].names):
                 self._keep(i, old, outcome.state, idle)
             self._states[i] = dict(outcome.state)
+            work = self._workspaces[i]
             for name, tensor in outcome.state.items():
-                if tensor is self._workspaces[i].spares.get(name):
-                    self._workspaces[i].spares[name] = old[name]
+                if name not in work.kept:
+                    work.spares.pop(name, None)
+                elif tensor is work.spares.get(name):
+                    work.spares[name] = old[name]
 
     def take_back(self) -> None:
         """Restore the states from before the last round, which exchanges leave unchanged."""
         for i, (old, spares) in self._replaced.items():
             self._states[i] = old
             self._workspaces[i].spares.update(spares)
+        self.stay()
+
+    def stay(self) -> None:
+        """Let go of the states from before the last round, which is not to be taken back any more."""
         self._replaced.clear()
 
     def _keep(self, i: int, old: State, new: State, idle: Set[str]) -> None:

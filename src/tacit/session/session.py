@@ -187,7 +187,8 @@ class Session:
         return self.schedule.always or self.schedule.at(self.step) is not None
 
     def advance(self) -> None:
-        """Count an attempt of the optimizer."""
+        """Count an attempt of the optimizer. What was exchanged before it can no longer be taken back."""
+        self.store.stay()
         self.step += 1
 
     def resume(self, step: int, round: int, schedule_state: ScheduleState) -> None:
@@ -259,6 +260,7 @@ class Session:
         """
         bucket, pending = self.buckets[i], self.pending.by_bucket.get(i) or self.begin()
         if halves is None or not halves.begun:
+            self.store.make_room(i)
             pending.submitted(self._stream_device)
         whole: Open[Outcome] = partial(self._exchanges.open, i, x, pending, x if out is None else out)
         if ready is not None:
