@@ -189,9 +189,9 @@ How the learning rates are chosen:
 An interval that holds 0 does not show that nothing is lost: it shows how much at most. It does not count that
 other images, or seeds, might have chosen another rate.
 
-Four workers train inside one process and exchange what tacit sends (`benchmarks/in_one_process.py`); `python
-benchmarks/accuracy.py --check` compares that with real ranks. Bytes are those of ring collectives on four
-workers, without the headers of a network, and 100 % is a dense fp32 all-reduce after every step.
+Four workers train inside one process and exchange what tacit sends (`src/tacit_lab/study/replicas.py`);
+`python benchmarks/accuracy.py --check` compares that with real ranks. Bytes are those of ring collectives on
+four workers, without the headers of a network, and 100 % is a dense fp32 all-reduce after every step.
 
 Measured with `python benchmarks/accuracy.py --data PATH` on {about["cpu"]}, {about["cores"]} cores,
 torch {about["torch"]}; [each training](../benchmarks/results/accuracy-runs.jsonl) is kept with its date and

@@ -116,7 +116,7 @@ LONG = (
     "tests/merges/test_common_point.py::test_nothing_is_lost_where_answers_come_late",
     "tests/rounds/test_observed_losses.py::test_a_loss_that_every_rank_has_told",
     "tests/merges/test_missed_rounds.py::test_all_go_on_together_from_checkpoints_of_one_moment",
-    "tests/benchmarks/test_accuracy.py::test_replicas_end_equal",
+    "tests/lab/study/test_replicas.py::test_replicas_end_equal",
     "tests/benchmarks/test_peers.py::test_a_rank_trains_and_evaluates",
     "tests/replicas/test_served_replicas.py::test_in_other_types_too",
     "tests/replicas/test_two_byte_parameters.py::test_a_checkpoint_holds_what_rounding_took_away",

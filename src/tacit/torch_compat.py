@@ -43,6 +43,7 @@ __all__ = [
     "behind_accumulation",
     "compiled_module",
     "copy_each_",
+    "ddp_buckets",
     "default_store",
     "device_types",
     "divide_each_",
@@ -69,6 +70,16 @@ __all__ = [
     "times_written",
     "without_memory",
 ]
+
+
+# ---- DDP ----------------------------------------------------------------------------------------------
+
+
+def ddp_buckets(tensors: list[Tensor], first: int, others: int) -> list[list[int]]:
+    """The places of the tensors in each of DDP's buckets, of so many bytes at most."""
+    cut: Any = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]  # not in its stub
+    found: list[list[int]] = cut(tensors, [first, others])[0]
+    return found
 
 
 # ---- process groups -----------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_the_figure_has_a_line_for_what_was_trained_for_two_lengths() -> None:
 def test_what_is_told_is_what_was_measured() -> None:
     """The facts that are committed are those of the trainings that are."""
     done = accuracy.read(RESULTS / accuracy.FILE)
-    rows = accuracy.rows(done, accuracy.there(done), len(done))
+    rows = accuracy.STUDY.rows(done, accuracy.STUDY.there(done), range(len(done)))
     found = [each for each in accuracy_page.enough(rows) if each["arm"] != accuracy.PLAIN]
     told = json.loads(accuracy_page.FACTS.read_text())
     assert told

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import tacit
-from graphed import GraphedGradients
 from tacit.errors import AttachError, NonFinite
+from tacit_lab.study.graphed import GraphedGradients
 
 pytestmark = pytest.mark.usefixtures("nccl")
 

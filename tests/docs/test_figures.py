@@ -64,7 +64,7 @@ def saved(name: str) -> Any:
 def trained() -> list[dict[str, Any]]:
     """What all trainings come to, of each arm, task and length."""
     done = accuracy.read(RESULTS / accuracy.FILE)
-    rows = accuracy.rows(done, accuracy.there(done), accuracy.CHOOSING)
+    rows = accuracy.STUDY.rows(done, accuracy.STUDY.there(done), range(accuracy.CHOOSING))
     return list(accuracy_page.enough(rows))
 
 
@@ -179,7 +179,8 @@ def test_steps_on_a_gpu_are_those_that_were_timed() -> None:
 def test_the_readmes_comparison_is_the_run_that_is_kept() -> None:
     found, _ = reports.salvage(RESULTS / "demo.jsonl", records.read)
     readme = (ROOT / "README.md").read_text().splitlines()
-    rows = [cells(row) for row in compare(found).rows]
+    comparison = compare(found)
+    rows = [cells(row, comparison.columns) for row in comparison.rows]
     assert len(rows) == 6
     for row in rows:
         assert row in [line.split() for line in readme]

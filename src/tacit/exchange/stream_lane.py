@@ -15,6 +15,12 @@ from tacit.contracts import Transport, stage_of
 from tacit.exchange.lane import Job
 
 
+def stream_on(device: torch.device) -> Any:
+    """A stream beside the one that trains; None on devices that have none."""
+    cuda: Any = torch.cuda
+    return cuda.Stream(device) if device.type == "cuda" else None
+
+
 class StreamLane:
     """Runs each exchange to its end in the thread that submits it, on a separate CUDA stream.
 
@@ -46,8 +52,7 @@ class StreamLane:
         self._device = device
         self.submitted, self.submitted_at = 0, time.monotonic()
         self._failure: BaseException | None = None
-        cuda: Any = torch.cuda
-        self.stream = cuda.Stream(device) if device.type == "cuda" else None
+        self.stream = stream_on(device)
 
     def submit(self, job: Job) -> None:
         """Launch the whole exchange, after what this thread has launched so far."""

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tacit.torch_compat import copy_each_
+
 Pair = tuple[Tensor, Tensor]
 WARM_UP = 3
 """Passes before the graph is recorded, in which libraries choose their kernels and take their memory."""
@@ -77,7 +79,7 @@ class GraphedGradients:
             with cuda.stream(stream):
                 loss = self._loss(network(x), y)
                 # Not `backward`: gradients would be added on the stream of whoever first used a parameter.
-                torch._foreach_copy_(gradients, torch.autograd.grad(loss, params))
+                copy_each_(gradients, [*torch.autograd.grad(loss, params)])
                 losses.append(loss.detach())
         for stream in self._streams:
             here.wait_stream(stream)

@@ -23,22 +23,20 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from graphed import GraphedGradients
 from tacit.attaching.assembly import fully_named
 from tacit.gradients.ddp_hook import SETTLED
 from tacit.levels.kinds import kind_of
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks import momentum
-from tacit.overlap import Delayed
 from tacit.session.learning_rates import Rates
 from tacit.strategy import AnyStrategy
+from tacit.torch_compat import copy_each_, ddp_buckets
 from tacit.transports.loopback import Loopback, LoopbackTransport
 from tacit_lab.recipes.recipe import Batch, Recipe
+from tacit_lab.study.graphed import GraphedGradients
 
 T = TypeVar("T")
 CPU = "cpu"
@@ -167,12 +165,11 @@ class Worker:
             with (
                 patch("tacit.levels.device_placement.TorchTransport", partial(net.end, rank)),
                 patch("tacit.levels.device_placement.backend_on", lambda *_: "nccl"),
+                patch("tacit.exchange.stream_lane.stream_on", lambda _: None),  # all is in one order then
             ):
                 made = kind_of(level)(spec, level, rates, nets[0].device.groups("node"), taken=taken)
                 self.levels.append(made)
         for made in self.levels:
-            if made.session.context.in_stream:  # all that is launched is in one order then
-                made.session.lanes.buckets.stream = None  # type: ignore[union-attr]  # a lane of streams
             if made.strategy.rounds.follows is not None:
                 made.session.schedule.follow(self.levels[-1].session.schedule)
         if taken is not None:
@@ -228,7 +225,7 @@ class Worker:
             flats.append(gathered.to(session.lanes.device))
             session.submit(i, flats[-1], lambda: None)
         session.flush()
-        if isinstance(session.strategy.overlap, Delayed):
+        if session.strategy.overlap.steps:
             flats, self._late = flats if self._late is None else self._late, [each.clone() for each in flats]
         for bucket, mean in zip(session.buckets, flats, strict=True):
             flat = mean.to(there)
@@ -249,8 +246,7 @@ class Worker:
 def _as_ddp_fills_them(named: Mapping[str, Tensor]) -> list[list[str]]:
     """The names in each bucket of DDP: the last parameters first, as their gradients are ready first."""
     names = [*named][::-1]
-    cut: Any = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]  # not in its stub
-    found, _ = cut([named[name] for name in names], [FIRST, CAP])
+    found = ddp_buckets([named[name] for name in names], FIRST, CAP)
     return [[names[i] for i in bucket] for bucket in found]
 
 
@@ -343,4 +339,4 @@ class Replicas:
         """The first worker's to all, as DDP does before every forward pass."""
         first = [*self._workers[0].net.buffers()]
         for worker in self._workers[1:] if first else ():
-            torch._foreach_copy_([*worker.net.buffers()], first)
+            copy_each_([*worker.net.buffers()], first)
