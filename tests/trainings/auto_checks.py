@@ -221,6 +221,40 @@ def a_checkpoint_from_before_the_choice_measures_anew() -> None:
 
 
 @check
+def a_decider_that_wants_more_steps_is_asked_again_after_the_same_one_on_all_ranks() -> None:
+    class Curious(Fixed):
+        def measure(self, session: ChoosingSession) -> int | None:  # type: ignore[override]
+            super().measure(session)
+            return dist.get_rank() if len(self.measured) == 1 else None  # the most that a rank wants is 1
+
+    model, decider = wrapped(), Curious("topk:ratio=0.05")
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, "auto", decider=decider) as session:
+        train(model, optimizer, 0, 3)
+        assert session.choice is None
+        assert "chooses after step 4" in session.active_path
+        train(model, optimizer, 3, 10)
+        assert session.choice is not None
+    assert (decider.measured, decider.decided) == ([3, 4], int(dist.get_rank() == 0))
+    assert same_on_all_ranks(flat(model))
+
+
+@check
+def the_planner_looks_at_more_steps_where_they_are_short() -> None:
+    for enough, last in ((0.0, 4), (1e9, 10)):
+        model = wrapped()
+        optimizer = sgd(model)
+        with (
+            patch("tacit.planning.planner.ENOUGH", enough),
+            tacit.attach(model, optimizer, "auto:accept=lossless") as session,
+        ):
+            train(model, optimizer, 0, last - 1)
+            assert session.choice is None
+            train(model, optimizer, last - 1, last)
+            assert session.choice is not None
+
+
+@check
 def a_decider_that_fails_is_an_error_on_all_ranks() -> None:
     class Broken(Fixed):
         def decide(self) -> Choice:
@@ -231,9 +265,14 @@ def a_decider_that_fails_is_an_error_on_all_ranks() -> None:
             if dist.get_rank() == 1:
                 raise OSError("no clock")
 
+    class Vague(Fixed):
+        def measure(self, session: ChoosingSession) -> float:  # type: ignore[override]
+            return 1.5 * dist.get_rank()
+
     for decider, says in (
         (Broken(), "auto: Broken could not choose on rank 0: OSError: no link answers"),
         (Blind(), "auto: Blind could not measure on rank 1: OSError: no clock"),
+        (Vague(), "auto: Vague could not measure on rank 1: ConfigError: Vague.measure()=1.5 is not"),
         (Fixed("topk:ratio=7"), "ratio=7"),
         (Fixed("dgc:momentum=0.5"), "Fixed chose 'dgc:momentum=0.5', which does not fit: the optimizer has"),
         (Fixed("auto"), "name an algorithm"),
@@ -308,7 +347,10 @@ def steps_that_take_another_time_than_foretold_ask_again() -> None:
 def the_planner_foretells_and_all_ranks_go_on_alike() -> None:
     model = wrapped()
     optimizer = sgd(model)
-    with tacit.attach(model, optimizer, "auto:watch=5,rest=5,tolerance=1000") as session:
+    with (
+        patch("tacit.planning.planner.ENOUGH", 1e9),  # however slow this machine is now
+        tacit.attach(model, optimizer, "auto:watch=5,rest=5,tolerance=1000") as session,
+    ):
         train(model, optimizer, 0, 9)
         assert session.choice is None
         train(model, optimizer, 9, 22)

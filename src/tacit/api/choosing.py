@@ -26,7 +26,7 @@ from tacit.exchange.joined_requests import gather
 from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks.global_hooks import StepsHandle, after_steps
 from tacit.planning.candidates import CandidateCheck, Candidates
-from tacit.planning.decider import Choice, ChoosingSession, Decider, decided
+from tacit.planning.decider import Choice, ChoosingSession, Decider, decided, measured
 from tacit.session import in_turn
 from tacit.strategy import AutoStrategy
 from tacit.timelines import Timeline, one_after_another
@@ -163,7 +163,7 @@ class Choosing:
 
     def _why(self) -> str:
         if self.choice is None:
-            return f"{self._strategy.name!r} chooses after step {self._due:g}"
+            return f"{self._strategy.name!r} chooses after step {self._due:g} at the earliest"
         return f"chosen by {self._strategy.name!r}: {self.choice.reason}"
 
     def observe(self, loss: Tensor | float) -> None:
@@ -243,7 +243,6 @@ class Choosing:
         if self._closed() or optimizer is not self.now.spec.optimizers[-1] or self._steps < self._due:
             return
         if self._measuring:
-            self._measuring = False
             self._choose()
         elif self.choice is not None and self._departs(self.choice.seconds):
             self._measure_steps()
@@ -275,9 +274,13 @@ class Choosing:
         return step_seconds(ends, max(self._strategy.watch or 0, BLOCKS * period), period)
 
     def _choose(self) -> None:
-        """Let the decider choose a strategy, and go on with it. A collective call."""
+        """Let the decider choose a strategy, and go on with it; or see more steps. A collective call."""
         self.now.flush()
         self._check.observed = bool(self.from_all(torch.tensor([self._observes])).all())
+        if more := measured(self._decider, self._session):
+            self._due = self._steps + more
+            return
+        self._measuring = False
         choice = decided(self._decider, self._session)
         try:
             options = self._options_of(choice)

@@ -81,7 +81,7 @@ class Decider(Protocol):
     """Chooses a strategy by what was measured.
 
     Attributes:
-        steps: how many steps of plain averages are to be measured before it decides.
+        steps: how many steps of plain averages are to be measured before it is asked.
     """
 
     steps: int
@@ -89,33 +89,52 @@ class Decider(Protocol):
     def begin(self, session: ChoosingSession) -> None:
         """Begin to measure steps; called on every rank after the same step."""
 
-    def measure(self, session: ChoosingSession) -> None:
+    def measure(self, session: ChoosingSession) -> int | None:
         """Evaluate the measured steps, and measure more; called on every rank after the same step.
 
         It may call collectives, as nothing is under way.
+
+        Returns:
+            How many further steps it wants to see before it is called again. None or 0: it can decide.
         """
 
     def decide(self) -> Choice:
         """Choose; called on the first rank only."""
 
 
-def decided(decider: Decider, session: ChoosingSession) -> Choice:
-    """Measure on all ranks, and choose on the first. A collective call.
+def measured(decider: Decider, session: ChoosingSession) -> int:
+    """Measure on all ranks. A collective call.
 
     Args:
         decider: this rank's; the same on all ranks.
         session: at work, with nothing under way.
 
+    Returns:
+        The number of further steps that a rank wants to see first; equal on all ranks.
+
     Raises:
-        DecisionError: a rank could not measure, or the first could not choose; all ranks raise it.
+        DecisionError: a rank could not measure; all ranks raise it.
     """
-    name = type(decider).__name__
-    error = _failure_of(lambda: decider.measure(session))
+    name, error, more = type(decider).__name__, None, 0
+    try:
+        more = decider.measure(session) or 0
+        checks.whole(f"{name}.measure()", more, 0, None, "return a number of further steps, or None")
+    except Exception as raised:
+        error = raised
     failures = from_all_texts(session.from_all, "" if error is None else _words(error))
     if any(failures):
         found = {rank: each for rank, each in zip(session.ranks, failures, strict=True) if each}
         _refuse(f"{name} could not measure on {of_ranks(found)}: {next(iter(found.values()))}", error)
-    text = ""
+    return int(session.from_all(torch.tensor([more])).max())
+
+
+def decided(decider: Decider, session: ChoosingSession) -> Choice:
+    """Choose on the first rank, for all. A collective call; arguments as of `measured`.
+
+    Raises:
+        DecisionError: the first rank could not choose; all ranks raise it.
+    """
+    error, text = None, ""
     if rank_in() == session.ranks[0]:
         try:
             text = json.dumps({"choice": _checked(decider.decide()).to_json()})
@@ -124,6 +143,7 @@ def decided(decider: Decider, session: ChoosingSession) -> Choice:
             text = json.dumps({"error": _words(raised)})
     told = json.loads(from_all_texts(session.from_all, text)[0])
     if "error" in told:
+        name = type(decider).__name__
         _refuse(f"{name} could not choose on rank {session.ranks[0]}: {told['error']}", error)
     choice: Choice = described.read(told["choice"], Choice)
     return choice
@@ -133,14 +153,6 @@ def _checked(choice: object) -> Choice:
     if not isinstance(choice, Choice):
         raise ConfigError(f"decide() gave {choice!r:.60}, which is no Choice")
     return choice
-
-
-def _failure_of(call: Callable[[], None]) -> Exception | None:
-    try:
-        call()
-    except Exception as error:
-        return error
-    return None
 
 
 def _refuse(why: str, cause: Exception | None) -> NoReturn:

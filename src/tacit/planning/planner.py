@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
+from collections.abc import Iterable
 from dataclasses import asdict
 
 import torch
@@ -18,8 +21,12 @@ from tacit.planning.simulation import networks
 from tacit.planning.step_prediction import StepPredictor
 from tacit.planning.step_profiler import take
 from tacit.planning.step_timer import StepTimer
+from tacit.topologies.flat import gathered_use
+from tacit.topologies.recompression import price
 from tacit.transports.probing import RingCost, ring_cost
 
+FEWEST, MOST, ENOUGH = 3, 9, 1.0
+"""Steps are measured until they have taken `ENOUGH` seconds, but at least and at most so many."""
 WORTH = 0.03
 """The factor by which a candidate that changes the arithmetic must be faster than DDP, or than a plainer one.
 """
@@ -28,23 +35,26 @@ WORTH = 0.03
 class Planner:
     """Profiles the steps, measures a ring of all ranks, and predicts every candidate.
 
+    Long steps vary little, and cost much: three are enough where one takes a third of a second.
+
     Candidates are tried in the order of their seconds if encoding cost nothing. Once the next one could not
     be faster than the best, the others are left out, as measuring their cost takes time.
 
     Attributes:
-        steps: the number of steps of plain averages that it measures.
+        steps: the number of steps of plain averages after which it looks; the first is not measured.
     """
 
-    steps = 10
+    steps = 1 + FEWEST
 
     def __init__(self) -> None:
         self._timer: StepTimer | None = None
+        self._asks = False
         self._found: list[Prediction] = []
         self._order: list[str] = []
         self._compute = 0.0
 
     def begin(self, session: ChoosingSession) -> None:
-        """Time the steps from now on.
+        """Time the steps from now on; kernels are compiled before.
 
         Raises:
             AttachError: the model is on a GPU, which the simulation does not know.
@@ -56,6 +66,8 @@ class Planner:
                 "with one. Name an algorithm, or give attach a decider= of your own"
             )
         self.stop()
+        _compile(session.candidates().possible)
+        self._asks = True
         self._timer = StepTimer(options.model.module, options.optimizers, options.named)
 
     def stop(self) -> None:
@@ -63,10 +75,21 @@ class Planner:
         if self._timer is not None:
             self._timer.close()
 
-    def measure(self, session: ChoosingSession) -> None:
-        """Make the profile, and predict the candidates. A collective call."""
+    def measure(self, session: ChoosingSession) -> int:
+        """Make the profile, and predict the candidates. A collective call.
+
+        Returns:
+            How many more steps are to be measured before; asked for once.
+        """
         options = session.options
         assert self._timer is not None
+        if self._asks:
+            self._asks = False
+            step = statistics.median([each.wall for each in self._timer.steps] or [0.0])
+            longest = float(session.from_all(torch.tensor([step], dtype=torch.float64)).max())
+            wanted = math.ceil(ENOUGH / longest) if longest else MOST
+            if wanted > FEWEST:
+                return min(wanted, MOST) - FEWEST
         self.stop()
         ring = ring_cost(options.group)
         profile = take(self._timer, options.model, options.optimizers, ring)
@@ -85,6 +108,7 @@ class Planner:
             slowest=lambda mine: float(session.from_all(torch.tensor([mine], dtype=torch.float64)).max()),
         )
         self._found = predictor.predict_all([parse(text) for text in self._order])
+        return 0
 
     def decide(self) -> Choice:
         """Choose the fastest candidate, and of about equally fast ones the plainest."""
@@ -115,6 +139,14 @@ class Planner:
             f"{chosen.algorithm}: a step of {step:.1f} ms is predicted, {base.seconds / chosen.seconds:.1f} "
             f"times as fast as ddp ({1e3 * base.seconds:.1f} ms); {alone:.1f} ms would be computing alone"
         )
+
+
+def _compile(texts: Iterable[str]) -> None:
+    """Load the kernels of these strategies' codecs now: between two steps all ranks would wait for it."""
+    for strategy in map(parse, texts):
+        for level in strategy.levels:
+            if (side := gathered_use(level.compressor, 0)) is not None:
+                price(side)  # encodes and decodes, and is asked for later anyway
 
 
 def _layout(session: ChoosingSession) -> tuple[int, int]:

@@ -26,6 +26,8 @@ _ENOUGH = 0.3
 """The share of the wanted time from which a transfer shows the rate well enough to choose the next size."""
 _COUNTED_BYTES, _COUNTED = 1 << 20, 40
 """The sizes of messages that measure processor time, and their number; a tenth as many of the large one."""
+_BUDGET = 0.25
+"""The seconds after which no more of a size are measured; at least two are."""
 _SMALL = 4096
 _LONG_ENOUGH = 0.02
 _TAG_PING, _TAG_SIZE, _TAG_DATA, _TAG_DONE = range(4)
@@ -262,7 +264,7 @@ def ring_cost(group: dist.ProcessGroup, timeout: timedelta = timedelta(seconds=6
     """Measure all-reduces of one number, of 16 KiB, and of a megabyte or more. A collective call.
 
     The result is equal on all ranks. The processor time of a message is that of 16 KiB, as Gloo takes far
-    less for a single number than for other small messages.
+    less for a single number than for other small messages. Where links are slow, few of each are enough.
     """
     peers = group.size()
     if peers == 1:
@@ -272,12 +274,12 @@ def ring_cost(group: dist.ProcessGroup, timeout: timedelta = timedelta(seconds=6
     least = _averaged(torch.zeros(1, dtype=torch.float32), own, _COUNTED)
     small = _averaged(torch.zeros(_SMALL, dtype=torch.float32), own, _COUNTED)
     size = _COUNTED_BYTES
-    large = _averaged(torch.zeros(size // 4, dtype=torch.float32), own, 2)
-    longest = torch.tensor([large.clock], dtype=torch.float32)
-    dist.all_reduce(longest, dist.ReduceOp.MAX, group=own)
-    if float(longest) < _LONG_ENOUGH:  # a shaped link lets a burst pass, and a fast link is done at once
-        size *= 8
     large = _averaged(torch.zeros(size // 4, dtype=torch.float32), own, _COUNTED // 10)
+    if (
+        _longest(large.clock, own) < _LONG_ENOUGH
+    ):  # a shaped link lets a burst pass, and a fast link is done at once
+        size *= 8
+        large = _averaged(torch.zeros(size // 4, dtype=torch.float32), own, _COUNTED // 10)
     sent = hops / peers * size
     found = torch.tensor(
         [
@@ -300,10 +302,20 @@ class _Spent(NamedTuple):
     clock: float
 
 
-def _averaged(data: Tensor, group: dist.ProcessGroup, count: int) -> _Spent:
-    """The mean cost of an all-reduce, over `count` of them."""
+def _averaged(data: Tensor, group: dist.ProcessGroup, most: int) -> _Spent:
+    """The mean cost of an all-reduce, over `most` of them or as many as fit into the budget."""
     dist.barrier(group)
+    clock = perf_counter()
+    dist.all_reduce(data, group=group)
+    count = min(most, max(2, int(_BUDGET / _longest(perf_counter() - clock, group))))
     processor, clock = process_time(), perf_counter()
     for _ in range(count):
         dist.all_reduce(data, group=group)
     return _Spent((process_time() - processor) / count, (perf_counter() - clock) / count)
+
+
+def _longest(seconds: float, group: dist.ProcessGroup) -> float:
+    """The longest of the ranks' times; equal on all ranks."""
+    found = torch.tensor([seconds], dtype=torch.float32)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+    return float(found)
