@@ -11,7 +11,7 @@ import typer
 
 import tacit
 from tacit.errors import ConfigError, TacitError
-from tacit_lab.cli import diagnose, listing, plan, probe, profile, report
+from tacit_lab.cli import diagnose, listing, plan, probe, profile, report, study
 from tacit_lab.cli.compare import command as compare_command
 from tacit_lab.cli.interrupts import Interrupted
 from tacit_lab.cli.parsing import shortened
@@ -34,6 +34,7 @@ app = typer.Typer(
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
 """What typer raises for a command line that it cannot parse. typer exports only this subclass of it."""
 app.command(name="compare", epilog=compare_command.EPILOG)(compare_command.command)
+app.command(name="study")(study.command)
 app.command(name="report")(report.command)
 app.command(name="run", epilog=run_command.EPILOG)(run_command.command)
 app.command(name="list")(listing.command)

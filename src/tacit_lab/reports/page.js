@@ -99,7 +99,7 @@
   // there is some, with a line to a point; and where there is none, upon the curves.
   const labels = (plot, own) => {
     const { xaxis, yaxis, font } = plot._fullLayout;
-    const curves = plot._fullData.filter((trace) => trace.type === "scatter" && trace.mode !== "none").map((trace) => ({
+    const curves = plot._fullData.filter((trace) => trace.type === "scatter" && trace.hoverinfo !== "skip").map((trace) => ({
       trace,
       points: trace.x.map((x, i) => ({ x: xaxis.d2p(x), y: yaxis.d2p(trace.y[i]) })),
     }));
@@ -117,8 +117,9 @@
     const names = curves.map(({ trace, points }) => {
       const text = fitted(plain(trace.name), size.width - 8);
       const w = Math.min(pen.measureText(text).width + 4, size.width), h = 17;
+      const { color } = trace.line || trace.marker;
       const label = {
-        text: `<b>${escaped(text)}</b>`, font: { color: trace.line.color },
+        text: `<b>${escaped(text)}</b>`, font: { color },
         xref: "x domain", yref: "y domain", borderpad: 0,
       };
       const beside = points.toReversed().flatMap((p) => around(p, w, h))
@@ -137,7 +138,7 @@
       named.push(box);
       return {
         ...label, bgcolor: css("--page"), showarrow: true, xanchor: "center", yanchor: "middle",
-        arrowhead: 0, arrowwidth: 1, arrowcolor: trace.line.color, standoff: 4,
+        arrowhead: 0, arrowwidth: 1, arrowcolor: color, standoff: 4,
         x: to.x / size.width, y: 1 - to.y / size.height, ax: (box.x0 + box.x1) / 2 - to.x, ay: (box.y0 + box.y1) / 2 - to.y,
       };
     });

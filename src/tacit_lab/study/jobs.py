@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from tacit.errors import ConfigError
 from tacit.files import Log
@@ -18,7 +17,7 @@ class StudyRun:
     """One training.
 
     Attributes:
-        task: what is trained: a recipe's name, a script, or a name of the caller's.
+        task: what is trained: a recipe's name, or a name of the caller's.
         arm: the algorithm; "{tenth}" and the like in it follow the length, see `written`.
         rate: what the learning rate is multiplied by.
     """
@@ -41,11 +40,10 @@ class Ended:
     """What came of a training.
 
     Attributes:
-        accuracy: on the test set, 0..1; minus the loss of a script that reports no accuracy.
+        accuracy: on the test set, 0..1.
         validation: what rates are chosen by: the accuracy on a validation split, or minus a loss.
-        loss: of training, over the last tenth of the steps; of a script what it reported last.
-        share: of plain training's bytes.
-        seconds: of processor time; of a training on a cluster `took` says how long it lasted.
+        loss: of training, over the last tenth of the steps.
+        share: of plain training's bytes; `seconds`: of processor time.
     """
 
     job: StudyRun
@@ -55,7 +53,6 @@ class Ended:
     share: float
     seconds: float
     hardware: Mapping[str, object]
-    took: float | None = None
 
     @classmethod
     def from_json(cls, line: str) -> Ended:
@@ -72,11 +69,7 @@ class Ended:
 
     def to_json(self) -> str:
         """A line without its end."""
-        values: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
-        values["job"] = asdict(self.job)
-        if self.took is None:
-            del values["took"]
-        return json.dumps(values)
+        return json.dumps(asdict(self))
 
 
 def read(path: Path) -> dict[StudyRun, Ended]:

@@ -201,7 +201,6 @@ class Study:
             gap = Mean.of([a.accuracy - b.accuracy for a, b in pairs])
             if accuracy is None or gap is None:
                 continue
-            took = [a.took for a, _ in pairs if a.took is not None]
             found.append(
                 {
                     "task": task,
@@ -212,7 +211,6 @@ class Study:
                     "accuracy": asdict(accuracy),
                     "gap": asdict(gap),
                     "loss_gap": statistics.mean(a.loss - b.loss for a, b in pairs),
-                    "took": statistics.mean(took) if took else None,
                     "on": sorted({str(each.hardware.get("gpu", "CPU")) for pair in pairs for each in pair}),
                 }
             )

@@ -1,0 +1,208 @@
+"""The command `tacit study`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tacit.errors import ConfigError
+from tacit_lab.cli import parsing
+from tacit_lab.cli.importing import Modules, import_own
+from tacit_lab.cli.interrupts import interruptible
+
+if TYPE_CHECKING:
+    from tacit_lab.recipes import Choices
+    from tacit_lab.study.jobs import Ended, StudyRun
+    from tacit_lab.study.search import Study
+
+PLAIN = "dense"
+RUNS, ROWS, PAGE = "runs.jsonl", "study.json", "study.html"
+
+
+def command(
+    recipe: Annotated[str, typer.Argument(help="What to train: a recipe, e.g. tacit study bytes")] = "digits",
+    steps: Annotated[
+        str, typer.Option(help="Lengths of training, in steps: each is a study of its own, e.g. 100,200,400")
+    ] = "100,200",
+    algorithms: Annotated[
+        str,
+        typer.Option(
+            help="What to compare with plain training, which is dense and always among them, e.g. "
+            "topk:ratio=0.01,lowbit"
+        ),
+    ] = "dense,topk,lowbit",
+    seeds: Annotated[str, typer.Option(help="Seeds over which gaps are paired, e.g. 0..4")] = "0..2",
+    rates: Annotated[
+        str,
+        typer.Option(
+            help="What the learning rate is multiplied by, to choose from for each algorithm; a single one "
+            "is taken as it is, e.g. 0.5,1,2"
+        ),
+    ] = "0.5,1,2",
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="Choose no learning rates: a first look, e.g. tacit study digits --quick"
+        ),
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="The network, for recipes that leave it open", show_default=False)
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Folder or archive with images, as of compare", metavar="PATH", show_default=False),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            help="Train on so many first images; 2,000 behind them choose learning rates, e.g. 48000",
+            show_default=False,
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32 or bf16, as of compare, e.g. bf16", show_default=False)
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Trainings at once; by default a core each, e.g. 2")] = 0,
+    minutes: Annotated[
+        float | None, typer.Option(help="Begin no training after so many, e.g. 60", show_default=False)
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder for the trainings and the page, made if needed; what is there is not trained again, "
+            "e.g. my-study; by default tacit-out/DATE-TIME-study-RECIPE",
+            metavar="PATH",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object on stdout, e.g. tacit study --json | jq .rows"),
+    ] = False,
+    modules: Modules = None,
+) -> None:
+    """Find out what algorithms cost in accuracy: the gap to plain training, against steps and bytes.
+
+    Four workers train in one process and exchange what tacit sends, without a network, which is many times
+    faster than `tacit compare`, and says nothing of time. Each algorithm has the best of several learning
+    rates, chosen with a seed that is in no gap. E.g.
+    tacit study digits --steps 100,200 --algorithms topk,lowbit
+    """
+    from tacit_lab.reports import study as report
+    from tacit_lab.study.carrying_out import carry_out
+    from tacit_lab.study.jobs import read
+    from tacit_lab.study.search import table
+
+    import_own(modules)
+    from tacit_lab.recipes import Choices
+
+    choices = Choices(model=model, data=parsing.path("--data", data), limit=limit, precision=precision)
+    asked = _checked(recipe, choices, algorithms, steps, "1" if quick else rates, seeds)
+    wanted = [(recipe, arm, each) for each in asked.steps for arm in asked.arms]
+    at_once = parsing.whole("--jobs", jobs or len(os.sched_getaffinity(0)))
+    most = math.inf if minutes is None else parsing.seconds("--minutes", minutes, 60)
+    folder = _folder(parsing.path("--out", out), recipe)
+    path = folder / RUNS
+    with interruptible():
+        done = carry_out(
+            lambda done: asked.study.missing(done, wanted, asked.seeds),
+            partial(_train, choices),
+            read(path),
+            path,
+            jobs=at_once,
+            minutes=most,
+            tell=lambda text: typer.echo(text, err=True),
+        )
+    rows = asked.study.rows(done, wanted, asked.seeds)
+    result = {
+        "recipe": recipe,
+        "plain": PLAIN,
+        "seeds": asked.seeds,
+        "rates": asked.study.rates,
+        "rows": rows,
+    }
+    from tacit.files import put
+
+    put(folder / ROWS, json.dumps(result) + "\n")
+    put(folder / PAGE, report.page(f"{recipe}: gaps to {PLAIN}", rows, PLAIN))
+    typer.echo("\n".join(["", table(rows), "", f"Trainings: {path}", f"Page: {folder / PAGE}"]), err=as_json)
+    if as_json:
+        typer.echo(json.dumps(result))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    study: Study
+    arms: Sequence[str]
+    steps: Sequence[int]
+    seeds: Sequence[int]
+
+
+def _checked(recipe: str, choices: Choices, algorithms: str, steps: str, rates: str, seeds: str) -> _Asked:
+    """Parse and check what was typed.
+
+    Raises:
+        ConfigError: Something is not possible; the message says what to write instead.
+    """
+    from tacit.algorithms import parse
+    from tacit.attaching.requirements import needs_servers
+    from tacit_lab import recipes
+    from tacit_lab.recipes.images import VALIDATION
+    from tacit_lab.records import CHOOSING
+    from tacit_lab.study.search import LIMITS, Rule, Study
+    from tacit_lab.study.training import WORKERS
+
+    made = recipes.get(recipe, choices)
+    if not made.steps_per_epoch(WORKERS):
+        raise ConfigError(f"{recipe} has too little data for {WORKERS} workers: give it more")
+    arms = list(dict.fromkeys([PLAIN, *parsing.split_algorithms(algorithms)]))
+    for arm in arms:
+        strategy = parse(arm)
+        if needs_servers(strategy) or arm.partition(":")[0] in ("ddp", "auto"):
+            raise ConfigError(
+                f"{arm} does not train in one process: leave it out, or use tacit compare ({PLAIN} computes "
+                "what ddp does)"
+            )
+    lengths = [
+        parsing.whole("--steps", each, 2) for each in sorted({*parsing.numbers("--steps", steps, int)})
+    ]
+    factors = sorted({*parsing.numbers("--rates", rates, float)})
+    if not LIMITS[0] <= factors[0] <= factors[-1] <= LIMITS[1]:
+        raise ConfigError(
+            f"--rates {rates}: write numbers from 1/1024 to {LIMITS[1]:g}, e.g. --rates 0.5,1,2"
+        )
+    numbers = parsing.seeds("--seeds", seeds)
+    if CHOOSING in numbers:
+        raise ConfigError(f"--seeds {seeds}: {CHOOSING} is the seed by which rates are chosen; leave it out")
+    # Rates of every length are searched, as none of them is known to be long.
+    rule = Rule(searched=max(lengths), longest=max(lengths), validation=VALIDATION)
+    return _Asked(Study({recipe: rule}, PLAIN, tuple(factors)), arms, lengths, numbers)
+
+
+def _folder(out: Path | None, recipe: str) -> Path:
+    from tacit import files
+
+    folder = (out or parsing.OUT / f"{datetime.now():%Y%m%d-%H%M%S}-study-{recipe}").absolute()
+    files.folder(folder, "--out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write to --out {folder}: {error.strerror}") from error
+    return folder
+
+
+def _train(choices: Choices, run: StudyRun) -> Ended:
+    """Train one, in a process of its own."""
+    from tacit_lab import recipes
+    from tacit_lab.study.training import train
+
+    return train(run, recipes.get(run.task, choices))

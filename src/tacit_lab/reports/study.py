@@ -1,0 +1,149 @@
+"""The page of a study: gaps against steps and bytes, and what nothing else beats in both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any, TypeAlias
+
+from tacit_lab.reports.charts.figures import DASHES, PALETTE, Chart, Figure, Style, line_at
+from tacit_lab.reports.columns import TableRow, explained
+from tacit_lab.reports.document import document
+from tacit_lab.reports.sections import section, swatch
+
+Row: TypeAlias = Mapping[str, Any]
+"""Of `Study.rows`."""
+COLUMNS = {
+    "bytes": "all that is sent, by the formulas of ring collectives, as a share of plain training's",
+    "accuracy": "on held-out data, in percent, the mean over the seeds",
+    "gap": "to plain training in points, paired by seed, ± half the 95 % interval",
+    "seeds": "pairs of trainings in the gap",
+    "rate": "what the learning rate was multiplied by, the best on validation",
+    "front": "whether no other algorithm loses less for as few bytes or fewer",
+}
+
+
+def front(rows: Sequence[Row]) -> list[Row]:
+    """The Pareto front of rows of one length: those than which none sends as little and loses less."""
+    found: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row["bytes"], -row["gap"]["mean"])):
+        if not found or row["gap"]["mean"] > found[-1]["gap"]["mean"]:
+            found.append(row)
+    return found
+
+
+def page(title: str, rows: Sequence[Row], plain: str) -> str:
+    """The whole page.
+
+    Args:
+        rows: of one task, of all lengths.
+        plain: the arm to which gaps are.
+    """
+    arms = list(dict.fromkeys(row["arm"] for row in rows if row["arm"] != plain))
+    paint = {
+        arm: Style(f"--c{i % PALETTE}", DASHES[i // PALETTE % len(DASHES)]) for i, arm in enumerate(arms)
+    }
+    shown = [row for row in rows if row["arm"] != plain]
+    lengths = sorted({row["steps"] for row in rows})
+    by_steps = [_against_steps(shown, paint)] if len(lengths) > 1 else []
+    by_bytes = [
+        _against_bytes(shown, paint, steps)
+        for steps in lengths
+        if any(row["steps"] == steps for row in shown)
+    ]
+    key = "\n".join(f"<li>{swatch(style)}{escape(arm)}</li>" for arm, style in paint.items())
+    found = [
+        section("What length heals", f'<ul class="key">\n{key}\n</ul>', by_steps),
+        section("What few bytes cost", f'<ul class="key">\n{key}\n</ul>', by_bytes),
+    ]
+    found = [each for each in found if each[1]]
+    head = f'<header>\n<p class="brand">tacit study</p>\n<h1>{escape(title)}</h1>\n</header>'
+    tables = [_table(rows, steps, plain, paint) for steps in reversed(lengths)]
+    parts = [head, *tables, *(html for html, _ in found)]
+    return document(title, parts, [chart for _, charts in found for chart in charts], "tacit study")
+
+
+def _table(rows: Sequence[Row], steps: int, plain: str, paint: Mapping[str, Style]) -> str:
+    here = [row for row in rows if row["steps"] == steps]
+    best = front([row for row in here if row["arm"] != plain])
+    lines = []
+    for row in sorted(here, key=lambda row: row["bytes"]):
+        texts = [
+            f"{row['bytes']:.2%}",
+            f"{100 * row['accuracy']['mean']:.2f}",
+            "–" if row["arm"] == plain else _points(row["gap"]),
+            str(row["gap"]["count"]),
+            f"x{row['rate']:g}",
+            "yes" if row in best else "",
+        ]
+        mark = swatch(paint[row["arm"]]) if row["arm"] in paint else ""
+        lines.append(TableRow(row["arm"], texts, mark=mark))
+    return f'<section class="results">\n<h2>{steps:,} steps</h2>\n{explained(COLUMNS, lines)}\n</section>'
+
+
+def _points(gap: Mapping[str, Any]) -> str:
+    half = "" if gap["half"] is None else f" ±{100 * gap['half']:.2f}"
+    return f"{100 * gap['mean']:+.2f}{half}"
+
+
+def _against_steps(rows: Sequence[Row], paint: Mapping[str, Style]) -> Chart:
+    traces = []
+    for arm, style in paint.items():
+        mine = sorted((row for row in rows if row["arm"] == arm), key=lambda row: row["steps"])
+        traces.append(_trace(arm, [row["steps"] for row in mine], mine, style, "lines+markers"))
+    steps = sorted({row["steps"] for row in rows})
+    ticks = {"type": "log", "tickvals": steps, "ticktext": [f"{each:,}" for each in steps]}
+    layout: Figure = {
+        "xaxis": {"title": {"text": "steps (log scale)"}, **ticks},
+        "yaxis": {"title": {"text": "gap, points"}},
+        **line_at("y", 0.0, "plain training"),
+    }
+    return Chart(
+        key="gap-steps",
+        title="Gap against the length of training",
+        note="Higher is better; bars are 95 % intervals.",
+        figure={"data": traces, "layout": layout},
+    )
+
+
+def _against_bytes(rows: Sequence[Row], paint: Mapping[str, Style], steps: int) -> Chart:
+    """Every algorithm, and a line along those that nothing beats in both."""
+    here = [row for row in rows if row["steps"] == steps]
+    best = front(here)
+    line = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "front",
+        "hoverinfo": "skip",
+        "x": [100 * row["bytes"] for row in best],
+        "y": [100 * row["gap"]["mean"] for row in best],
+        "line": {"color": "var(--limit)", "width": 1.5, "dash": "dot", "shape": "hv"},
+    }
+    traces = [_trace(row["arm"], [100 * row["bytes"]], [row], paint[row["arm"]], "markers") for row in here]
+    layout: Figure = {
+        "xaxis": {"title": {"text": "bytes, % of plain training's (log scale)"}, "type": "log"},
+        "yaxis": {"title": {"text": "gap, points"}},
+        **line_at("y", 0.0, "plain training"),
+    }
+    return Chart(
+        key=f"front-{steps}",
+        title=f"Gap against bytes, {steps:,} steps",
+        note="Higher and left is better. The dotted line joins what nothing else beats in both.",
+        figure={"data": [line, *traces], "layout": layout},
+    )
+
+
+def _trace(arm: str, xs: Sequence[float], rows: Sequence[Row], style: Style, mode: str) -> Figure:
+    colour = f"var({style.colour})"
+    halves = [100 * (row["gap"]["half"] or 0.0) for row in rows]
+    return {
+        "type": "scatter",
+        "mode": mode,
+        "name": escape(arm),
+        "x": list(xs),
+        "y": [100 * row["gap"]["mean"] for row in rows],
+        "error_y": {"type": "data", "array": halves, "color": colour, "thickness": 1},
+        "line": {"color": colour, "width": 2.5, "dash": style.dash},
+        "marker": {"size": 9, "color": colour},
+        "hovertemplate": f"<b>{escape(arm)}</b><br>%{{x:.4g}}<br>gap %{{y:+.2f}}<extra></extra>",
+    }
