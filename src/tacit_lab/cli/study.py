@@ -140,14 +140,14 @@ def command(
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _StudyOptions:
     study: Study
     arms: Sequence[str]
     steps: Sequence[int]
     seeds: Sequence[int]
 
 
-def _checked(recipe: str, choices: Choices, algorithms: str, steps: str, rates: str, seeds: str) -> _Asked:
+def _checked(recipe: str, choices: Choices, algorithms: str, steps: str, rates: str, seeds: str) -> _StudyOptions:
     """Parse and check what was typed.
 
     Raises:
@@ -185,7 +185,7 @@ def _checked(recipe: str, choices: Choices, algorithms: str, steps: str, rates: 
         raise ConfigError(f"--seeds {seeds}: {CHOOSING} is the seed by which rates are chosen; leave it out")
     # Rates of every length are searched, as none of them is known to be long.
     rule = Rule(searched=max(lengths), longest=max(lengths), validation=VALIDATION)
-    return _Asked(Study({recipe: rule}, PLAIN, tuple(factors)), arms, lengths, numbers)
+    return _StudyOptions(Study({recipe: rule}, PLAIN, tuple(factors)), arms, lengths, numbers)
 
 
 def _folder(out: Path | None, recipe: str) -> Path:
