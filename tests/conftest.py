@@ -155,6 +155,7 @@ LONG = (
     "tests/lab/predictor_training/test_predictor_training.py",
     "tests/lab/recipes/test_recipes.py::test_bytes_learns",
     "tests/lab/recipes/test_recipes.py::test_digits_learns",
+    "tests/lab/recipes/test_recipes.py::test_recommender_learns",
     "tests/stores/client/test_chunking.py::test_it_comes_back_as_if_it_were_whole",
     "tests/stores/test_encoding.py::test_whatever_is_sent_is_read_or_refused",
     "tests/stores/server/test_waiting_ends.py",

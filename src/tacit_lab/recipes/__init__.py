@@ -29,8 +29,9 @@ _OF_IMAGES = ("model", "data", "limit", "precision")
 _RECIPES = {
     "bytes": _Home("bytes", "Bytes"),
     "cifar10": _Home("images", "cifar10", _OF_IMAGES),
-    "digits": _Home("digits", "Digits"),
+    "digits": _Home("images", "digits", ("model",)),
     "mnist": _Home("images", "mnist", _OF_IMAGES),
+    "recommender": _Home("recommender", "Recommender"),
 }
 
 

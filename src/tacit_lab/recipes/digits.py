@@ -1,4 +1,7 @@
-"""Handwritten digits: scikit-learn's 1,797 images of 8x8 pixels, and a network of 983,114 parameters."""
+"""Handwritten digits: scikit-learn's 1,797 images of 8x8 pixels, and a network of 983,114 parameters.
+
+Enlarged they are images as any others, for the networks of `tacit_lab.recipes.models`.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, interpolate
 
 from tacit.errors import ConfigError, installing
+from tacit_lab.recipes.data.splits import Images, Split
 from tacit_lab.recipes.recipe import Batch, Recipe, seeded, shard
 
 HELD_OUT = 357
+BLACKEST = 16
+"""The largest value of a pixel."""
 
 
 class Digits(Recipe):
@@ -71,24 +77,43 @@ class _DigitsData(NamedTuple):
 
 @cache
 def _data() -> _DigitsData:
-    table = torch.from_numpy(_table())
-    images = table[:, :-1].float().view(-1, 1, 8, 8)
+    images, targets = _shuffled(file())
+    images = images.float()
     images = (images - images.mean()) / images.std()
-    targets = table[:, -1].long()
-    # The split never moves: a seed must not decide how hard the test is.
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    images, targets = images[order], targets[order]
     return _DigitsData(images[HELD_OUT:], targets[HELD_OUT:], images[:HELD_OUT], targets[:HELD_OUT])
 
 
-def _table() -> NDArray[np.int64]:
-    """64 pixels and the class in each row."""
+def enlarged(path: Path) -> Images:
+    """The same images with 32x32 pixels of 0..255, interpolated; the same ones are held out."""
+    images, targets = _shuffled(path)
+    large = interpolate(images * (255 / BLACKEST), scale_factor=4, mode="bilinear").round().byte()
+    return Images(
+        Split(large[HELD_OUT:], targets[HELD_OUT:].byte()), Split(large[:HELD_OUT], targets[:HELD_OUT].byte())
+    )
+
+
+def file() -> Path:
+    """Scikit-learn's own. To import the package would take each rank of each run a second.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
     package = find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
         raise ConfigError(f"the recipe 'digits' needs scikit-learn: {installing('recipes')}")
-    # Importing scikit-learn would take each rank of each run a second, so its file is read as it is.
-    file = Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
-    return np.loadtxt(file, delimiter=",", dtype=np.int64)
+    return Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+
+
+def _shuffled(path: Path) -> tuple[Tensor, Tensor]:
+    """Pixels of 0..16, (n, 1, 8, 8), and classes, always in the same order: no seed makes the test harder."""
+    table = torch.from_numpy(_table(path))
+    table = table[torch.randperm(len(table), generator=torch.Generator().manual_seed(0))]
+    return table[:, :-1].view(-1, 1, 8, 8), table[:, -1]
+
+
+def _table(path: Path) -> NDArray[np.int64]:
+    """64 pixels and the class in each row."""
+    return np.loadtxt(path, delimiter=",", dtype=np.int64)
 
 
 def _network() -> nn.Module:

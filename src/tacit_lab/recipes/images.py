@@ -1,4 +1,4 @@
-"""Real images: CIFAR-10 and MNIST, with a network of one's choice."""
+"""Real images: CIFAR-10, MNIST and scikit-learn's digits, with a network of one's choice."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tacit_lab.recipes.data import augment, cache, download
 from tacit_lab.recipes.data import cifar10 as cifar10_files
 from tacit_lab.recipes.data import mnist as mnist_files
 from tacit_lab.recipes.data.splits import Images
+from tacit_lab.recipes.digits import Digits, enlarged, file
 from tacit_lab.recipes.hyperparameters import TUNINGS, triangle
 from tacit_lab.recipes.models.precision import InBfloat16
 from tacit_lab.recipes.recipe import Batch, Recipe, seeded, shard
@@ -82,6 +83,17 @@ MNIST = Dataset(
     epochs=2,
     target=0.98,
 )
+DIGITS = Dataset(
+    name="digits",
+    forms="scikit-learn's file",
+    read=enlarged,
+    mean=(0.3056,),
+    deviation=(0.3237,),
+    augmented=False,
+    model="resnet8",
+    epochs=12,
+    target=0.95,
+)
 
 
 def cifar10(**choices: str | int | Path) -> ImageRecipe:
@@ -92,6 +104,11 @@ def cifar10(**choices: str | int | Path) -> ImageRecipe:
 def mnist(**choices: str | int | Path) -> ImageRecipe:
     """Handwritten digits; see `ImageRecipe`."""
     return ImageRecipe(MNIST, **choices)  # type: ignore[arg-type]  # those of Choices
+
+
+def digits(model: str | None = None) -> Recipe:
+    """Handwritten digits of scikit-learn: as they are for their own network, enlarged for any other."""
+    return Digits() if model is None else ImageRecipe(DIGITS, model=model, data=file())
 
 
 class ImageRecipe(Recipe):

@@ -6,6 +6,7 @@ import torch
 from tacit.errors import ConfigError
 from tacit_lab import recipes
 from tacit_lab.recipes import Choices, hyperparameters, models
+from tacit_lab.recipes import digits as digits_module
 from tacit_lab.recipes.data import cifar10, download
 from tacit_lab.recipes.hyperparameters import TUNINGS, triangle
 
@@ -34,9 +35,9 @@ def test_choices_come_back_out_of_the_words_of_a_command(
     ("name", "choices", "message"),
     [
         (
-            "digits",
+            "bytes",
             Choices(model="vit"),
-            r"--model would do nothing for digits: leave it out, or train cifar10 and",
+            r"--model would do nothing for bytes: leave it out, or train cifar10 and digits and",
         ),
         ("bytes", Choices(data=Path("x")), "--data would do nothing for bytes"),
         ("cifar10", Choices(model="resnet-20"), r"unknown model 'resnet-20'. Did you mean 'resnet20'"),
@@ -99,6 +100,24 @@ def test_pixels_are_normalized_and_channels_last(pictures: Path, digits: Path) -
     # A pixel of 0 becomes -mean / deviation; MNIST's images have a black frame of two pixels.
     frame = torch.cat([images[:, :, :2].flatten(), images[:, :, :, 30:].flatten()])
     assert frame == pytest.approx(-0.1307 / 0.3081, abs=1e-5)
+
+
+def test_enlarged_digits_are_those_of_the_recipe_without_a_model() -> None:
+    pytest.importorskip("sklearn")
+    large = recipes.get("digits", Choices(model="resnet8"))
+    assert large.name == "digits (resnet8, digits.csv.gz)"
+    assert large.steps_per_epoch(4) == 11
+    assert any(isinstance(layer, torch.nn.BatchNorm2d) for layer in large.model(0).modules())
+    images, targets = large._images.test
+    assert (images.shape, images.min(), images.max()) == ((357, 1, 32, 32), 0, 255)
+    held_out = digits_module._data()
+    assert torch.equal(targets, held_out.test_targets)
+    mean = torch.nn.functional.avg_pool2d(images.float(), 4)
+    together = torch.corrcoef(torch.stack([mean.flatten(), held_out.test_images.flatten()]))
+    assert together[0, 1] > 0.95
+    pixels = torch.cat([x for x, _ in large.train_batches(0, 0, 1, 0)])
+    assert pixels.mean() == pytest.approx(0, abs=0.01)
+    assert pixels.std() == pytest.approx(1, abs=0.01)
 
 
 def test_the_ranks_share_what_is_held_out(pictures: Path) -> None:

@@ -6,10 +6,11 @@ from tacit.errors import ConfigError
 from tacit_lab import recipes
 from tacit_lab.recipes import Choices
 from tacit_lab.recipes import digits as digits_module
+from tacit_lab.recipes import recommender as recommender_module
 from tacit_lab.recipes.recipe import Recipe, shard
 
 SMALL = pytest.mark.parametrize(
-    "recipe", [recipes.get(name) for name in ("bytes", "digits")], ids=lambda r: r.name
+    "recipe", [recipes.get(name) for name in ("bytes", "digits", "recommender")], ids=lambda r: r.name
 )
 
 
@@ -81,14 +82,17 @@ def test_ranks_get_disjoint_shards_of_one_shuffled_epoch() -> None:
 def test_no_rank_trains_on_what_is_held_out(recipe: Recipe) -> None:
     module = __import__(type(recipe).__module__, fromlist=["_data"])
     data = module._data()
-    seen = {row.numpy().tobytes() for row in data[0]}
-    held_out = data.test_images if recipe.name == "digits" else data.held_out
+    if recipe.name == "recommender":
+        train, held_out = data.train.items, data.held_out.items
+    else:
+        train, held_out = data[0], data.test_images if recipe.name == "digits" else data.held_out
+    seen = {row.numpy().tobytes() for row in train}
     assert not [row for row in held_out if row.numpy().tobytes() in seen]
 
 
 def test_digits_are_those_of_scikit_learn() -> None:
     datasets = pytest.importorskip("sklearn.datasets")
-    table = digits_module._table()
+    table = digits_module._table(digits_module.file())
     assert (table[:, :-1] == datasets.load_digits().data).all()
     assert (table[:, -1] == datasets.load_digits().target).all()
 
@@ -110,6 +114,37 @@ def test_bytes_learns() -> None:
     after = recipe.evaluate(model)
     assert after[0] < before[0] - 1.0
     assert after[1] > before[1] + 0.05
+
+
+def test_recommender_learns() -> None:
+    recipe = recipes.get("recommender")
+    model = recipe.model(0)
+    assert model.items.weight.shape == (50_000, 64)
+    assert recipe.evaluate(model)[1] < 0.2
+    train(recipe, model, epochs=1, steps=30)
+    assert recipe.evaluate(model)[1] > 0.35
+
+
+def test_the_gradient_of_a_recommender_is_dense_with_rows_of_zeros() -> None:
+    recipe = recipes.get("recommender")
+    model = recipe.model(0)
+    items, targets = next(recipe.train_batches(0, 0, 4, 0))
+    recipe.loss(model(items), targets).backward()  # type: ignore[no-untyped-call]
+    gradient = model.items.weight.grad
+    assert gradient is not None
+    assert not gradient.is_sparse
+    assert gradient.abs().sum(1).nonzero().flatten().tolist() == items.unique().tolist()
+
+
+def test_items_of_a_recommender_come_by_genre_and_popularity() -> None:
+    data = recommender_module._data().train
+    next_items = data.items[:, recommender_module.SEEN :].gather(1, data.targets[:, None])
+    seen = data.items[:, : recommender_module.SEEN] % recommender_module.GENRES
+    loyal = (seen == next_items % recommender_module.GENRES).any(1).float().mean()
+    assert 0.8 < loyal < 0.9, "four of five next items, and a few by chance, are of a genre seen before"
+    popular = (data.items < recommender_module.GENRES).float().mean()
+    assert 0.1 < popular < 0.2, "the first of 500 items has the share 1 / (1 + 1/2 + ... + 1/500)"
+    assert 0 <= int(data.items.min()) < int(data.items.max()) < recommender_module.ITEMS
 
 
 def test_a_byte_sees_only_what_came_before_it() -> None:

@@ -28,8 +28,8 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="RECIPE | -- SCRIPT ARGS",
-            help="What to train: digits (the default), bytes, cifar10 or mnist; or after -- a script for "
-            "torchrun that calls tacit.from_env and tacit.report, e.g. -- train.py --epochs 3",
+            help="What to train: digits (the default), bytes, cifar10, mnist or recommender; or after -- a "
+            "script for torchrun that calls tacit.from_env and tacit.report, e.g. -- train.py --epochs 3",
             show_default=False,
         ),
     ] = None,
@@ -56,7 +56,8 @@ def command(
     model: Annotated[
         str | None,
         typer.Option(
-            help="The network for cifar10 (by default resnet20) or mnist (lenet), e.g. vgg11-narrow",
+            help="The network for cifar10 (by default resnet20), mnist (lenet) or digits (its own), "
+            "e.g. resnet8",
             show_default=False,
         ),
     ] = None,
