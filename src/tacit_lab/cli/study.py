@@ -147,7 +147,9 @@ class _StudyOptions:
     seeds: Sequence[int]
 
 
-def _checked(recipe: str, choices: Choices, algorithms: str, steps: str, rates: str, seeds: str) -> _StudyOptions:
+def _checked(
+    recipe: str, choices: Choices, algorithms: str, steps: str, rates: str, seeds: str
+) -> _StudyOptions:
     """Parse and check what was typed.
 
     Raises:

@@ -20,6 +20,8 @@ else:
 model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02 * rate)
 strategy = tacit.from_env()
+if how == "breaks":
+    raise ValueError("broken by its author")
 data = torch.Generator().manual_seed(100 * (0 if how == "ignores" else seed) + rank)
 if how == "short" and strategy.name == "topk":
     steps //= 2

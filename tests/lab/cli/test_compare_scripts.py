@@ -115,3 +115,18 @@ def test_options_that_cannot_be(tmp_path: Path, words: tuple[str, ...], message:
     assert done.code == 2
     assert message in " ".join(done.err.split())
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_script_that_fails_says_where(tmp_path: Path) -> None:
+    done = called("compare", *TWO, "--out", "out", "--", str(SCRIPT), "breaks", "10", cwd=tmp_path)
+    assert done.code == 1
+    assert "ddp failed: " in done.err
+    assert "ValueError: broken by its author" in done.err
+    assert 'raise ValueError("broken by its author")' in done.err
+    assert "ValueError" in (tmp_path / "out" / "errors" / "rank0.txt").read_text()
+    assert sorted(each.name for each in (tmp_path / "out").iterdir()) == [
+        "comparison.json",
+        "errors",
+        "records.jsonl",
+        "report.html",
+    ]

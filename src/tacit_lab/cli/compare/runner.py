@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from tacit.algorithms import parse
 from tacit.attaching.requirements import uses_servers
@@ -165,21 +165,23 @@ class _ScriptRunner(_Runner):
             elif (progress := heard.heard(said, label, self._steps)) is not None:
                 self._display.advanced(progress)
 
-        with TemporaryDirectory() as folder:
-            run = RunOptions(
-                script=options.script,
-                cluster=options.cluster,
-                strategy=strategy,
-                timeout=options.timeout,
-                folder=Path(folder),
-                tensorboard=options.tensorboard and options.tensorboard / label,
-                serving=self._serving(key),
-            )
-            variables = {TRIAL: json.dumps({"seed": key.seed, "rate": key.rate})}
+        run = RunOptions(
+            script=options.script,
+            cluster=options.cluster,
+            strategy=strategy,
+            timeout=options.timeout,
+            folder=options.folder,
+            tensorboard=options.tensorboard and options.tensorboard / label,
+            serving=self._serving(key),
+        )
+        variables = {TRIAL: json.dumps({"seed": key.seed, "rate": key.rate})}
+        try:
             result = run_in(self._bed, run, variables, handle)
             timelines = read_timelines(run.footprint, key.algorithm)
+        finally:
+            shutil.rmtree(run.footprint, ignore_errors=True)
         if result.error is not None:
-            raise self._failed(key, result.error)
+            raise self._failed(key, "\n".join([result.error, *result.why()]))
         heard.check(self._needing())
         self._compare_names(label, heard.names)
         records = heard.records(result, repr(strategy) if key.algorithm != COMPUTE_ONLY else "", timelines)

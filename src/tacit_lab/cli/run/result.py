@@ -99,17 +99,15 @@ class RunResult:
         head = f"{', '.join(self.attached) or self.algorithm} on {self.cluster}: {' '.join(self.script)}"
         told = ["", *self.profile.lines()] if self.profile else []
         traffic = printed(self.traffic, Cluster.parse(self.cluster).nodes)
-        return [*self._failure(), head, *table, *traffic, *told]
+        failed = [] if self.error is None else [f"tacit: {self.error}", *self.why(), ""]
+        return [*failed, head, *table, *traffic, *told]
 
-    def _failure(self) -> list[str]:
-        if self.error is None:
-            return []
-        lines = [f"tacit: {self.error}", *format_groups(self.errors, self.error)]
+    def why(self) -> list[str]:
+        """Behind its error: the errors of the ranks, and where their tracebacks are."""
+        lines = format_groups(self.errors, self.error or "")
         if not self.errors and self.failures and self.failures[0].traceback:
             lines += self.failures[0].traceback.splitlines()[-_LAST:]  # what the launcher printed last
-        if self.tracebacks:
-            lines.append(f"Whole tracebacks: {', '.join(self.tracebacks)}")
-        return [*lines, ""]
+        return [*lines, *([f"Whole tracebacks: {', '.join(self.tracebacks)}"] if self.tracebacks else [])]
 
 
 def summarize(
