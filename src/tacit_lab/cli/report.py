@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PAGE = "report.html"
 RECORDS = "records.jsonl"
 TIMELINE = "timeline.jsonl"
+DESCRIPTION = "comparison.json"
 TRACES = "traces"
 
 
@@ -37,18 +38,80 @@ def command(
             "The folder traces is made next to it",
         ),
     ] = None,
+    latex: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Write the table for LaTeX here instead, and the methods' BibTeX beside it, e.g. table.tex",
+            show_default=False,
+        ),
+    ] = None,
+    csv: Annotated[
+        str | None,
+        typer.Option(
+            "--csv",
+            metavar="PATH",
+            help="Write the table's numbers here instead, e.g. table.csv",
+            show_default=False,
+        ),
+    ] = None,
+    png: Annotated[
+        str | None,
+        typer.Option(
+            "--png",
+            metavar="PATH",
+            help="Draw the curves here instead, in the format of the name's ending, e.g. curves.png, or .pdf",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Build report.html from the records in a folder; also of a run that failed, or still goes on.
 
     Next to it is a trace of each algorithm, traces/ALGORITHM.json, for ui.perfetto.dev or chrome://tracing,
-    if the folder has timelines. E.g. tacit report tacit-out/20260101-120000-digits
+    if the folder has timelines. For a paper there are --latex, --csv and --png. E.g.
+    tacit report tacit-out/20260101-120000-digits
     """
     source, page = parsing.path("DIR", folder), parsing.path("--out", out)
     assert source is not None
     if not os.path.isfile(source / RECORDS):  # False, and no error, if a name is too long
         raise ConfigError(f"{source} holds no {RECORDS}: give the folder that tacit compare wrote")
-    for line in write(source / RECORDS, page or source / PAGE):
+    for_paper = [parsing.path("--latex", latex), parsing.path("--csv", csv), parsing.path("--png", png)]
+    lines = _write_for_paper(source, *for_paper) if any(for_paper) else []
+    if page is not None or not lines:
+        lines += write(source / RECORDS, page or source / PAGE)
+    for line in lines:
         typer.echo(line)
+
+
+def _write_for_paper(source: Path, latex: Path | None, csv: Path | None, png: Path | None) -> list[str]:
+    from tacit_lab import records as schema
+    from tacit_lab import reports
+    from tacit_lab.reports import paper
+
+    found, _ = reports.salvage(source / RECORDS, schema.read)
+    comparison = reports.compare(found)
+    lines = []
+    if latex is not None:
+        runs = [record for record in found if isinstance(record, schema.RunRecord)]
+        beside = latex.with_suffix(".bib")
+        files.put(latex, paper.to_latex(comparison, runs, _command(source)))
+        files.put(beside, paper.to_bibtex(row.algorithm for row in comparison.rows))
+        lines += [f"Table: {latex}, for \\usepackage{{booktabs}}", f"Methods: {beside}"]
+    if csv is not None:
+        files.put(csv, paper.to_csv(comparison))
+        lines.append(f"Numbers: {csv}")
+    if png is not None:
+        paper.draw(comparison, found, png)
+        lines.append(f"Figure: {png}")
+    return lines
+
+
+def _command(source: Path) -> str:
+    """What the comparison was called with; "" where that was not kept."""
+    try:
+        return str(json.loads((source / DESCRIPTION).read_text(encoding="utf-8"))["command"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def write(records: Path, target: Path) -> list[str]:

@@ -97,7 +97,7 @@ def command(
     rates, chosen with a seed that is in no gap. E.g.
     tacit study digits --steps 100,200 --algorithms topk,lowbit
     """
-    from tacit_lab.reports import study as report
+    from tacit_lab.study import page as report
     from tacit_lab.study.carrying_out import carry_out
     from tacit_lab.study.jobs import read
     from tacit_lab.study.search import table

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -266,9 +268,10 @@ def _curves(root: Path, algorithms: Sequence[str]) -> Path:
 
 def _make(options: CompareOptions) -> None:
     """Make the folder; one in which the same comparison was begun is gone on with."""
-    folder, about = options.folder, json.dumps(options.common)
+    folder, about = options.folder, options.common
     if any(os.path.lexists(folder / name) for name in (RECORDS, TIMELINE)):
-        if _read(options.description) == about:
+        begun = _read(options.description)
+        if begun is not None and {name: each for name, each in begun.items() if name != "command"} == about:
             return
         raise ConfigError(
             f"{folder} holds the records of another comparison: give another --out, or to go on with that "
@@ -281,11 +284,12 @@ def _make(options: CompareOptions) -> None:
         raise ConfigError(f"cannot write to --out {folder}: {error.strerror}") from error
     files.Log(folder / RECORDS).close()
     with files.spared(f"{options.description.name} is not written, so the comparison cannot be gone on with"):
-        files.put(options.description, about)
+        files.put(options.description, json.dumps({**about, "command": shlex.join(["tacit", *sys.argv[1:]])}))
 
 
-def _read(path: Path) -> str | None:
+def _read(path: Path) -> dict[str, Any] | None:
     try:
-        return path.read_text(encoding="utf-8")
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    return found if isinstance(found, dict) else None

@@ -48,7 +48,7 @@ APART = _Axis(title="consensus distance", reading=lambda epoch: epoch.consensus_
 
 def charts(comparison: Comparison, records: Sequence[Record]) -> list[Chart]:
     """All charts for which there are numbers."""
-    curves = _curves(comparison, records)
+    curves = curves_of(comparison, records)
     paint = styles(comparison)
     drawn = [(y, x) for y in (ACCURACY, LOSS) for x in (SECONDS, MEGABYTES)]
     if any(epoch.consensus_relative for runs in curves.values() for run in runs for epoch in run):
@@ -58,7 +58,7 @@ def charts(comparison: Comparison, records: Sequence[Record]) -> list[Chart]:
     return [chart for chart in (*found, spent) if chart is not None]
 
 
-def _curves(comparison: Comparison, records: Sequence[Record]) -> dict[str, list[list[EpochRecord]]]:
+def curves_of(comparison: Comparison, records: Sequence[Record]) -> dict[str, list[list[EpochRecord]]]:
     """What each algorithm's runs have recorded, seed by seed, at the rate that counts."""
     rates = {row.algorithm: row.rate for row in comparison.rows}
     runs: dict[RunKey, list[EpochRecord]] = {}
@@ -105,7 +105,7 @@ def _chart(
     )
 
 
-class _Point(NamedTuple):
+class Point(NamedTuple):
     """The means over the seeds after as many epochs, or reports; `low` and `high`: of their y."""
 
     x: float
@@ -115,7 +115,13 @@ class _Point(NamedTuple):
     number: int
 
 
-def _points(runs: Sequence[Sequence[EpochRecord]], x: _Axis, y: _Axis) -> list[_Point]:
+def points_of(runs: Sequence[Sequence[EpochRecord]], x: str, y: str) -> list[Point]:
+    """The same for axes of these titles, such as "training seconds" and "accuracy"."""
+    axes = {each.title: each for each in (SECONDS, MEGABYTES, ACCURACY, LOSS)}
+    return _points(runs, axes[x], axes[y])
+
+
+def _points(runs: Sequence[Sequence[EpochRecord]], x: _Axis, y: _Axis) -> list[Point]:
     """The points at which every seed has both numbers."""
     found = []
     for epochs in zip(*runs, strict=False):
@@ -123,12 +129,12 @@ def _points(runs: Sequence[Sequence[EpochRecord]], x: _Axis, y: _Axis) -> list[_
         if all(map(_finite, xs)) and all(map(_finite, ys)):
             known = [each for each in ys if each is not None]
             mean = fmean(each for each in xs if each is not None)
-            found.append(_Point(mean, fmean(known), min(known), max(known), epochs[0].epoch))
+            found.append(Point(mean, fmean(known), min(known), max(known), epochs[0].epoch))
     return found
 
 
 def _trace(
-    name: str, points: Sequence[_Point], told_by: tuple[_Axis, _Axis, str], style: Style, symbol: str
+    name: str, points: Sequence[Point], told_by: tuple[_Axis, _Axis, str], style: Style, symbol: str
 ) -> Figure:
     colour, (x, y, each) = f"var({style.colour})", told_by
     told = f"{each} %{{customdata}}<br>%{{x:{x.form}}} {x.title}<br>{y.title} %{{y:{y.form}}}"
@@ -145,7 +151,7 @@ def _trace(
     }
 
 
-def _band(points: Sequence[_Point], style: Style) -> Figure:
+def _band(points: Sequence[Point], style: Style) -> Figure:
     xs = [each.x for each in points]
     return {
         "type": "scatter",

@@ -4,7 +4,7 @@ from typing import Any
 
 from unpacked import figures_of, unpacked
 
-from tacit_lab.reports.study import front, page
+from tacit_lab.study.page import front, page
 
 
 def row(arm: str, bytes_: float, gap: float, steps: int = 100) -> dict[str, Any]:
