@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tacit.files import spared
 from tacit_lab.study.jobs import Ended, StudyRun, append
 
 
@@ -52,7 +53,8 @@ def carry_out(
                     tell(f"{told(job)}: {type(error).__name__}: {error}")
                     continue
                 done[job] = ended
-                append(path, ended)
+                with spared(f"{path.name} is not whole"):
+                    append(path, ended)
                 tell(outcome(ended))
 
 
