@@ -193,6 +193,14 @@ class Nothing(Half):
 
 
 @dataclass(frozen=True)
+class Dwindles(Half):
+    """Sends less after some steps."""
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        return (x[: x.numel() // (1 + ctx.step // 50)].half(),)
+
+
+@dataclass(frozen=True)
 class Shorter(Half):
     """Other shapes than on meta tensors."""
 
@@ -218,9 +226,10 @@ def test_what_is_right_passes_everywhere() -> None:
         (Fails(), r"Fails\(\), .*it has raised a ValueError"),
         (Bare(), r"encode of Bare\(\) has returned a Tensor, where a tuple of tensors belongs"),
         (Looks(), r"Looks\(\) cannot be tried on meta tensors, .* Where x.is_meta, look at no value"),
+        (Dwindles(), "other shapes after 100 steps: write Scheduled"),
         (ErrorFeedback(Varies()), r"a payload of Varies\(\) for .* entries is .* fill what varies up"),
     ],
-    ids=["by rank", "spoils", "forgets", "blind", "adds up", "fails", "bare", "looks", "varies"],
+    ids=["by rank", "spoils", "forgets", "blind", "adds up", "fails", "bare", "looks", "dwindles", "varies"],
 )
 def test_what_is_wrong_is_found_and_named(compressor: Any, found: str) -> None:
     with pytest.raises(AssertionError, match=found):

@@ -469,7 +469,7 @@ def check_like(codec: OneShot, payload: Payload, out: Tensor) -> None:
         raise PayloadError(
             f"a payload of {codec} for {out.numel()} entries is {_form(payload)}, and {_form(wanted)} where "
             "x is a meta tensor: its shapes must follow from the shape of x alone, on every rank and in "
-            "every step; fill what varies up to a fixed length"
+            "every step; fill what varies up to a fixed length, or write Scheduled for what follows the step"
         )
 
 

@@ -27,6 +27,8 @@ SHAPES = {"weight": (24, 18), "bias": (24,), "deep": (8, 6, 3, 3), "last": (7, 2
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 WORLDS = (1, 2, 3, 4)
 ROUNDS = 4
+LATER = (1, 10, 100, 10_000)
+"""Steps at which payloads must have the shapes that they had at first."""
 TOPOLOGIES: tuple[Topology, ...] = (Flat(), TwoPhase(), Auto(), Hierarchical(), Star())
 COMPRESSORS: tuple[Compressor, ...] = (
     Dense(),
@@ -183,6 +185,14 @@ def _check_alone(compressor: Compressor, dtype: torch.dtype, shapes: Mapping[str
     if one_shot is not None and not one_shot.is_predicted:
         context = Context(xs[0].clone(), FreshBuffers(), peers=3, rank=0, name="checked")
         payload = one_shot.codec.encode(xs[0].clone(), context)
+        for step in LATER:
+            later = Context(
+                xs[0].clone(), FreshBuffers(), peers=3, rank=0, step=step, round=step, name="checked"
+            )
+            again = one_shot.codec.encode(xs[0].clone(), later)
+            assert [(part.shape, part.dtype) for part in again] == [
+                (part.shape, part.dtype) for part in payload
+            ], f"a payload has other shapes after {step} steps: write Scheduled for what changes with steps"
         decoded = [torch.full_like(xs[0], before) for before in (torch.nan, 77)]
         for out in decoded:
             one_shot.codec.decode_(payload, out)

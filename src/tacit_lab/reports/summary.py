@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tacit.errors import ConfigError
 from tacit_lab.cluster import Cluster
-from tacit_lab.records import COMPUTE_ONLY, EndRecord, Record, RunKey, RunRecord
-from tacit_lab.reports.comparison import BASE, UNSHAPED, Comparison, Row
+from tacit_lab.records import COMPUTE_ONLY, EndRecord, EpochRecord, Record, RunKey, RunRecord
+from tacit_lab.reports.comparison import BASE, UNSHAPED, Comparison, Row, compare
 
 UNFINISHED = "it was still running, or was killed"
 
@@ -35,9 +35,18 @@ def headline(comparison: Comparison) -> str:
     if not others:
         return _alone(base, comparison)
     reached = [row for row in others if row.seconds_to_target is not None]
-    best = max(reached or others, key=lambda row: row.speedup or 0)
+    as_good = [row for row in reached or others if not _loses(row)]
+    best = max(as_good or reached or others, key=lambda row: row.speedup or 0)
     missed = "" if reached or comparison.target is None else _missed(base, comparison)
     return f"{_pace(best, base)} {where(comparison)}{_traffic(best)}{_accuracy(best, base)}{missed}."
+
+
+def _loses(row: Row) -> bool:
+    """Whether seeds show that it learns less than the base."""
+    if row.gap is None or row.gap.half is None:
+        return False
+    worse = -row.gap.mean if row.accuracy is not None else row.gap.mean
+    return worse > row.gap.half
 
 
 def where(comparison: Comparison) -> str:
@@ -108,13 +117,43 @@ def _failure(end: EndRecord) -> str:
 
 
 def doubts(records: Sequence[Record]) -> list[str]:
-    """What speaks against comparing the runs of a script: weights, lengths, seeds without effect."""
+    """What a reader should doubt: weights and lengths of a script's runs, seeds, a limit that is none."""
     heads = {record.key: record for record in records if isinstance(record, RunRecord)}
     ends = {
         record.key: record for record in records if isinstance(record, EndRecord) and record.status == "ok"
     }
     begun = {key: head.weights for key, head in heads.items() if head.weights is not None and key in ends}
-    return [*_other_weights(begun), *_useless_seeds(begun, ends), *_other_lengths(begun, ends)]
+    found = [*_other_weights(begun), *_useless_seeds(begun, ends), *_other_lengths(begun, ends)]
+    return [*found, *_closings(records, ends), *_of_numbers(compare(records) if heads else None)]
+
+
+def _closings(records: Sequence[Record], ends: Mapping[RunKey, EndRecord]) -> Iterator[str]:
+    """What a script's sessions have sent behind the last report, where that is much."""
+    last = {each.key: each.bytes_between_nodes for each in records if isinstance(each, EpochRecord)}
+    told = set()
+    for key, end in ends.items():
+        sent, before = end.mb_between_nodes, last.get(key)
+        if sent is None or before is None or key.algorithm in told or sent - before / 1e6 <= 0.05 * sent:
+            continue
+        told.add(key.algorithm)
+        yield (
+            f"Of the {sent:.1f} MB of {key.algorithm}, {sent - before / 1e6:.1f} were sent behind the last "
+            "report: closing makes replicas equal, once, however long the training is."
+        )
+
+
+def _of_numbers(comparison: Comparison | None) -> Iterator[str]:
+    """Doubts about the table's numbers."""
+    if comparison is None:
+        return
+    if len(comparison.seeds) == 2:
+        yield "Two seeds: an interval of two pairs says next to nothing; three are the least."
+    fast = [row.algorithm for row in comparison.rows if (row.of_compute_only or 0.0) > 1.05]
+    if fast:
+        yield (
+            f"{', '.join(fast)} took less time than training without communication, which cannot be: that "
+            "ran once, and the machine was busy with other work then."
+        )
 
 
 def _other_weights(begun: Mapping[RunKey, float]) -> Iterator[str]:

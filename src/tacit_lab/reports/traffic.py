@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from tacit_lab.cluster import Cluster
@@ -18,12 +18,16 @@ _SAID = """MB from each node (row) to each other (column) in training, counted a
 that TCP adds: where much goes one way, a little comes back. The deeper the colour, the more; each table has
 its own scale. The last column is what a node sent in all, the last row what it received."""
 
+_OF_SCRIPTS = """ Of a script all is counted from its start to its end, also what DDP sends to begin with, and
+what the table leaves out."""
 
-def traffic(records: Iterable[Record], paint: Mapping[str, Style]) -> str:
+
+def traffic(records: Sequence[Record], paint: Mapping[str, Style]) -> str:
     """A table for each algorithm of whose run it is known; "" if it is of none."""
     records = list(records)
     ends = {record.algorithm: record for record in records if isinstance(record, EndRecord)}
     clusters = {each.algorithm: each.cluster for each in records if isinstance(each, RunRecord)}
+    of_script = any(each.epochs is None for each in records if isinstance(each, RunRecord))
     tables = [
         _table(name, end.traffic, Cluster.parse(clusters[name]).nodes, paint[name])
         for name, end in ends.items()
@@ -33,7 +37,7 @@ def traffic(records: Iterable[Record], paint: Mapping[str, Style]) -> str:
         return ""
     return f"""<section aria-label="Who sent to whom">
 <h2>Who sent how much to whom</h2>
-<p class="asked">{_SAID}</p>
+<p class="asked">{_SAID}{_OF_SCRIPTS if of_script else ""}</p>
 <div class="heats">
 {chr(10).join(tables)}
 </div>

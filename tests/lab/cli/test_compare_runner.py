@@ -130,7 +130,7 @@ def test_all_algorithms_and_the_limit_share_one_testbed(options: CompareOptions)
         (Result(3, (), False, 1.0), "topk failed: exit code 3"),
     ],
 )
-def test_a_failure_names_rank_and_reason_and_ends_it_all(
+def test_a_failure_names_rank_and_reason_and_the_others_are_trained(
     options: CompareOptions, monkeypatch: pytest.MonkeyPatch, result: Result, message: str
 ) -> None:
     monkeypatch.setattr(Bed, "play", staticmethod(lambda algorithm: result if algorithm == "topk" else WELL))
@@ -138,11 +138,20 @@ def test_a_failure_names_rank_and_reason_and_ends_it_all(
         runner.train_all(options, Screen(), ComparisonRecorder(options))
     assert str(caught.value).splitlines()[0] == message
     assert str(caught.value).endswith("output.log")
-    assert log[-2:] == ["topk for 3, at most 60 s", "gone"]
-    *_, end = records.read(options.records)
-    assert isinstance(end, records.EndRecord)
+    assert log[-3:] == ["topk for 3, at most 60 s", "compute-only for 3, at most 60 s", "gone"]
+    _, end, last = [each for each in records.read(options.records) if isinstance(each, records.EndRecord)]
     assert (end.algorithm, end.status, end.seconds) == ("topk", "failed", None)
+    assert (last.algorithm, last.status) == ("compute-only", "ok")
     assert message in (end.error or "")
+
+
+def test_if_the_first_run_fails_nothing_else_is_tried(
+    options: CompareOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bed, "play", staticmethod(lambda algorithm: Result(3, (), False, 1.0)))
+    with pytest.raises(TestbedError, match="ddp failed: exit code 3"):
+        runner.train_all(options, Screen(), ComparisonRecorder(options))
+    assert log[1:] == ["ddp for 3, at most 60 s", "gone"]
 
 
 def test_an_interrupt_is_on_record_and_goes_on_its_way(

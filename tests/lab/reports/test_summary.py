@@ -126,8 +126,50 @@ def begun(
 
 
 def test_nothing_speaks_against_runs_that_differ_as_they_should() -> None:
-    found = [*begun("ddp", 0, 1.0), *begun("topk", 0, 1.0), *begun("ddp", 1, 2.0), *begun("topk", 1, 2.0)]
+    found = [each for seed in range(3) for name in ("ddp", "topk") for each in begun(name, seed, 1.0 + seed)]
     assert summary.doubts(found) == []
+
+
+def test_two_seeds_are_few() -> None:
+    (told,) = summary.doubts([*begun("ddp", 0, 1.0), *begun("ddp", 1, 2.0)])
+    assert told.startswith("Two seeds: an interval of two pairs says next to nothing")
+
+
+def test_what_closing_sends_is_told_where_it_is_much() -> None:
+    records_ = begun("lowbit", 0, 1.0)
+    point = records.EpochRecord(
+        algorithm="lowbit",
+        epoch=1,
+        step=9,
+        seconds=1.0,
+        loss=0.1,
+        accuracy=0.9,
+        bytes_between_nodes=700_000_000,
+    )
+    (told,) = summary.doubts([records_[0], point, records_[1]])
+    assert told.startswith("Of the 1000.0 MB of lowbit, 300.0 were sent behind the last report: closing")
+    assert summary.doubts([records_[0], replace(point, bytes_between_nodes=990_000_000), records_[1]]) == []
+
+
+def test_what_is_faster_than_nothing_to_send_is_doubted() -> None:
+    found = comparison(DDP, replace(TOPK, seconds=2.0), ALONE)
+    (told,) = summary.doubts(found)
+    assert told.startswith("topk:ratio=0.01 took less time than training without communication")
+
+
+def test_the_headline_is_not_of_what_loses() -> None:
+    fast = replace(TOPK, algorithm="fast", seconds=5.0)
+    found: list[records.Record] = []
+    for seed, lost in enumerate((0.10, 0.11, 0.12)):
+        for each in comparison(DDP, TOPK, replace(fast, accuracy=0.98 - lost)):
+            found.append(replace(each, seed=seed))
+    same = [
+        replace(each, accuracy=0.98)
+        if isinstance(each, records.EndRecord) and each.algorithm == TOPK.algorithm
+        else each
+        for each in found
+    ]
+    assert summary.headline(reports.compare(same)).startswith("topk:ratio=0.01 trained 6.0x")
 
 
 def test_other_weights_with_one_seed_are_told() -> None:
@@ -136,9 +178,11 @@ def test_other_weights_with_one_seed_are_told() -> None:
 
 
 def test_seeds_that_change_nothing_are_told_and_a_base_that_is_loaded_is_not() -> None:
-    (told,) = summary.doubts([*begun("ddp", 0, 1.0), *begun("ddp", 1, 1.0)])
+    three = [each for seed in range(3) for each in begun("ddp", seed, 1.0)]
+    (told,) = summary.doubts(three)
     assert "equal loss with the seeds 0 and 1" in told
-    assert summary.doubts([*begun("ddp", 0, 1.0, loss=0.1), *begun("ddp", 1, 1.0, loss=0.2)]) == []
+    losses = [each for seed in range(3) for each in begun("ddp", seed, 1.0, loss=0.1 * (seed + 1))]
+    assert summary.doubts(losses) == []
 
 
 def test_runs_of_other_lengths_are_told() -> None:

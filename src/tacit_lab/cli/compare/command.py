@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, TestbedError
 from tacit_lab.cli import report
 from tacit_lab.cli.importing import Modules, folder_of, import_own
 from tacit_lab.cli.interrupts import interruptible
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tacit_lab.cli.compare.recorder import ComparisonRecorder
     from tacit_lab.reports import Comparison
 
-EPILOG = "The columns. " + " ".join(f"{name}: {meaning}." for name, meaning in MEANINGS.items())
+EPILOG = "The columns, of a recipe. " + " ".join(f"{name}: {meaning}." for name, meaning in MEANINGS.items())
 
 
 def command(
@@ -177,9 +177,11 @@ def command(
         try:
             with open_display(screen, runner.planned(options, recorder)) as display:
                 runner.train_all(options, display, recorder)
-        except BaseException:
+        except BaseException as error:
             # Trainings that had ended are worth a report.
-            if recorder.records:
+            if isinstance(error, TestbedError) and any(end.status == "ok" for end in recorder.ends.values()):
+                _print_summary(reports.compare(recorder.records), recorder, options.records, screen)
+            elif recorder.records:
                 _print_text(screen, _write_report(options.records))
             raise
     comparison = reports.compare(recorder.records)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +40,8 @@ def planned(options: CompareOptions, recorder: ComparisonRecorder) -> list[str]:
 def train_all(options: CompareOptions, display: Display, recorder: ComparisonRecorder) -> None:
     """Make each run that is missing, one after the other; the recorder keeps the records.
 
-    However this ends, the testbed is removed, and the runs that had ended are recorded.
+    If an algorithm fails, the others are trained before this raises; if the first run fails, none is. However
+    this ends, the testbed is removed, and the runs that had ended are recorded.
 
     Raises:
         TestbedError: The cluster cannot be emulated, or a rank failed; the message names rank and reason.
@@ -51,12 +53,23 @@ def train_all(options: CompareOptions, display: Display, recorder: ComparisonRec
     try:
         with Testbed(options.cluster) as bed:
             built = True
-            runs = made(options, display, recorder, bed)
-            while (key := next(missing(options, recorder.ends), None)) is not None:
-                runs.run(key)
+            runs, failed = made(options, display, recorder, bed), dict[str, TestbedError]()
+            while (key := _next(options, recorder, failed)) is not None:
+                try:
+                    runs.run(key)
+                except TestbedError as error:
+                    if all(end.status != "ok" for end in recorder.ends.values()):
+                        raise
+                    failed[key.algorithm] = error
+        if failed:
+            raise TestbedError("\n".join(map(str, failed.values())))
     finally:
         if not built:
             unmake(options.description, options.records, options.folder, OUT)
+
+
+def _next(options: CompareOptions, recorder: ComparisonRecorder, failed: Container[str]) -> RunKey | None:
+    return next((key for key in missing(options, recorder.ends) if key.algorithm not in failed), None)
 
 
 class _Runner(ABC):

@@ -9,8 +9,13 @@ from tacit_lab.reports.charts.figures import Chart, Figure, Style, line_at, tint
 from tacit_lab.reports.charts.split import TimeSplit
 
 
-def bars(splits: Sequence[TimeSplit], paint: Mapping[str, Style], alone: float | None) -> Chart | None:
-    """A bar in two parts for each algorithm, and a line where nothing can be faster; None without any bar."""
+def bars(
+    splits: Sequence[TimeSplit], paint: Mapping[str, Style], alone: float | None, seed: int | None = None
+) -> Chart | None:
+    """A bar in two parts for each algorithm, and a line where nothing can be faster; None without any bar.
+
+    `seed`: the one that the bars are of, where there are several.
+    """
     if not splits:
         return None
     line = {} if alone is None else line_at("x", alone, f"compute-only {alone:.1f} s")
@@ -30,13 +35,14 @@ def bars(splits: Sequence[TimeSplit], paint: Mapping[str, Style], alone: float |
     return Chart(
         key="seconds-split",
         title="Where the seconds went",
-        note=_bars_note(splits),
+        note=_bars_note(splits, seed),
         figure={"data": traces, "layout": layout},
     )
 
 
-def _bars_note(splits: Sequence[TimeSplit]) -> str:
+def _bars_note(splits: Sequence[TimeSplit], seed: int | None) -> str:
     note = "Solid: computing. Striped: waiting for communication that nothing hid."
+    note += "" if seed is None else f" Of seed {seed} alone."
     derived = ", ".join(each.algorithm for each in splits if each.derived)
     return f"{note} *{derived} does not report it: total minus compute-only is shown." if derived else note
 

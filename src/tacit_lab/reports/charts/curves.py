@@ -54,7 +54,8 @@ def charts(comparison: Comparison, records: Sequence[Record]) -> list[Chart]:
     if any(epoch.consensus_relative for runs in curves.values() for run in runs for epoch in run):
         drawn.append((APART, EPOCHS))
     found = [_chart(y, x, curves, paint, comparison) for y, x in drawn]
-    spent = bars(split(records), paint, comparison.compute_only_seconds)
+    seed = comparison.seeds[0] if len(comparison.seeds) > 1 else None
+    spent = bars(split(records), paint, comparison.compute_only_seconds, seed)
     return [chart for chart in (*found, spent) if chart is not None]
 
 
