@@ -161,8 +161,8 @@ def test_the_headline_is_not_of_what_loses() -> None:
     fast = replace(TOPK, algorithm="fast", seconds=5.0)
     found: list[records.Record] = []
     for seed, lost in enumerate((0.10, 0.11, 0.12)):
-        for each in comparison(DDP, TOPK, replace(fast, accuracy=0.98 - lost)):
-            found.append(replace(each, seed=seed))
+        ends = comparison(DDP, TOPK, replace(fast, accuracy=0.98 - lost))
+        found += [replace(each, seed=seed) for each in ends]
     same = [
         replace(each, accuracy=0.98)
         if isinstance(each, records.EndRecord) and each.algorithm == TOPK.algorithm
