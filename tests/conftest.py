@@ -73,7 +73,7 @@ PROCESSES = (
     "tests/lab/predictor_training/test_script_recording.py::test_a_script_in_processes",
     "tests/lab/profiling/test_recorder.py::test_a_profile_is_written",
     "tests/lab/profiling/test_recorder.py::test_stages_of_an_exchange",
-    "tests/lab/cli/test_study.py::test_a_study",
+    "tests/lab/cli/test_study.py::test_a_s",
     "tests/lab/recipes/test_cache.py::test_of_many_processes",
     "tests/lab/reports/test_page_in_browser.py",
     "tests/lab/testbed/",

@@ -29,7 +29,17 @@ ERRORS = {
     "TestbedError",
     "UnevenData",
 }
-FUNCTIONS = {"attach", "comm_hook", "from_env", "join_states", "log_metrics", "measure_consensus", "parse"}
+FUNCTIONS = {
+    "attach",
+    "comm_hook",
+    "from_env",
+    "join_states",
+    "log_metrics",
+    "measure_consensus",
+    "parse",
+    "report",
+    "trial",
+}
 OTHERS = {"Attached", "CommState", "Levels", "Strategy"}
 SUBMODULES = {
     "testing",

@@ -34,12 +34,12 @@ def test_elsewhere_nothing_happens(
 ) -> None:
     monkeypatch.delenv("TACIT_TRIAL", raising=False)
     tacit.report(3, loss=Untouched(), accuracy=Untouched())  # type: ignore[arg-type]
-    assert tacit.trial() == (0, 1.0)
+    assert tacit.trial() == (0, 1.0, None)
     assert capfd.readouterr().out == ""
 
 
 def test_a_comparison_is_told(asked: None, capfd: pytest.CaptureFixture[str]) -> None:
-    assert tacit.trial() == (3, 0.5)
+    assert tacit.trial() == (3, 0.5, None)
     tacit.report(7, loss=torch.tensor(0.25), accuracy=0.5, validation=torch.ones(1, 1))
     first, second = printed(capfd)
     assert (first["kind"], first["rank"], first["sent"]) == ("asked", 1, None)

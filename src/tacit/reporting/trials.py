@@ -32,10 +32,12 @@ class TrialSettings(NamedTuple):
     Attributes:
         seed: for the initial weights and the order of the data.
         rate: what the script's learning rate is multiplied by.
+        steps: how long to train, under `tacit study`; None: as long as the script likes.
     """
 
     seed: int = 0
     rate: float = 1.0
+    steps: int | None = None
 
 
 class Traced(Protocol):
@@ -52,11 +54,12 @@ class Traced(Protocol):
 def trial() -> TrialSettings:
     """The seed and the factor on the learning rate that `tacit compare --seeds --rates` asks for.
 
-    Elsewhere the seed is 0 and the factor 1:
+    Elsewhere the seed is 0 and the factor 1. Under `tacit study` there is a number of steps too:
 
         asked = tacit.trial()
         torch.manual_seed(asked.seed)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * asked.rate)
+        for step in range(asked.steps or 1000):
     """
     if TRIAL not in os.environ:
         return TrialSettings()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -25,18 +25,27 @@ if TYPE_CHECKING:
     from tacit_lab.study.search import Study
 
 PLAIN = "dense"
+CLUSTER = "4x1@100mbit"
 RUNS, ROWS, PAGE = "runs.jsonl", "study.json", "study.html"
 
 
 def command(
-    recipe: Annotated[str, typer.Argument(help="What to train: a recipe, e.g. tacit study bytes")] = "digits",
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE | -- SCRIPT ARGS",
+            help="What to train: a recipe, by default digits; or after -- a script, on an emulated cluster, "
+            "that asks tacit.trial() for seed, rate and steps, and calls tacit.report, e.g. -- train.py",
+            show_default=False,
+        ),
+    ] = None,
     steps: Annotated[
         str, typer.Option(help="Lengths of training, in steps: each is a study of its own, e.g. 100,200,400")
     ] = "100,200",
     algorithms: Annotated[
         str,
         typer.Option(
-            help="What to compare with plain training, which is dense and always among them, e.g. "
+            help="What to compare with plain training (dense), which is always among them, e.g. "
             "topk:ratio=0.01,lowbit"
         ),
     ] = "dense,topk,lowbit",
@@ -71,7 +80,19 @@ def command(
     precision: Annotated[
         str | None, typer.Option(help="fp32 or bf16, as of compare, e.g. bf16", show_default=False)
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Trainings at once; by default a core each, e.g. 2")] = 0,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="The cluster on which a script is trained, by default 4x1@100mbit, e.g. 2x2@1gbit",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that one training of a script may take, e.g. 600")
+    ] = 3600,
+    jobs: Annotated[
+        int, typer.Option(help="Trainings of a recipe at once; by default a core each, e.g. 2")
+    ] = 0,
     minutes: Annotated[
         float | None, typer.Option(help="Begin no training after so many, e.g. 60", show_default=False)
     ] = None,
@@ -79,7 +100,7 @@ def command(
         str | None,
         typer.Option(
             help="Folder for the trainings and the page, made if needed; what is there is not trained again, "
-            "e.g. my-study; by default tacit-out/DATE-TIME-study-RECIPE",
+            "e.g. my-study; by default tacit-out/DATE-TIME-study",
             metavar="PATH",
             show_default=False,
         ),
@@ -92,9 +113,9 @@ def command(
 ) -> None:
     """Find out what algorithms cost in accuracy: the gap to plain training, against steps and bytes.
 
-    Four workers train in one process and exchange what tacit sends, without a network, which is many times
-    faster than `tacit compare`, and says nothing of time. Each algorithm has the best of several learning
-    rates, chosen with a seed that is in no gap. E.g.
+    Four workers train a recipe in one process and exchange what tacit sends, without a network, which is many
+    times faster than `tacit compare`, and says nothing of time; a script is trained on an emulated cluster.
+    Each algorithm has the best of several learning rates, chosen with a seed that is in no gap. E.g.
     tacit study digits --steps 100,200 --algorithms topk,lowbit
     """
     from tacit_lab.study import page as report
@@ -103,28 +124,45 @@ def command(
     from tacit_lab.study.search import table
 
     import_own(modules)
+    from tacit_lab.cli.compare.options import refuse_choices, script_of
+    from tacit_lab.cli.study_scripts import StudiedScript
     from tacit_lab.recipes import Choices
 
     choices = Choices(model=model, data=parsing.path("--data", data), limit=limit, precision=precision)
-    asked = _checked(recipe, choices, algorithms, steps, "1" if quick else rates, seeds)
-    wanted = [(recipe, arm, each) for each in asked.steps for arm in asked.arms]
+    words = what or ["digits"]
+    script = script_of(words)
+    name = " ".join(words)
+    if script:
+        refuse_choices(choices, None)
+        study, arms = _of_script(name, algorithms)
+    else:
+        if cluster is not None:
+            raise ConfigError(f"--cluster {cluster} is for scripts: a recipe is trained in one process")
+        study, arms = _of_recipe(name, choices, algorithms)
+    asked = _checked(study, arms, steps, "1" if quick else rates, seeds)
+    wanted = [(name, arm, each) for each in asked.steps for arm in asked.arms]
     at_once = parsing.whole("--jobs", jobs or len(os.sched_getaffinity(0)))
     most = math.inf if minutes is None else parsing.seconds("--minutes", minutes, 60)
-    folder = _folder(parsing.path("--out", out), recipe)
+    on = parsing.cluster(cluster or CLUSTER, 0)
+    seconds = parsing.seconds("--timeout", timeout, 600)
+    folder = _folder(parsing.path("--out", out))
     path = folder / RUNS
+
+    def missing(done: Mapping[StudyRun, Ended]) -> Iterator[StudyRun]:
+        return asked.study.missing(done, wanted, asked.seeds)
+
+    def tell(text: str) -> None:
+        typer.echo(text, err=True)
+
     with interruptible():
-        done = carry_out(
-            lambda done: asked.study.missing(done, wanted, asked.seeds),
-            partial(_train, choices),
-            read(path),
-            path,
-            jobs=at_once,
-            minutes=most,
-            tell=lambda text: typer.echo(text, err=True),
-        )
+        if script:
+            done = StudiedScript(script, on, seconds, folder).carry_out(missing, read(path), path, tell)
+        else:
+            train = partial(_train, choices)
+            done = carry_out(missing, train, read(path), path, jobs=at_once, minutes=most, tell=tell)
     rows = asked.study.rows(done, wanted, asked.seeds)
     result = {
-        "recipe": recipe,
+        "task": name,
         "plain": PLAIN,
         "seeds": asked.seeds,
         "rates": asked.study.rates,
@@ -133,7 +171,7 @@ def command(
     from tacit.files import put
 
     put(folder / ROWS, json.dumps(result) + "\n")
-    put(folder / PAGE, report.page(f"{recipe}: gaps to {PLAIN}", rows, PLAIN))
+    put(folder / PAGE, report.page(f"{name}: gaps to {PLAIN}", rows, PLAIN))
     typer.echo("\n".join(["", table(rows), "", f"Trainings: {path}", f"Page: {folder / PAGE}"]), err=as_json)
     if as_json:
         typer.echo(json.dumps(result))
@@ -147,53 +185,74 @@ class _StudyOptions:
     seeds: Sequence[int]
 
 
-def _checked(
-    recipe: str, choices: Choices, algorithms: str, steps: str, rates: str, seeds: str
-) -> _StudyOptions:
-    """Parse and check what was typed.
+def _of_recipe(recipe: str, choices: Choices, algorithms: str) -> tuple[Study, Sequence[str]]:
+    """What is compared, of a recipe.
 
     Raises:
         ConfigError: Something is not possible; the message says what to write instead.
     """
-    from tacit.algorithms import parse
-    from tacit.attaching.requirements import needs_servers
     from tacit_lab import recipes
     from tacit_lab.recipes.images import VALIDATION
-    from tacit_lab.records import CHOOSING
-    from tacit_lab.study.search import LIMITS, Rule, Study
+    from tacit_lab.study.search import Rule, Study
     from tacit_lab.study.training import WORKERS
 
     made = recipes.get(recipe, choices)
     if not made.steps_per_epoch(WORKERS):
         raise ConfigError(f"{recipe} has too little data for {WORKERS} workers: give it more")
-    arms = list(dict.fromkeys([PLAIN, *parsing.split_algorithms(algorithms)]))
+    return Study({recipe: Rule(validation=VALIDATION)}, PLAIN), _arms(algorithms, ("ddp", "auto"))
+
+
+def _of_script(name: str, algorithms: str) -> tuple[Study, Sequence[str]]:
+    """The same of a script."""
+    from tacit_lab.study.search import Rule, Study
+
+    return Study({name: Rule()}, PLAIN), _arms(algorithms, ("ddp",))
+
+
+def _arms(text: str, useless: Sequence[str]) -> Sequence[str]:
+    """Plain training, and the algorithms of a list."""
+    from tacit.algorithms import parse
+    from tacit.attaching.requirements import needs_servers
+
+    arms = list(dict.fromkeys([PLAIN, *parsing.split_algorithms(text)]))
     for arm in arms:
-        strategy = parse(arm)
-        if needs_servers(strategy) or arm.partition(":")[0] in ("ddp", "auto"):
+        if needs_servers(parse(arm)) or arm.partition(":")[0] in useless:
             raise ConfigError(
-                f"{arm} does not train in one process: leave it out, or use tacit compare ({PLAIN} computes "
-                "what ddp does)"
+                f"{arm} cannot be in a study: leave it out, or use tacit compare ({PLAIN} computes what ddp "
+                "does)"
             )
-    lengths = [
-        parsing.whole("--steps", each, 2) for each in sorted({*parsing.numbers("--steps", steps, int)})
-    ]
+    return arms
+
+
+def _checked(study: Study, arms: Sequence[str], steps: str, rates: str, seeds: str) -> _StudyOptions:
+    """Parse and check lengths, rates and seeds.
+
+    Raises:
+        ConfigError: Something is not possible; the message says what to write instead.
+    """
+    from tacit_lab.records import CHOOSING
+    from tacit_lab.study.search import LIMITS
+
+    lengths = sorted({*parsing.numbers("--steps", steps, int)})
+    for each in lengths:
+        parsing.whole("--steps", each, 2)
     factors = sorted({*parsing.numbers("--rates", rates, float)})
     if not LIMITS[0] <= factors[0] <= factors[-1] <= LIMITS[1]:
-        raise ConfigError(
-            f"--rates {rates}: write numbers from 1/1024 to {LIMITS[1]:g}, e.g. --rates 0.5,1,2"
-        )
+        raise ConfigError(f"--rates {rates}: write numbers from 1/1024 to {LIMITS[1]:g}, e.g. 0.5,1,2")
     numbers = parsing.seeds("--seeds", seeds)
     if CHOOSING in numbers:
         raise ConfigError(f"--seeds {seeds}: {CHOOSING} is the seed by which rates are chosen; leave it out")
     # Rates of every length are searched, as none of them is known to be long.
-    rule = Rule(searched=max(lengths), longest=max(lengths), validation=VALIDATION)
-    return _StudyOptions(Study({recipe: rule}, PLAIN, tuple(factors)), arms, lengths, numbers)
+    rules = {
+        task: replace(rule, searched=max(lengths), longest=max(lengths)) for task, rule in study.rules.items()
+    }
+    return _StudyOptions(replace(study, rules=rules, rates=tuple(factors)), arms, lengths, numbers)
 
 
-def _folder(out: Path | None, recipe: str) -> Path:
+def _folder(out: Path | None) -> Path:
     from tacit import files
 
-    folder = (out or parsing.OUT / f"{datetime.now():%Y%m%d-%H%M%S}-study-{recipe}").absolute()
+    folder = (out or parsing.OUT / f"{datetime.now():%Y%m%d-%H%M%S}-study").absolute()
     files.folder(folder, "--out")
     try:
         folder.mkdir(parents=True, exist_ok=True)

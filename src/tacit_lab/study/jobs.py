@@ -40,10 +40,11 @@ class Ended:
     """What came of a training.
 
     Attributes:
-        accuracy: on the test set, 0..1.
+        accuracy: on the test set, 0..1; minus its loss of a script that reports no accuracy (`by_loss`).
         validation: what rates are chosen by: the accuracy on a validation split, or minus a loss.
-        loss: of training, over the last tenth of the steps.
-        share: of plain training's bytes; `seconds`: of processor time.
+        loss: of training, over the last tenth of the steps; of a script what it reported last.
+        share: of plain training's bytes; of a script, whose `megabytes` are counted, it is left at 1.
+        seconds: of processor time; of a script on a cluster from attach to close.
     """
 
     job: StudyRun
@@ -53,6 +54,9 @@ class Ended:
     share: float
     seconds: float
     hardware: Mapping[str, object]
+    megabytes: float | None = None
+    by_loss: bool = False
+    on_cluster: bool = False
 
     @classmethod
     def from_json(cls, line: str) -> Ended:

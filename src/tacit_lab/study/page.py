@@ -14,19 +14,25 @@ from tacit_lab.reports.sections import section, swatch
 Row: TypeAlias = Mapping[str, Any]
 """Of `Study.rows`."""
 COLUMNS = {
-    "bytes": "all that is sent, by the formulas of ring collectives, as a share of plain training's",
-    "accuracy": "on held-out data, in percent, the mean over the seeds",
-    "gap": "to plain training in points, paired by seed, ± half the 95 % interval",
+    "bytes": "all that is sent, as a share of plain training's: by the formulas of ring collectives, or of a "
+    "script counted at the interfaces",
+    "accuracy": "held out, in percent, the mean over the seeds; of a script without one minus its loss",
+    "gap": "to plain training, paired by seed, ± half the 95 % interval; in points, or of losses",
+    "seconds": "of training: of a recipe processor time, of a script on its cluster",
     "seeds": "pairs of trainings in the gap",
     "rate": "what the learning rate was multiplied by, the best on validation",
     "front": "whether no other algorithm loses less for as few bytes or fewer",
 }
 
 
-def front(rows: Sequence[Row]) -> list[Row]:
-    """The Pareto front of rows of one length: those than which none sends as little and loses less."""
+def front(rows: Sequence[Row], cost: str = "bytes") -> list[Row]:
+    """The Pareto front of rows of one length: those than which none costs as little and loses less.
+
+    Args:
+        cost: "bytes" or "seconds".
+    """
     found: list[Row] = []
-    for row in sorted(rows, key=lambda row: (row["bytes"], -row["gap"]["mean"])):
+    for row in sorted(rows, key=lambda row: (row[cost], -row["gap"]["mean"])):
         if not found or row["gap"]["mean"] > found[-1]["gap"]["mean"]:
             found.append(row)
     return found
@@ -46,15 +52,14 @@ def page(title: str, rows: Sequence[Row], plain: str) -> str:
     shown = [row for row in rows if row["arm"] != plain]
     lengths = sorted({row["steps"] for row in rows})
     by_steps = [_against_steps(shown, paint)] if len(lengths) > 1 else []
-    by_bytes = [
-        _against_bytes(shown, paint, steps)
-        for steps in lengths
-        if any(row["steps"] == steps for row in shown)
-    ]
+    lengths_ = sorted({row["steps"] for row in shown})
+    costs = ["bytes", *(["seconds"] if any(row["on_cluster"] for row in shown) else [])]
+    drawn = [_against(shown, paint, steps, cost) for cost in costs for steps in lengths_]
+    by_cost = [chart for chart in drawn if chart is not None]
     key = "\n".join(f"<li>{swatch(style)}{escape(arm)}</li>" for arm, style in paint.items())
     found = [
         section("What length heals", f'<ul class="key">\n{key}\n</ul>', by_steps),
-        section("What few bytes cost", f'<ul class="key">\n{key}\n</ul>', by_bytes),
+        section("What it costs to send less", f'<ul class="key">\n{key}\n</ul>', by_cost),
     ]
     found = [each for each in found if each[1]]
     head = f'<header>\n<p class="brand">tacit study</p>\n<h1>{escape(title)}</h1>\n</header>'
@@ -65,13 +70,14 @@ def page(title: str, rows: Sequence[Row], plain: str) -> str:
 
 def _table(rows: Sequence[Row], steps: int, plain: str, paint: Mapping[str, Style]) -> str:
     here = [row for row in rows if row["steps"] == steps]
-    best = front([row for row in here if row["arm"] != plain])
+    best = front([row for row in here if row["arm"] != plain and row["bytes"] is not None])
     lines = []
-    for row in sorted(here, key=lambda row: row["bytes"]):
+    for row in sorted(here, key=lambda row: (row["bytes"] is None, row["bytes"])):
         texts = [
-            f"{row['bytes']:.2%}",
-            f"{100 * row['accuracy']['mean']:.2f}",
-            "–" if row["arm"] == plain else _points(row["gap"]),
+            "–" if row["bytes"] is None else f"{row['bytes']:.2%}",
+            f"{_scale(row) * row['accuracy']['mean']:.{2 if _scale(row) > 1 else 4}f}",
+            "–" if row["arm"] == plain else _gap(row),
+            f"{row['seconds']:.1f}",
             str(row["gap"]["count"]),
             f"x{row['rate']:g}",
             "yes" if row in best else "",
@@ -81,9 +87,19 @@ def _table(rows: Sequence[Row], steps: int, plain: str, paint: Mapping[str, Styl
     return f'<section class="results">\n<h2>{steps:,} steps</h2>\n{explained(COLUMNS, lines)}\n</section>'
 
 
-def _points(gap: Mapping[str, Any]) -> str:
-    half = "" if gap["half"] is None else f" ±{100 * gap['half']:.2f}"
-    return f"{100 * gap['mean']:+.2f}{half}"
+def _scale(row: Row) -> int:
+    """Points of accuracy are hundredths; losses stay as they are."""
+    return 1 if row["by_loss"] else 100
+
+
+def _gap(row: Row) -> str:
+    gap, scale = row["gap"], _scale(row)
+    half = "" if gap["half"] is None else f" ±{scale * gap['half']:.{2 if scale > 1 else 4}f}"
+    return f"{scale * gap['mean']:+.{2 if scale > 1 else 4}f}{half}"
+
+
+def _unit(rows: Sequence[Row]) -> str:
+    return "gap of minus the loss" if rows[0]["by_loss"] else "gap, points"
 
 
 def _against_steps(rows: Sequence[Row], paint: Mapping[str, Style]) -> Chart:
@@ -95,7 +111,7 @@ def _against_steps(rows: Sequence[Row], paint: Mapping[str, Style]) -> Chart:
     ticks = {"type": "log", "tickvals": steps, "ticktext": [f"{each:,}" for each in steps]}
     layout: Figure = {
         "xaxis": {"title": {"text": "steps (log scale)"}, **ticks},
-        "yaxis": {"title": {"text": "gap, points"}},
+        "yaxis": {"title": {"text": _unit(rows)}},
         **line_at("y", 0.0, "plain training"),
     }
     return Chart(
@@ -106,28 +122,31 @@ def _against_steps(rows: Sequence[Row], paint: Mapping[str, Style]) -> Chart:
     )
 
 
-def _against_bytes(rows: Sequence[Row], paint: Mapping[str, Style], steps: int) -> Chart:
-    """Every algorithm, and a line along those that nothing beats in both."""
-    here = [row for row in rows if row["steps"] == steps]
-    best = front(here)
+def _against(rows: Sequence[Row], paint: Mapping[str, Style], steps: int, cost: str) -> Chart | None:
+    """Every algorithm, and a line along those that nothing beats in both; None where no cost is known."""
+    here = [row for row in rows if row["steps"] == steps and row[cost] is not None]
+    if not here:
+        return None
+    scale, axis = (100, "bytes, % of plain training's") if cost == "bytes" else (1, "training seconds")
+    best = front(here, cost)
     line = {
         "type": "scatter",
         "mode": "lines",
         "name": "front",
         "hoverinfo": "skip",
-        "x": [100 * row["bytes"] for row in best],
-        "y": [100 * row["gap"]["mean"] for row in best],
+        "x": [scale * row[cost] for row in best],
+        "y": [_scale(row) * row["gap"]["mean"] for row in best],
         "line": {"color": "var(--limit)", "width": 1.5, "dash": "dot", "shape": "hv"},
     }
-    traces = [_trace(row["arm"], [100 * row["bytes"]], [row], paint[row["arm"]], "markers") for row in here]
+    traces = [_trace(row["arm"], [scale * row[cost]], [row], paint[row["arm"]], "markers") for row in here]
     layout: Figure = {
-        "xaxis": {"title": {"text": "bytes, % of plain training's (log scale)"}, "type": "log"},
-        "yaxis": {"title": {"text": "gap, points"}},
+        "xaxis": {"title": {"text": f"{axis} (log scale)"}, "type": "log"},
+        "yaxis": {"title": {"text": _unit(rows)}},
         **line_at("y", 0.0, "plain training"),
     }
     return Chart(
-        key=f"front-{steps}",
-        title=f"Gap against bytes, {steps:,} steps",
+        key=f"front-{cost}-{steps}",
+        title=f"Gap against {cost}, {steps:,} steps",
         note="Higher and left is better. The dotted line joins what nothing else beats in both.",
         figure={"data": [line, *traces], "layout": layout},
     )
@@ -135,13 +154,13 @@ def _against_bytes(rows: Sequence[Row], paint: Mapping[str, Style], steps: int) 
 
 def _trace(arm: str, xs: Sequence[float], rows: Sequence[Row], style: Style, mode: str) -> Figure:
     colour = f"var({style.colour})"
-    halves = [100 * (row["gap"]["half"] or 0.0) for row in rows]
+    halves = [_scale(row) * (row["gap"]["half"] or 0.0) for row in rows]
     return {
         "type": "scatter",
         "mode": mode,
         "name": escape(arm),
         "x": list(xs),
-        "y": [100 * row["gap"]["mean"] for row in rows],
+        "y": [_scale(row) * row["gap"]["mean"] for row in rows],
         "error_y": {"type": "data", "array": halves, "color": colour, "thickness": 1},
         "line": {"color": colour, "width": 2.5, "dash": style.dash},
         "marker": {"size": 9, "color": colour},

@@ -197,6 +197,7 @@ class Study:
                 and (a := ended_as(done, StudyRun(task, arm, steps, seed, mine))) is not None
                 and (b := done.get(StudyRun(task, self.plain, steps, seed, plain))) is not None
             ]
+            shares = [_share(a, b) for a, b in pairs]
             accuracy = Mean.of([a.accuracy for a, _ in pairs])
             gap = Mean.of([a.accuracy - b.accuracy for a, b in pairs])
             if accuracy is None or gap is None:
@@ -207,7 +208,10 @@ class Study:
                     "arm": arm,
                     "steps": steps,
                     "rate": mine,
-                    "bytes": statistics.mean(a.share for a, _ in pairs),
+                    "bytes": None if None in shares else statistics.fmean(filter(None, shares)),
+                    "by_loss": pairs[0][0].by_loss,
+                    "on_cluster": pairs[0][0].on_cluster,
+                    "seconds": statistics.fmean(a.seconds for a, _ in pairs),
                     "accuracy": asdict(accuracy),
                     "gap": asdict(gap),
                     "loss_gap": statistics.mean(a.loss - b.loss for a, b in pairs),
@@ -215,6 +219,13 @@ class Study:
                 }
             )
         return found
+
+
+def _share(mine: Ended, plain: Ended) -> float | None:
+    """Of plain training's bytes; None where a script's could not be counted."""
+    if not mine.on_cluster:
+        return mine.share
+    return mine.megabytes / plain.megabytes if mine.megabytes is not None and plain.megabytes else None
 
 
 def ended_as(done: Done, job: StudyRun) -> Ended | None:
@@ -251,12 +262,15 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
     lines: list[str] = []
     for task, steps in dict.fromkeys((row["task"], row["steps"]) for row in found):
         here = [row for row in found if (row["task"], row["steps"]) == (task, steps)]
-        lines += ["", f"{task}, {steps} steps", f"{'':50} {'bytes':>7} {'accuracy':>8} {'gap, points':>16}"]
+        by_loss = here[0]["by_loss"]
+        judged, unit = ("- loss", "gap") if by_loss else ("accuracy", "gap, points")
+        lines += ["", f"{task}, {steps} steps", f"{'':50} {'bytes':>7} {judged:>8} {unit:>16}"]
         for row in here:
-            half, gap = row["gap"]["half"], 100 * row["gap"]["mean"]
-            width = "one seed" if half is None else f"± {100 * half:.2f}"
+            half, gap, scale = row["gap"]["half"], row["gap"]["mean"], 1 if by_loss else 100
+            width = "one seed" if half is None else f"± {scale * half:.2f}"
+            sent = f"{'–':>7}" if row["bytes"] is None else f"{row['bytes']:7.2%}"
             lines.append(
-                f"{row['arm']:44} x{row['rate']:<4g} {row['bytes']:7.2%} {row['accuracy']['mean']:8.4f} "
-                f"{gap:+7.2f} {width:>8}"
+                f"{row['arm']:44} x{row['rate']:<4g} {sent} {row['accuracy']['mean']:8.4f} "
+                f"{scale * gap:+7.2f} {width:>8}"
             )
     return "\n".join(lines).strip()

@@ -33,8 +33,8 @@ def test_a_study_is_a_table_a_page_and_goes_on(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("nonsense",), "unknown recipe 'nonsense'"),
-        (("--algorithms", "ps"), "ps does not train in one process"),
-        (("--algorithms", "auto"), "auto does not train in one process"),
+        (("--algorithms", "ps"), "ps cannot be in a study"),
+        (("--algorithms", "auto"), "auto cannot be in a study"),
         (("--steps", "0"), "--steps 0 must be 2 or more"),
         (("--steps", "many"), "is no list of numbers"),
         (("--rates", "0"), "write numbers from 1/1024 to 16"),
@@ -43,6 +43,8 @@ def test_a_study_is_a_table_a_page_and_goes_on(tmp_path: Path) -> None:
         (("--minutes", "0"), "--minutes 0"),
         (("--limit", "9"), "--limit would do nothing for digits"),
         (("cifar10",), "--data PATH"),
+        (("--cluster", "2x1", "digits"), "--cluster 2x1 is for scripts"),
+        (("--limit", "3", "--", __file__), "--limit is for recipes"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
@@ -50,3 +52,38 @@ def test_what_cannot_be_is_refused(tmp_path: Path, words: tuple[str, ...], messa
     assert done.code == 2
     assert message in " ".join(done.err.split())
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_script_is_studied_on_a_cluster(namespaces: None, tmp_path: Path) -> None:
+    words = ("--steps", "5,10", "--algorithms", "topk:ratio=0.1", "--seeds", "0..1", "--quick")
+    script = Path(__file__).with_name("compared_script.py")
+    more = ("--cluster", "2x1@1gbit", "--out", "out", "--json", "--", str(script), "well", "99")
+    done = called("study", *words, *more, cwd=tmp_path)
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert [(row["arm"], row["steps"]) for row in told["rows"]] == [
+        ("dense", 5),
+        ("topk:ratio=0.1", 5),
+        ("dense", 10),
+        ("topk:ratio=0.1", 10),
+    ]
+    assert all(row["by_loss"] and row["on_cluster"] and row["seconds"] > 0 for row in told["rows"])
+    assert 0 < told["rows"][1]["bytes"] < 1 == told["rows"][0]["bytes"]
+    again = called("study", *words, *more, cwd=tmp_path)
+    assert ", seed " not in again.err, "nothing is left to train"
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("never asks", "--steps would do nothing, as"),
+        ("never reports", "never called tacit.report"),
+        ("short", "train for tacit.trial().steps"),
+    ],
+)
+def test_a_script_that_cannot_be_studied_is_refused(tmp_path: Path, how: str, message: str) -> None:
+    script = Path(__file__).with_name("compared_script.py")
+    words = ("--cluster", "local:2", "--steps", "10", "--algorithms", "topk", "--quick", "--seeds", "0")
+    done = called("study", *words, "--", str(script), how, "10", cwd=tmp_path)
+    assert done.code == 2
+    assert message in " ".join(done.err.split())

@@ -119,12 +119,12 @@ def check(
     Raises:
         ConfigError: Something is not possible; the message says what to write instead.
     """
-    script = _script(what)
+    script = script_of(what)
     strategies = _strategies(algorithms)
     _check_servers(strategies, cluster.servers)
     name = Path(script[1] if script[0] == "-m" else script[0]).stem if script else what[0]
     if script:
-        _refuse_choices(choices, epochs)
+        refuse_choices(choices, epochs)
     else:
         recipe = recipes.get(name, choices)
         epochs = parsing.whole("--epochs", recipe.epochs if epochs is None else epochs)
@@ -144,7 +144,7 @@ def check(
     )
 
 
-def _script(what: Sequence[str]) -> tuple[str, ...]:
+def script_of(what: Sequence[str]) -> tuple[str, ...]:
     """The script and its arguments; nothing if a recipe is meant."""
     is_script = what[0] == "-m" or what[0].endswith(".py") or os.sep in what[0]
     if len(what) == 1 and not is_script:
@@ -156,7 +156,12 @@ def _script(what: Sequence[str]) -> tuple[str, ...]:
     return checked_script(tuple(what), _EXAMPLE)
 
 
-def _refuse_choices(choices: Choices, epochs: int | None) -> None:
+def refuse_choices(choices: Choices, epochs: int | None) -> None:
+    """Refuse for a script what only recipes have.
+
+    Raises:
+        ConfigError: one of them is given.
+    """
     given = [*choices.given(), *([] if epochs is None else ["epochs"])]
     if given:
         raise ConfigError(f"--{given[0]} is for recipes: give a script its own arguments after --")
