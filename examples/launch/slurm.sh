@@ -11,7 +11,7 @@
 set -euo pipefail
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 first=${FIRST:-$first}        # an address, where nodes do not know each other by name
-export TACIT_ALGORITHM=${TACIT_ALGORITHM:-topk:ratio=0.01} # where the script attaches tacit.from_env()
+export TACIT_ALGORITHM=${TACIT_ALGORITHM:-lowbit} # where the script attaches tacit.from_env()
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0    # where there are several interfaces
 srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "${RANKS:-${SLURM_GPUS_ON_NODE:-1}}" \

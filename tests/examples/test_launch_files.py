@@ -41,7 +41,7 @@ def test_a_torchrun_on_each_machine(tmp_path: Path) -> None:
         "torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1:29500 "
         "--rdzv-id tacit train.py --lr 0.1"
     )
-    assert variables == ["GLOO_SOCKET_IFNAME=eth0", "TACIT_ALGORITHM=topk:ratio=0.01"]
+    assert variables == ["GLOO_SOCKET_IFNAME=eth0", "TACIT_ALGORITHM=lowbit"]
     _, *variables = ran(tmp_path, "torchrun.sh", FIRST="10.0.0.1", TACIT_ALGORITHM="diloco")
     assert variables == ["TACIT_ALGORITHM=diloco"], "an interface of no name is none"
 
@@ -70,7 +70,7 @@ def test_a_task_of_slurm_for_each_rank(tmp_path: Path) -> None:
     assert called == "python train.py --lr 0.1"
     assert variables == [
         *("LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=first", "MASTER_PORT=29500", "RANK=3"),
-        *("TACIT_ALGORITHM=topk:ratio=0.01", "WORLD_SIZE=4"),
+        *("TACIT_ALGORITHM=lowbit", "WORLD_SIZE=4"),
     ]
 
 
@@ -84,5 +84,5 @@ def test_jobs_of_kubernetes_start_torchrun_on_two_nodes_of_eight() -> None:
     trainer = new["spec"]["trainer"]
     assert (new["kind"], trainer["numNodes"], trainer["numProcPerNode"]) == ("TrainJob", 2, 8)
     assert trainer["command"] == container["command"] == ["torchrun", "/work/train.py"]
-    assert {"name": "TACIT_ALGORITHM", "value": "topk:ratio=0.01"} in trainer["env"]
+    assert {"name": "TACIT_ALGORITHM", "value": "lowbit"} in trainer["env"]
     assert trainer["env"] == container["env"]

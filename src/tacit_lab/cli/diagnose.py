@@ -71,6 +71,10 @@ def command(
     if steps is not None and steps < 2:
         raise ConfigError(f"--steps {steps} is not possible: write 2 or more, such as 20")
     text = None if algorithm is None else parsing.split_algorithms(algorithm)[0]
+    typer.echo(
+        f"Training on {shape}: some steps first, then {steps or 'about 20'} that are timed, then links",
+        err=True,
+    )
     with interruptible():
         found = diagnoses.of_script(
             shape, script, text, steps or 0, lambda node, line: typer.echo(f"node {node}: {line}", err=True)
