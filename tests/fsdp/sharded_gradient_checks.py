@@ -341,6 +341,9 @@ def what_gradients_of_shards_cannot_do_is_refused() -> None:
 
     refused("'pipesgd' applies a gradient one step late, which is not supported on sharded", "pipesgd")
     refused("'dgc' takes over the optimizer's momentum, which is not supported on sharded models", "dgc")
+    refused("attach 'lowbit' with Adam or AdamW, or for long trainings 'localsgd'", "onebit-adam")
+    refused("'zeroone-adam' averages gradients along both axes in some steps, which is not", "zeroone-adam")
+    refused("attach 'lowbit' with Adam or AdamW, or for long trainings 'localsgd'", "zeroone-adam")
     refused("'ps' uses parameter servers, and these take whole parameters", "ps")
     by_node = tacit.Strategy(compressor=tacit.TopK(), topology=tacit.Hierarchical())
     refused("write topology=Flat(), or leave it out", by_node)

@@ -24,6 +24,7 @@ _LINES = (
     'mesh = init_device_mesh("cpu", (nodes, ranks), mesh_dim_names=("far", "near")), '
     'fully_shard(model, mesh=mesh["near"]) and attach(model, optimizer, strategy, mesh=mesh)'
 )
+_FOR_ADAM = "'lowbit' with Adam or AdamW, or for long trainings 'localsgd' or 'diloco'"
 _PEERS = "attach one without servers, such as 'topk', 'int8', 'diloco' or 'localsgd'"
 
 
@@ -180,14 +181,19 @@ def _check_gradients(far: Strategy) -> None:
     if far.compressor.takes_momentum is not None:
         raise AttachError(
             f"{far.name!r} takes over the optimizer's momentum, which is not supported on sharded models "
-            "(FSDP2): attach 'topk:warmup_steps=N', which also sends the largest entries, lowers their "
-            "number over N steps too, and leaves the optimizer as it is"
+            f"(FSDP2): attach {_FOR_ADAM}; with SGD 'topk:warmup_steps=N', which also sends the largest "
+            "entries, lowers their number over N steps too, and leaves the optimizer as it is"
         )
 
 
 def _check_near(strategy: AnyStrategy, replicas: int) -> None:
     """Check that the near level is what FSDP2 does: a dense mean of gradients in every step."""
     near, *others = strategy.levels
+    if others and others[-1].renewals is not None:
+        raise AttachError(
+            f"{strategy.name!r} averages gradients along both axes in some steps, which is not supported on "
+            f"sharded models (FSDP2): attach {_FOR_ADAM}"
+        )
     skips = near.rounds.skips
     scopes = {near.topology.scope, near.topology.meets}
     dense = near.compressor == Dense() and (scopes == {NODE} or (scopes == {WORLD} and replicas == 1))
