@@ -7,6 +7,7 @@ import pytest
 from frameworks import HERE, launched
 
 from rank_processes import Ended
+from tacit.integrations.managed import imported
 
 SCRIPTS = sorted(file.name for file in HERE.glob("*_checks.py"))
 
@@ -40,3 +41,10 @@ def test_it_holds(script: str, name: str, alone: bool) -> None:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_processes_end_well(script: str) -> None:
     assert [each.code for each in ended(script)] == [0, 0, 0], ended(script)[-1].text[-3000:]
+
+
+def test_a_framework_that_is_not_there_is_named_with_what_installs_it() -> None:
+    with pytest.raises(
+        ModuleNotFoundError, match=r"absent is not installed: pip install 'absent\[torch\]>=5'"
+    ):
+        imported("absent.callbacks", "absent[torch]>=5")

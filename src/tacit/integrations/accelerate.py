@@ -9,18 +9,18 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import accelerate
 from torch import nn
 from torch.optim import Optimizer
 
 from tacit.api.attached import Attached
 from tacit.errors import AttachError
 from tacit.integrations.checkpoints import AllRanks
-from tacit.integrations.managed import ManagedSession, require
+from tacit.integrations.managed import ManagedSession, imported, require
 from tacit.strategy import AnyStrategy
 
 LEAST = "1.12"
 """The first version of Accelerate that is supported."""
+accelerate = imported("accelerate", f"accelerate>={LEAST}")
 
 
 def attach(

@@ -6,7 +6,6 @@ before this module.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from importlib.util import find_spec
 from typing import Any
@@ -15,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tacit.errors import AttachError
 from tacit.integrations.checkpoints import AllRanks
-from tacit.integrations.managed import ManagedSession, require
+from tacit.integrations.managed import ManagedSession, imported, require
 from tacit.strategy import AnyStrategy
 from tacit.torch_compat import lightning_hook
 
@@ -27,12 +26,8 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 def _found() -> list[Any]:
     """The packages that the program has imported; where it has none, one that is installed."""
     installed = [name for name in _PACKAGES if find_spec(name.partition(".")[0]) is not None]
-    names = [name for name in _PACKAGES if name in sys.modules] or installed[:1]
-    if not names:
-        raise ModuleNotFoundError(
-            "tacit.integrations.lightning needs Lightning: pip install 'lightning>=2.6'"
-        )
-    return [importlib.import_module(name) for name in names]
+    names = [name for name in _PACKAGES if name in sys.modules] or installed[:1] or _PACKAGES[:1]
+    return [imported(name, f"lightning>={LEAST}") for name in names]
 
 
 _FOUND = _found()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from torch import nn
@@ -16,6 +18,22 @@ from tacit.strategy import AnyStrategy
 
 _GIVEN = ("model", "optimizer", "strategy", "scaler", "mesh", "group")
 """What `attach` gets of the framework."""
+
+
+def imported(module: str, pip: str) -> Any:
+    """A framework's module.
+
+    Args:
+        module: its name.
+        pip: what pip installs it by.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; says how to install it.
+    """
+    package = module.partition(".")[0]
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(f"{package} is not installed: pip install '{pip}'", name=package)
+    return import_module(module)
 
 
 def require(package: str, installed: str, least: str) -> None:

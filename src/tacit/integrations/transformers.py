@@ -6,20 +6,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import transformers
 
 from tacit import described
 from tacit.errors import AttachError, CheckpointError, ConfigError
 from tacit.integrations.accelerate import refuse_hook
 from tacit.integrations.checkpoints import load_ranks, state_of_rank
-from tacit.integrations.managed import ManagedSession, require
+from tacit.integrations.managed import ManagedSession, imported, require
 from tacit.strategy import AnyStrategy
 
 LEAST = "5.0"
 """The first version of transformers that is supported."""
+transformers = imported("transformers", f"transformers[torch]>={LEAST}")
+_Callback: Any = transformers.TrainerCallback
 
 
-class Tacit(transformers.TrainerCallback):  # type: ignore[misc]
+class Tacit(_Callback):  # type: ignore[misc]
     """Attaches a strategy when training begins, and closes the session when it ends.
 
     Every rank writes its session into the folder of each checkpoint, as `tacit/rank0.pt` and so on. Before an
