@@ -174,6 +174,9 @@ print("to stderr", file=sys.stderr)
     assert [(each["closed"], each["metrics"]["rounds"]) for each in sessions] == [(True, 6)] * 2
     sent = [each["metrics"]["bytes_out"] + each["metrics"]["closing_bytes_out"] for each in sessions]
     assert ran.kept["mb_by_formulas"] == sum(sent) / 1e6 > 0
+    closing = sum(each["metrics"]["closing_bytes_out"] for each in sessions) / 1e6
+    assert ran.kept["mb_in_closing"] == closing
+    assert f"summed: in rounds {ran.kept['mb_by_formulas'] - closing:.2f}, closing {closing:.2f}" in ran.err
     shares = [each["metrics"]["compute_share"] for each in sessions]
     assert ran.kept["compute_share"] == pytest.approx(sum(shares) / 2)
     assert ran.kept["mb_between_nodes"] is None

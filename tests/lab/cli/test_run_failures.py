@@ -123,6 +123,7 @@ def test_the_summary_names_who_failed_first(tmp_path: Path) -> None:
     together = Result(1, (Failure(0, 2, "exit code 1", ATTACH, 1),), False, 1.0, (), tuple(alike(0, 1, 2, 3)))
     lines = summary(tmp_path, together)
     assert lines[0] == "tacit: train.py failed: ranks 0, 1, 2 and 3 ended with exit code 1"
+    assert "train.py on 2x2; no rank could write what it had attached" in lines
     assert lines[4].startswith("tacit.errors.AttachError")
     assert lines[5].startswith("Whole tracebacks: errors/rank0.txt, errors/rank1.txt")
     assert len(lines) < 14

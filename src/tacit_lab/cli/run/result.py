@@ -51,6 +51,7 @@ class RunResult:
         traffic: Bytes from each node, row by row, to each other, the servers' last; None if it is not known.
         mb_by_formulas: What all ranks sent by the formulas of the collectives; None if no round was counted,
             as with plain DDP.
+        mb_in_closing: How much of that closing the sessions sent.
         compute_share: The mean over ranks, 0..1; None if no rank counted two rounds.
         failures: One for each node that failed, the first failure first.
         errors: The ranks that failed, grouped by their error, the first failure first.
@@ -72,6 +73,7 @@ class RunResult:
     mb_between_nodes: float | None = None
     traffic: list[list[int]] | None = None
     mb_by_formulas: float | None = None
+    mb_in_closing: float | None = None
     compute_share: float | None = None
     failures: tuple[Failure, ...] = ()
     errors: tuple[FailureGroup, ...] = ()
@@ -96,7 +98,12 @@ class RunResult:
         )
         named = zip(MEANINGS.items(), numbers, strict=True)
         table = [f"  {name:<18}{number:>9}  {meaning}" for (name, meaning), number in named]
+        if self.mb_by_formulas is not None and self.mb_in_closing is not None:
+            in_rounds = self.mb_by_formulas - self.mb_in_closing
+            table[2] += f": in rounds {in_rounds:.2f}, closing {self.mb_in_closing:.2f}"
         head = f"{', '.join(self.attached) or self.algorithm} on {self.cluster}: {' '.join(self.script)}"
+        if self.failures and not self.ranks:  # the launcher ends ranks before they can write a report
+            head = f"{' '.join(self.script)} on {self.cluster}; no rank could write what it had attached"
         told = ["", *self.profile.lines()] if self.profile else []
         traffic = printed(self.traffic, Cluster.parse(self.cluster).nodes)
         failed = [] if self.error is None else [f"tacit: {self.error}", *self.why(), ""]
@@ -117,7 +124,7 @@ def summarize(
     ranks, processes, servers = (_reports(options.footprint, kind) for kind in ("rank", "process", "server"))
     sessions = [session for rank in ranks for session in rank["sessions"]]
     counted = [session["metrics"] for session in sessions if session["metrics"]["rounds"]]
-    sent = [each["bytes_out"] + each["closing_bytes_out"] for each in counted]
+    sent, closing = (sum(each[key] for each in counted) for key in ("bytes_out", "closing_bytes_out"))
     shares = [each["compute_share"] for each in counted if each["rounds"] > 1]
     attached = sorted({session["strategy"] for session in sessions})
     error = _error(options, result, ranks, attached) or _without_profile(options, profiled)
@@ -132,7 +139,8 @@ def summarize(
         seconds=result.seconds,
         mb_between_nodes=_megabytes(processes, servers, options.cluster),
         traffic=matrix(processes, options.cluster),
-        mb_by_formulas=sum(sent) / 1e6 if counted else None,
+        mb_by_formulas=(sent + closing) / 1e6 if counted else None,
+        mb_in_closing=closing / 1e6 if counted else None,
         compute_share=fmean(shares) if shares else None,
         failures=result.failures,
         errors=tuple(group_endings(result.endings)) if result.failures else (),
