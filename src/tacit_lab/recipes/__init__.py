@@ -30,6 +30,8 @@ _RECIPES = {
     "bytes": _Home("bytes", "Bytes"),
     "cifar10": _Home("images", "cifar10", _OF_IMAGES),
     "digits": _Home("images", "digits", ("model",)),
+    "gpt": _Home("bytes", "Gpt"),
+    "lora": _Home("lora", "Lora"),
     "mnist": _Home("images", "mnist", _OF_IMAGES),
     "recommender": _Home("recommender", "Recommender"),
 }

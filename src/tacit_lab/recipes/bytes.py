@@ -1,9 +1,9 @@
-"""Predict the next byte of Python's standard library, by a small transformer."""
+"""Predict the next byte of Python's standard library, by a transformer, small or large."""
 
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -13,19 +13,25 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tacit.errors import ConfigError
+from tacit_lab.recipes.hyperparameters import triangle
 from tacit_lab.recipes.models.gpt import GPT
 from tacit_lab.recipes.recipe import Batch, Recipe, seeded, shard
 
 LENGTH = 128
 """Bytes in a sample."""
-STEPS = 120
-"""Steps in an epoch, so that one is a reasonable wait at 100 Mbit/s; the source would give more."""
 TRAIN_BYTES = 2_000_000
 HELD_OUT_BYTES = 12_288
 EVALUATED = 128
 """Windows at once."""
 HELD_OUT_EVERY = 10
 """Of the source files, sorted by name, every tenth is held out."""
+
+
+class Windows(NamedTuple):
+    """Text in windows of LENGTH + 1 bytes: uint8 of shape (n, 129)."""
+
+    train: Tensor
+    held_out: Tensor
 
 
 class Bytes(Recipe):
@@ -35,10 +41,16 @@ class Bytes(Recipe):
     epochs = 2
     target = 0.4
     batch = 8
+    steps = 120
+    """Steps in an epoch, so that one is a reasonable wait at 100 Mbit/s; the source would give more."""
 
     def __init__(self, held_out: int = HELD_OUT_BYTES) -> None:
         """Judge by about so many bytes."""
         self._held_out = held_out
+
+    def data(self) -> Windows:
+        """The text, the same for all seeds."""
+        return _data(self._held_out)
 
     def model(self, seed: int) -> nn.Module:
         """Three blocks of width 128 over a context of 128 bytes."""
@@ -49,12 +61,12 @@ class Bytes(Recipe):
         return torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.01)
 
     def steps_per_epoch(self, world: int) -> int:
-        """At most 120; fewer if there is too little text for so many ranks."""
-        return min(STEPS, len(_data(self._held_out).train) // (world * self.batch))
+        """At most `steps`; fewer if there is too little text for so many ranks."""
+        return min(self.steps, len(self.data().train) // (world * self.batch))
 
     def train_batches(self, epoch: int, rank: int, world: int, seed: int) -> Iterator[Batch]:
         """Windows of shape (batch, 128), and the same windows one byte later."""
-        windows = _data(self._held_out).train
+        windows = self.data().train
         steps = self.steps_per_epoch(world)
         for chosen in shard(
             len(windows), self.batch, steps=steps, epoch=epoch, rank=rank, world=world, seed=seed
@@ -68,7 +80,7 @@ class Bytes(Recipe):
 
     def evaluate(self, model: nn.Module, rank: int = 0, world: int = 1) -> tuple[float, float]:
         """Loss (nats a byte) and the share of next bytes guessed right, in held-out files, on every rank."""
-        windows = _data(self._held_out).held_out.long()
+        windows = self.data().held_out.long()
         loss, right = 0.0, 0
         with torch.inference_mode():
             for some in torch.split(windows, EVALUATED):
@@ -78,25 +90,48 @@ class Bytes(Recipe):
         return loss / len(windows), right / windows[:, 1:].numel()
 
 
-class _BytesData(NamedTuple):
-    train: Tensor
-    held_out: Tensor
+class Gpt(Bytes):
+    """The same by a network of usual shape, for which 80 steps are few.
+
+    The learning rate rises in the first part of a run and falls to nothing at its end.
+    """
+
+    name = "gpt"
+    target = 0.35
+    batch = 4
+    steps = 40
+
+    def model(self, seed: int) -> nn.Module:
+        """Six blocks of width 384: 10,795,008 parameters."""
+        return seeded(lambda: GPT(vocabulary=256, length=LENGTH, width=384, heads=6, blocks=6), seed)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """AdamW for all parameters."""
+        return torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.01)
+
+    def rate(self, done: float) -> float:
+        """The factor on the learning rate: up in the first fifth of a run, then down to 0."""
+        return triangle(done)
 
 
 @cache
-def _data(held_out_bytes: int = HELD_OUT_BYTES) -> _BytesData:
+def _data(held_out_bytes: int = HELD_OUT_BYTES) -> Windows:
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(library.glob("*.py"))
     if len(files) <= HELD_OUT_EVERY:
         raise ConfigError(f"the recipe 'bytes' reads Python's own source, and {library} holds almost none")
     held_out = files[::HELD_OUT_EVERY]
     train = [path for path in files if path not in held_out]
-    return _BytesData(_windows(train, TRAIN_BYTES), _windows(held_out, held_out_bytes, spread=True))
+    texts = (b"".join(path.read_bytes() for path in paths) for paths in (train, held_out))
+    return windows_of(*texts, held_out_bytes=held_out_bytes)
 
 
-def _windows(paths: Iterable[Path], limit: int, *, spread: bool = False) -> Tensor:
-    """Cut files into windows of LENGTH + 1 bytes without overlap: the first ones, or some spread over all."""
-    text = b"".join(path.read_bytes() for path in paths)
+def windows_of(train: bytes, held_out: bytes, held_out_bytes: int = HELD_OUT_BYTES) -> Windows:
+    """Cut texts into windows without overlap: the first ones, and some spread over what is held out."""
+    return Windows(_cut(train, TRAIN_BYTES), _cut(held_out, held_out_bytes, spread=True))
+
+
+def _cut(text: bytes, limit: int, *, spread: bool = False) -> Tensor:
     size = LENGTH + 1
     windows = torch.frombuffer(bytearray(text[: len(text) // size * size]), dtype=torch.uint8).view(-1, size)
     wanted = limit // size

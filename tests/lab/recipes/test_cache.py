@@ -161,6 +161,27 @@ def test_a_cache_that_cannot_be_written_is_an_error(source: Path, monkeypatch: p
         cache.cached("kind", source, Reader())
 
 
+def test_what_was_made_is_kept_and_made_again_if_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
+    made = iter([b"first", b"second", b"third", b""])
+    assert cache.kept("thing", lambda: next(made)) == b"first"
+    assert cache.kept("thing", lambda: next(made)) == b"first"
+    file = tmp_path / "cache" / "thing"
+    for damaged, again in ((b"", b"second"), (file.read_bytes()[:-1], b"third"), (b"x" * 9, b"")):
+        file.write_bytes(damaged)
+        assert cache.kept("thing", lambda: next(made)) == again
+        assert cache.kept("thing", lambda: next(made)) == again
+
+
+def test_what_cannot_be_kept_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path))
+    (tmp_path / "thing").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot be kept in .*: Is a directory\. Set TACIT_CACHE"):
+        cache.kept("thing", lambda: b"content")
+
+
 def test_missing_data_is_said(source: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is nothing at .*absent"):
         cache.cached("kind", source.with_name("absent"), Reader())

@@ -1,17 +1,26 @@
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from tacit.errors import ConfigError
 from tacit_lab import recipes
-from tacit_lab.recipes import Choices
+from tacit_lab.recipes import Choices, lora
 from tacit_lab.recipes import digits as digits_module
 from tacit_lab.recipes import recommender as recommender_module
+from tacit_lab.recipes.bytes import Bytes
 from tacit_lab.recipes.recipe import Recipe, shard
 
 SMALL = pytest.mark.parametrize(
-    "recipe", [recipes.get(name) for name in ("bytes", "digits", "recommender")], ids=lambda r: r.name
+    "recipe", [recipes.get(name) for name in ("bytes", "digits", "lora", "recommender")], ids=lambda r: r.name
 )
+
+
+@pytest.fixture(autouse=True)
+def a_base_that_is_soon_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lora, "BASE_EPOCHS", 1)
+    monkeypatch.setattr(Bytes, "steps", 20)
 
 
 @pytest.fixture(params=recipes.known())
@@ -145,6 +154,54 @@ def test_items_of_a_recommender_come_by_genre_and_popularity() -> None:
     popular = (data.items < recommender_module.GENRES).float().mean()
     assert 0.1 < popular < 0.2, "the first of 500 items has the share 1 / (1 + 1/2 + ... + 1/500)"
     assert 0 <= int(data.items.min()) < int(data.items.max()) < recommender_module.ITEMS
+
+
+def test_gpt_trains_on_what_bytes_does_with_eleven_million_parameters() -> None:
+    gpt, small = recipes.get("gpt"), recipes.get("bytes")
+    model = gpt.model(0)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 10_795_008
+    assert gpt.data() is small.data()
+    inputs, targets = next(gpt.train_batches(0, 0, 4, 0))
+    optimizer = gpt.optimizer(model)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = gpt.loss(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[2] < losses[0] - 0.5
+    assert gpt.rate(0.1) < gpt.rate(0.2) > gpt.rate(0.9)
+
+
+def test_lora_learns_by_its_adapters_alone() -> None:
+    recipe = recipes.get("lora")
+    model = recipe.model(0)
+    learnt = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    assert sum(each.numel() for each in learnt.values()) == 49_152
+    assert {name.rpartition(".")[2] for name in learnt} == {"down", "up"}
+    assert {id(each) for group in recipe.optimizer(model).param_groups for each in group["params"]} == {
+        id(each) for each in learnt.values()
+    }
+    frozen = {name: each.clone() for name, each in model.named_parameters() if name not in learnt}
+    before = recipe.evaluate(model)
+    train(recipe, model, epochs=1, steps=8, world=2)
+    assert recipe.evaluate(model)[0] < before[0] - 0.05
+    now = dict(model.named_parameters())
+    assert all(torch.equal(each, now[name]) for name, each in frozen.items())
+
+
+def test_untrained_adapters_change_nothing() -> None:
+    recipe = recipes.get("lora")
+    text = torch.randint(256, (2, 128), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(recipe.model(0)(text), lora._base()(text))
+
+
+def test_the_base_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path))
+    first = weights(lora._base())
+    monkeypatch.delattr(lora, "_trained")
+    assert torch.equal(first, weights(lora._base()))
 
 
 def test_a_byte_sees_only_what_came_before_it() -> None:

@@ -28,8 +28,9 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="RECIPE | -- SCRIPT ARGS",
-            help="What to train: digits (the default), bytes, cifar10, mnist or recommender; or after -- a "
-            "script for torchrun that calls tacit.from_env and tacit.report, e.g. -- train.py --epochs 3",
+            help="What to train: digits (the default), bytes, cifar10, gpt, lora, mnist or "
+            "recommender; or after -- a script for torchrun that calls tacit.from_env and "
+            "tacit.report, e.g. -- train.py --epochs 3",
             show_default=False,
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""Decode a dataset once: afterwards all ranks map the same file."""
+"""Decode a dataset once, or train a network once: afterwards all ranks read the same file."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from tacit_lab.recipes.data import sources
 from tacit_lab.recipes.data.splits import Images, Split
 
 _VERSION = 1
+_CRC = 4
+"""Bytes of a checksum."""
 _HEAD = 4096
 """Bytes before the images: a line of JSON and spaces, a page long."""
 
@@ -61,6 +63,39 @@ def cached(kind: str, path: Path, read: Callable[[Path], Images]) -> Images:
     return images
 
 
+def kept(name: str, make: Callable[[], bytes]) -> bytearray:
+    """What `make` returns, from the cache's file of this name where it was made before.
+
+    A file that is damaged is made again. If several ranks come at once, one makes it and the others wait.
+
+    Raises:
+        ConfigError: The cache cannot be read or written.
+    """
+    file = folder() / name
+    try:
+        content = _whole(file)
+        if content is None:
+            with _alone(file.parent):
+                content = _whole(file)
+                if content is None:
+                    content = bytearray(make())
+                    part = file.with_suffix(".part")
+                    part.write_bytes(content + zlib.crc32(content).to_bytes(_CRC, "little"))
+                    part.replace(file)
+    except OSError as error:
+        raise _unwritable(file.parent, error) from error
+    return content
+
+
+def _whole(file: Path) -> bytearray | None:
+    """What `kept` has put there; None where there is nothing, or something else."""
+    if not file.exists():
+        return None
+    stored = bytearray(file.read_bytes())
+    content, crc = stored[:-_CRC], stored[-_CRC:]
+    return content if zlib.crc32(content).to_bytes(_CRC, "little") == crc else None
+
+
 def _identity(path: Path) -> str:
     """Sixteen hex digits that change with the data, as far as its names, sizes and times of change tell."""
     path = path.resolve()
@@ -90,7 +125,7 @@ def _alone(home: Path) -> Iterator[None]:
 
 def _unwritable(home: Path, error: OSError) -> ConfigError:
     return ConfigError(
-        f"decoded images cannot be kept in {home}: {error.strerror}. Set {CACHE} to a folder that can be "
+        f"what is made once cannot be kept in {home}: {error.strerror}. Set {CACHE} to a folder that can be "
         "written"
     )
 
