@@ -9,7 +9,7 @@ ALGORITHM = "TACIT_ALGORITHM"
 """The strategy's text form. Set by `tacit run` or the user; read by `tacit.from_env`."""
 
 CACHE = "TACIT_CACHE"
-"""The folder for images that were decoded and networks that were trained before. Set by the user; read by the recipes."""
+"""The folder for decoded images and trained networks. Set by the user; read by the recipes."""
 
 CLUSTER = "TACIT_CLUSTER"
 """The emulated cluster's text form. Set by the testbed; read by a recipe's worker, for its records."""

@@ -22,12 +22,12 @@ LENGTH = 128
 TRAIN_BYTES = 2_000_000
 HELD_OUT_BYTES = 12_288
 EVALUATED = 128
-"""Windows at once."""
+"""TextWindows at once."""
 HELD_OUT_EVERY = 10
 """Of the source files, sorted by name, every tenth is held out."""
 
 
-class Windows(NamedTuple):
+class TextWindows(NamedTuple):
     """Text in windows of LENGTH + 1 bytes: uint8 of shape (n, 129)."""
 
     train: Tensor
@@ -48,7 +48,7 @@ class Bytes(Recipe):
         """Judge by about so many bytes."""
         self._held_out = held_out
 
-    def data(self) -> Windows:
+    def data(self) -> TextWindows:
         """The text, the same for all seeds."""
         return _data(self._held_out)
 
@@ -115,20 +115,20 @@ class Gpt(Bytes):
 
 
 @cache
-def _data(held_out_bytes: int = HELD_OUT_BYTES) -> Windows:
+def _data(held_out_bytes: int = HELD_OUT_BYTES) -> TextWindows:
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(library.glob("*.py"))
     if len(files) <= HELD_OUT_EVERY:
         raise ConfigError(f"the recipe 'bytes' reads Python's own source, and {library} holds almost none")
     held_out = files[::HELD_OUT_EVERY]
     train = [path for path in files if path not in held_out]
-    texts = (b"".join(path.read_bytes() for path in paths) for paths in (train, held_out))
-    return windows_of(*texts, held_out_bytes=held_out_bytes)
+    texts = [b"".join(path.read_bytes() for path in paths) for paths in (train, held_out)]
+    return windows_of(texts[0], texts[1], held_out_bytes)
 
 
-def windows_of(train: bytes, held_out: bytes, held_out_bytes: int = HELD_OUT_BYTES) -> Windows:
+def windows_of(train: bytes, held_out: bytes, held_out_bytes: int = HELD_OUT_BYTES) -> TextWindows:
     """Cut texts into windows without overlap: the first ones, and some spread over what is held out."""
-    return Windows(_cut(train, TRAIN_BYTES), _cut(held_out, held_out_bytes, spread=True))
+    return TextWindows(_cut(train, TRAIN_BYTES), _cut(held_out, held_out_bytes, spread=True))
 
 
 def _cut(text: bytes, limit: int, *, spread: bool = False) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from tacit.errors import ConfigError
-from tacit_lab.recipes.bytes import Bytes, Windows, windows_of
+from tacit_lab.recipes.bytes import Bytes, TextWindows, windows_of
 from tacit_lab.recipes.data.cache import kept
 from tacit_lab.recipes.recipe import seeded
 
@@ -35,7 +35,7 @@ class Lora(Bytes):
     target = 0.285
     steps = 60
 
-    def data(self) -> Windows:
+    def data(self) -> TextWindows:
         """The manual that Python's `help` shows."""
         return _data()
 
@@ -102,7 +102,7 @@ def _trained(network: nn.Module, recipe: Bytes) -> bytes:
 
 
 @cache
-def _data() -> Windows:
+def _data() -> TextWindows:
     try:
         topics: dict[str, str] = import_module("pydoc_data.topics").topics
     except ImportError as error:
@@ -110,4 +110,5 @@ def _data() -> Windows:
     names = sorted(topics)
     held_out = names[::HELD_OUT_EVERY]
     train = [name for name in names if name not in held_out]
-    return windows_of(*("".join(topics[name] for name in some).encode() for some in (train, held_out)))
+    texts = ["".join(topics[name] for name in some).encode() for some in (train, held_out)]
+    return windows_of(texts[0], texts[1])
