@@ -22,7 +22,7 @@ LENGTH = 128
 TRAIN_BYTES = 2_000_000
 HELD_OUT_BYTES = 12_288
 EVALUATED = 128
-"""TextWindows at once."""
+"""Windows at once."""
 HELD_OUT_EVERY = 10
 """Of the source files, sorted by name, every tenth is held out."""
 
