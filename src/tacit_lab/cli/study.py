@@ -64,11 +64,16 @@ def command(
         ),
     ] = False,
     model: Annotated[
-        str | None, typer.Option(help="The network, for recipes that leave it open", show_default=False)
+        str | None,
+        typer.Option(help="The network, for recipes that leave it open, e.g. resnet8", show_default=False),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Folder or archive with images, as of compare", metavar="PATH", show_default=False),
+        typer.Option(
+            help="Folder or archive with images, as of compare, e.g. cifar-10-binary.tar.gz",
+            metavar="PATH",
+            show_default=False,
+        ),
     ] = None,
     limit: Annotated[
         int | None,

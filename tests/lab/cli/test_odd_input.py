@@ -280,7 +280,7 @@ COMPARE = [
     ["--tensorboard", "full"],
     ["--tensorboard", "loop"],
     ["--tensorboard", "x" * 300],
-    ["--model", "vit"],
+    ["bytes", "--model", "vit"],
     ["--limit", "5"],
     ["--precision", "bf16"],
     ["--data", "folder"],
