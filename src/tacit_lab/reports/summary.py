@@ -130,7 +130,7 @@ def doubts(records: Sequence[Record]) -> list[str]:
 def _closings(records: Sequence[Record], ends: Mapping[RunKey, EndRecord]) -> Iterator[str]:
     """What a script's sessions have sent behind the last report, where that is much."""
     last = {each.key: each.bytes_between_nodes for each in records if isinstance(each, EpochRecord)}
-    told = set()
+    told = {COMPUTE_ONLY}
     for key, end in ends.items():
         sent, before = end.mb_between_nodes, last.get(key)
         if sent is None or before is None or key.algorithm in told or sent - before / 1e6 <= 0.05 * sent:

@@ -149,6 +149,8 @@ def test_what_closing_sends_is_told_where_it_is_much() -> None:
     (told,) = summary.doubts([records_[0], point, records_[1]])
     assert told.startswith("Of the 1000.0 MB of lowbit, 300.0 were sent behind the last report: closing")
     assert summary.doubts([records_[0], replace(point, bytes_between_nodes=990_000_000), records_[1]]) == []
+    alone = [replace(each, algorithm=records.COMPUTE_ONLY) for each in (records_[0], point, records_[1])]
+    assert summary.doubts(alone) == []
 
 
 def test_what_is_faster_than_nothing_to_send_is_doubted() -> None:
