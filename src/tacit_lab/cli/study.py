@@ -235,7 +235,7 @@ def _checked(study: Study, arms: Sequence[str], steps: str, rates: str, seeds: s
     Raises:
         ConfigError: Something is not possible; the message says what to write instead.
     """
-    from tacit_lab.records import CHOOSING
+    from tacit_lab.cli.compare.options import seeds_of
     from tacit_lab.study.search import LIMITS
 
     lengths = sorted({*parsing.numbers("--steps", steps, int)})
@@ -244,9 +244,7 @@ def _checked(study: Study, arms: Sequence[str], steps: str, rates: str, seeds: s
     factors = sorted({*parsing.numbers("--rates", rates, float)})
     if not LIMITS[0] <= factors[0] <= factors[-1] <= LIMITS[1]:
         raise ConfigError(f"--rates {rates}: write numbers from 1/1024 to {LIMITS[1]:g}, e.g. 0.5,1,2")
-    numbers = parsing.seeds("--seeds", seeds)
-    if CHOOSING in numbers:
-        raise ConfigError(f"--seeds {seeds}: {CHOOSING} is the seed by which rates are chosen; leave it out")
+    numbers = seeds_of(seeds)
     # Rates of every length are searched, as none of them is known to be long.
     rules = {
         task: replace(rule, searched=max(lengths), longest=max(lengths)) for task, rule in study.rules.items()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tacit.algorithms import parse
-from tacit.environment import TRIAL
 from tacit.errors import ConfigError, TestbedError
-from tacit.files import Log, spared
-from tacit_lab.cli.compare.scripts import Said, ScriptRun, read_timelines
-from tacit_lab.cli.run.command import run_in
+from tacit.files import spared
+from tacit_lab.cli.compare.recorder import append_line
+from tacit_lab.cli.compare.scripts import Said, ScriptRun, run_script
 from tacit_lab.cli.run.options import RunOptions
 from tacit_lab.cluster import Cluster
 from tacit_lab.records import EndRecord, Environment, RunKey
@@ -65,7 +62,7 @@ class StudiedScript:
         def handle(node: int, line: str) -> None:
             said = Said.of(node, line)
             if said is None:
-                self._keep(f"[{told(run)}, node {node}] {line}")
+                append_line(self.folder / "output.log", f"[{told(run)}, node {node}] {line}")
             else:
                 heard.heard(said, run.arm, run.steps)
 
@@ -77,11 +74,7 @@ class StudiedScript:
             folder=self.folder,
         )
         asked = {"seed": run.seed, "rate": run.rate, "steps": run.steps}
-        try:
-            result = run_in(bed, options, {TRIAL: json.dumps(asked)}, handle)
-            timelines = read_timelines(options.footprint, run.arm)
-        finally:
-            shutil.rmtree(options.footprint, ignore_errors=True)
+        result, timelines = run_script(bed, options, asked, handle)
         if result.error is not None:
             raise TestbedError("\n".join([f"{told(run)} failed: {result.error}", *result.why()]))
         heard.check("--steps")
@@ -104,12 +97,3 @@ class StudiedScript:
             by_loss=end.accuracy is None,
             on_cluster=True,
         )
-
-    def _keep(self, line: str) -> None:
-        path = self.folder / "output.log"
-        with spared(f"{path.name} is not whole"):
-            log = Log(path)
-            try:
-                log.write(line)
-            finally:
-                log.close()

@@ -135,7 +135,7 @@ def check(
         strategies=strategies,
         epochs=epochs,
         target=None if target is None else _share("target", target),
-        seeds=_seeds(seeds),
+        seeds=seeds_of(seeds),
         rates=_rates(rates),
         script=script,
         timeout=parsing.seconds("--timeout", timeout, 600),
@@ -167,7 +167,12 @@ def refuse_choices(choices: Choices, epochs: int | None) -> None:
         raise ConfigError(f"--{given[0]} is for recipes: give a script its own arguments after --")
 
 
-def _seeds(text: str) -> tuple[int, ...]:
+def seeds_of(text: str) -> tuple[int, ...]:
+    """The seeds of --seeds, without the one by which rates are chosen.
+
+    Raises:
+        ConfigError: it is no list of seeds, or that one is among them.
+    """
     seeds = parsing.seeds("--seeds", text)
     if CHOOSING in seeds:
         raise ConfigError(f"--seeds {text}: {CHOOSING} is the seed by which rates are chosen; leave it out")

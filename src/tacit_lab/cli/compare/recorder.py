@@ -33,19 +33,21 @@ class ComparisonRecorder:
     def add(self, record: Record | Timeline) -> None:
         """Keep a record of a training, or a rank's timeline."""
         if isinstance(record, Timeline):
-            self._append(self._options.timeline, record.to_json())
+            append_line(self._options.timeline, record.to_json())
         else:
             self.records.append(record)
-            self._append(self._options.records, record.to_json())
+            append_line(self._options.records, record.to_json())
 
     def add_output(self, line: str) -> None:
         """Keep a line that a rank printed."""
-        self._append(self._options.output, line)
+        append_line(self._options.output, line)
 
-    def _append(self, path: Path, line: str) -> None:
-        with spared(f"{path.name} is not whole"):
-            log = Log(path)
-            try:
-                log.write(line)
-            finally:
-                log.close()
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a file; if it cannot be written, a note says so once."""
+    with spared(f"{path.name} is not whole"):
+        log = Log(path)
+        try:
+            log.write(line)
+        finally:
+            log.close()

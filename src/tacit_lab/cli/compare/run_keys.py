@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from tacit_lab.cli.compare.options import CompareOptions
 from tacit_lab.records import CHOOSING, COMPUTE_ONLY, EndRecord, RunKey
-
-SMALLEST, LARGEST = 1 / 1024, 16.0
-"""Between these a rate is searched."""
+from tacit_lab.study.search import LIMITS
 
 
 def missing(options: CompareOptions, ends: Mapping[RunKey, EndRecord]) -> Iterator[RunKey]:
@@ -53,7 +51,7 @@ def _beyond(rate: float, algorithm: str, ends: Mapping[RunKey, EndRecord]) -> fl
     if rate not in (min(tried), max(tried)):
         return None
     beyond = rate / 2 if rate == min(tried) else 2 * rate
-    return beyond if SMALLEST <= beyond <= LARGEST else None
+    return beyond if LIMITS[0] <= beyond <= LIMITS[1] else None
 
 
 def _number(value: float | None, otherwise: float = -math.inf) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Container
 from dataclasses import replace
@@ -11,7 +9,6 @@ from pathlib import Path
 
 from tacit.algorithms import parse
 from tacit.attaching.requirements import uses_servers
-from tacit.environment import TRIAL
 from tacit.errors import ConfigError, TestbedError
 from tacit.files import unmake
 from tacit.timelines import Timeline
@@ -19,10 +16,9 @@ from tacit_lab.cli.compare.display import Display
 from tacit_lab.cli.compare.options import CompareOptions
 from tacit_lab.cli.compare.recorder import ComparisonRecorder
 from tacit_lab.cli.compare.run_keys import missing
-from tacit_lab.cli.compare.scripts import Said, ScriptRun, of_the_middle, read_timelines
+from tacit_lab.cli.compare.scripts import Said, ScriptRun, of_the_middle, run_script
 from tacit_lab.cli.interrupts import Interrupted
 from tacit_lab.cli.parsing import OUT
-from tacit_lab.cli.run.command import run_in
 from tacit_lab.cli.run.options import RunOptions
 from tacit_lab.recipes.progress import Progress, record_in
 from tacit_lab.records import COMPUTE_ONLY, EndRecord, RunKey, Status
@@ -187,12 +183,8 @@ class _ScriptRunner(_Runner):
             tensorboard=options.tensorboard and options.tensorboard / label,
             serving=self._serving(key),
         )
-        variables = {TRIAL: json.dumps({"seed": key.seed, "rate": key.rate})}
-        try:
-            result = run_in(self._bed, run, variables, handle)
-            timelines = read_timelines(run.footprint, key.algorithm)
-        finally:
-            shutil.rmtree(run.footprint, ignore_errors=True)
+        result, found = run_script(self._bed, run, {"seed": key.seed, "rate": key.rate}, handle)
+        timelines = [replace(each, algorithm=key.algorithm) for each in found]
         if result.error is not None:
             raise self._failed(key, "\n".join([result.error, *result.why()]))
         heard.check(self._needing())

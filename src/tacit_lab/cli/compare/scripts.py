@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from tacit.environment import TRIAL
 from tacit.errors import ConfigError
 from tacit.reporting.trials import MARK
 from tacit.timelines import Timeline, aligned
+from tacit_lab.cli.run.command import run_in
+from tacit_lab.cli.run.options import RunOptions
 from tacit_lab.cli.run.result import RunResult
 from tacit_lab.cluster import Cluster
 from tacit_lab.recipes.progress import Progress
 from tacit_lab.recipes.timing import middle
 from tacit_lab.records import COMPUTE_ONLY, EndRecord, Environment, EpochRecord, Record, RunKey, RunRecord
+from tacit_lab.testbed import Testbed
+from tacit_lab.testbed.outputs import OnLine
 
 EXAMPLE = "tacit.report(step, loss=float(loss)) every so many steps, on every rank"
 
@@ -229,15 +235,28 @@ class ScriptRun:
         return self._since(ended or [each for each in self._said if each.kind == "report"])
 
 
-def read_timelines(folder: Path, algorithm: str) -> list[Timeline]:
+def run_script(
+    bed: Testbed, options: RunOptions, asked: Mapping[str, object], on_line: OnLine
+) -> tuple[RunResult, list[Timeline]]:
+    """Run a script that is asked for this trial; what it has left, and its timelines, as they are.
+
+    Nothing stays of it in the folder but tracebacks.
+    """
+    try:
+        result = run_in(bed, options, {TRIAL: json.dumps(asked)}, on_line)
+        return result, _read_timelines(options.footprint)
+    finally:
+        shutil.rmtree(options.footprint, ignore_errors=True)
+
+
+def _read_timelines(folder: Path) -> list[Timeline]:
     """The timelines that the ranks of a run have written, as they are: of a thousand steps at most."""
     found = []
     for file in sorted(folder.glob("timeline*.jsonl")):
         try:
-            timeline = Timeline.from_json(file.read_text(encoding="utf-8"))
+            found.append(Timeline.from_json(file.read_text(encoding="utf-8")))
         except (OSError, ConfigError):
             continue
-        found.append(replace(timeline, algorithm=algorithm))
     return sorted(found, key=lambda each: each.rank)
 
 
