@@ -7,7 +7,7 @@
     python benchmarks/accuracy.py --task text-gpu --steps 3600 --device cuda     # all of it on a GPU
     TACIT_IMPORT=mine.py python benchmarks/accuracy.py --task digits --steps 110 --arms mine --runs mine.jsonl
 
-Four workers train in one process (`tacit_lab.study.replicas`): an algorithm whose course does not depend on the
+Four workers train in one process (`tacit_lab.study`): an algorithm whose course does not depend on the
 network has the same trajectory there as on real ranks, which --check shows once. Each arm is trained with
 three learning rates, and more where the best is at an end. The best is taken for all its seeds: by a
 validation split (training images that no arm trains on), and of rates that this does not tell apart the one
