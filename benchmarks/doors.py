@@ -30,11 +30,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from grid import Mean
 from kept import StateSlice
 from launched import in_testbed, refuse_early
 from markdown_tables import markdown
 from paired import ROOT, add_table, commit, conclude, hardware, paired_ratio
+from tacit_lab.intervals import Mean
 
 ARMS = ("ddp", "near-only", "dense", "int4", "diloco", "localsgd")
 TRAINED = ("ddp", "int4", "diloco", "localsgd")
@@ -148,7 +148,7 @@ def interval(values: Sequence[float]) -> dict[str, float | None]:
     """The mean of some differences, and half of its 95 % interval; None of one."""
     mean = Mean.of(values)
     assert mean is not None
-    return {"gap_percent": mean.mean, "gap_half": mean.to_dict()["half"]}
+    return {"gap_percent": mean.mean, "gap_half": mean.half}
 
 
 # ---- as text ------------------------------------------------------------------------------------------

@@ -12,23 +12,22 @@ under the algorithm `compute-only`.
 from __future__ import annotations
 
 import math
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from comparing import by_compare
 from paired import ROOT, hardware
 from runs import COMPUTE_ONLY, Done, Run, append, held, read
+from tacit_lab.intervals import Mean
 
 __all__ = [
     "COMPUTE_ONLY",
     "RUNS",
     "Done",
     "Execute",
-    "Mean",
     "Run",
     "append",
     "by_compare",
@@ -36,7 +35,6 @@ __all__ = [
     "held",
     "paired",
     "read",
-    "student",
 ]
 
 RUNS = ROOT / "tacit-out"
@@ -102,43 +100,6 @@ def _outcome(done: Done) -> str:
 
 
 # ---- statistics ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A mean, and half the width of its 95 % interval by Student's t: NaN for one sample, None for none."""
-
-    mean: float
-    half: float
-    count: int
-
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> Mean | None:
-        """Of independent samples."""
-        if not samples:
-            return None
-        count = len(samples)
-        half = math.nan
-        if count > 1:
-            half = student(count - 1) * statistics.stdev(samples) / math.sqrt(count)
-        return cls(statistics.mean(samples), half, count)
-
-    def to_dict(self) -> dict[str, float | int | None]:
-        """Ready for JSON, which knows no NaN."""
-        return {**asdict(self), "half": None if math.isnan(self.half) else self.half}
-
-    def text(self, form: str = "+.4f") -> str:
-        """The mean ± half its interval."""
-        if math.isnan(self.half):
-            return f"{self.mean:{form}} (one seed)"
-        return f"{self.mean:{form}} ± {self.half:{form.lstrip('+')}}"
-
-
-def student(freedom: int) -> float:
-    """The two-sided 95 % quantile of Student's t."""
-    from scipy.special import stdtrit  # it comes with scikit-learn, which the recipe digits needs
-
-    return float(stdtrit(freedom, 0.975))
 
 
 def paired(done: Iterable[Done], baseline: str = "ddp") -> list[dict[str, Any]]:

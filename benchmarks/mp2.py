@@ -29,9 +29,10 @@ import mp2_page
 from comparing import images_or
 from experiments import NETWORKS, Scale, settled
 from experiments import words as words_of
-from grid import COMPUTE_ONLY, RUNS, Done, Mean, Run, carry_out, held, paired
+from grid import COMPUTE_ONLY, RUNS, Done, Run, carry_out, held, paired
 from paired import RESULTS, conclude, hardware
 from tacit.files import put
+from tacit_lab.intervals import Mean
 
 FAST, SLOW = "4x1@1gbit", "4x1@100mbit"
 WORKERS = 4
@@ -181,7 +182,7 @@ def _told(row: Mapping[str, Any], attached: str) -> dict[str, Any]:
     return {
         "attached": attached,
         **plain,
-        "half_interval": None if half is None or half.half != half.half else half.half,
+        "half_interval": half and half.half,
         "seeds": len(row["seeds"]),
     }
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from experiments import PRECISIONS, Claim, Experiment
-from grid import COMPUTE_ONLY, Done, Mean, Run, paired
+from grid import COMPUTE_ONLY, Done, Run, paired
 from markdown_tables import markdown
+from tacit_lab.intervals import Mean
 from windows import FIRST, Found
 
 CLOSE = 0.05
@@ -238,7 +239,8 @@ def accuracies(experiment: Experiment, done: Sequence[Done]) -> str:
 
 
 def _points(difference: Mean) -> str:
-    return Mean(100 * difference.mean, 100 * difference.half, difference.count).text("+.2f")
+    half = "(one seed)" if difference.half is None else f"± {100 * difference.half:.2f}"
+    return f"{100 * difference.mean:+.2f} {half}"
 
 
 def label(row: Mapping[str, Any]) -> str:

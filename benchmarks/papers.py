@@ -21,6 +21,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ import windows
 from comparing import images_or
 from experiments import EXPERIMENTS, Scale, runs, settled, whole_runs
 from experiments import windows as windows_of
-from grid import RUNS, Done, Mean, Run, carry_out, held, paired
+from grid import RUNS, Done, Run, carry_out, held, paired
 from launched import refuse_early
 from paired import RESULTS
 from paper_page import Evidence, page
@@ -132,7 +133,7 @@ def main() -> None:
     found += [of_mp2(options, command)] if "mp2" in names else []
     if options.json:
         told = {"benchmark": "papers", "quick": options.quick, "experiments": found}
-        print(json.dumps(told, default=Mean.to_dict))
+        print(json.dumps(told, default=asdict))
 
 
 if __name__ == "__main__":

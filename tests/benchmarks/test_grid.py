@@ -1,6 +1,5 @@
 """A grid is resumed, a failure is tried again, and the statistics are the textbook's."""
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import comparing
-from grid import COMPUTE_ONLY, Mean, carry_out, paired, student
+from grid import COMPUTE_ONLY, carry_out, paired
 from runs import Done, Run, append, read
 from tacit.files import Log
 from tacit_lab.records import EndRecord, Environment, EpochRecord, RunRecord
@@ -94,28 +93,6 @@ def test_data_may_lie_elsewhere(tmp_path: Path) -> None:
 
 
 # ---- statistics ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("freedom", "quantile"), [(1, 12.706), (2, 4.303), (4, 2.776), (9, 2.262), (30, 2.042)]
-)
-def test_quantiles_are_those_of_the_table(freedom: int, quantile: float) -> None:
-    assert student(freedom) == pytest.approx(quantile, abs=5e-4)
-
-
-def test_means_and_intervals() -> None:
-    # The standard deviation of 1, 2, 3 is 1, so that half the interval is 4.303 / sqrt(3).
-    mean = Mean.of([1.0, 2.0, 3.0])
-    assert mean is not None
-    assert (mean.mean, mean.count) == (2.0, 3)
-    assert mean.half == pytest.approx(2.484, abs=1e-3)
-    assert mean.text(".2f") == "2.00 ± 2.48"
-    alone = Mean.of([1.0])
-    assert alone is not None
-    assert math.isnan(alone.half)
-    assert alone.text() == "+1.0000 (one seed)"
-    assert alone.to_dict() == {"mean": 1.0, "half": None, "count": 1}
-    assert Mean.of([]) is None
 
 
 def test_runs_are_paired_by_seed_within_their_setting() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
+from tacit import files
 from tacit.errors import ConfigError
 from tacit_lab.cluster import Cluster
 
@@ -79,6 +81,25 @@ def path(option: str, text: str | None) -> Path | None:
 def paths(option: str, texts: Sequence[str]) -> list[Path]:
     """The paths of an option that takes several."""
     return [found for text in texts if (found := path(option, text)) is not None]
+
+
+def out(given: Path | None, name: str) -> Path:
+    """The folder of --out; without it one in OUT that is named by the time and `name`. It is not made."""
+    return (given or OUT / f"{datetime.now():%Y%m%d-%H%M%S}-{name}").absolute()
+
+
+def made(option: str, folder: Path) -> Path:
+    """The folder of an option, made if it is not there.
+
+    Raises:
+        ConfigError: It cannot be written to.
+    """
+    files.folder(folder, option)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {option} {folder}: {error.strerror}") from error
+    return folder
 
 
 def seconds(option: str, value: float, example: float) -> float:

@@ -7,9 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -150,7 +148,7 @@ def command(
     most = math.inf if minutes is None else parsing.seconds("--minutes", minutes, 60)
     on = parsing.cluster(cluster or CLUSTER, 0)
     seconds = parsing.seconds("--timeout", timeout, 600)
-    folder = _folder(parsing.path("--out", out))
+    folder = parsing.made("--out", parsing.out(parsing.path("--out", out), "study"))
     path = folder / RUNS
 
     def missing(done: Mapping[StudyRun, Ended]) -> Iterator[StudyRun]:
@@ -250,18 +248,6 @@ def _checked(study: Study, arms: Sequence[str], steps: str, rates: str, seeds: s
         task: replace(rule, searched=max(lengths), longest=max(lengths)) for task, rule in study.rules.items()
     }
     return _StudyOptions(replace(study, rules=rules, rates=tuple(factors)), arms, lengths, numbers)
-
-
-def _folder(out: Path | None) -> Path:
-    from tacit import files
-
-    folder = (out or parsing.OUT / f"{datetime.now():%Y%m%d-%H%M%S}-study").absolute()
-    files.folder(folder, "--out")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write to --out {folder}: {error.strerror}") from error
-    return folder
 
 
 def _train(choices: Choices, run: StudyRun) -> Ended:

@@ -8,7 +8,6 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +138,7 @@ def check(
         rates=_rates(rates),
         script=script,
         timeout=parsing.seconds("--timeout", timeout, 600),
-        folder=(out or parsing.OUT / f"{datetime.now():%Y%m%d-%H%M%S}-{name}").absolute(),
+        folder=parsing.out(out, name),
         choices=choices,
     )
 
@@ -287,11 +286,7 @@ def _make(options: CompareOptions) -> None:
             f"{folder} holds the records of another comparison: give another --out, or to go on with that "
             "one what it was called with"
         )
-    files.folder(folder, "--out")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write to --out {folder}: {error.strerror}") from error
+    parsing.made("--out", folder)
     files.Log(folder / RECORDS).close()
     with files.spared(f"{options.description.name} is not written, so the comparison cannot be gone on with"):
         files.put(options.description, json.dumps({**about, "command": shlex.join(["tacit", *sys.argv[1:]])}))

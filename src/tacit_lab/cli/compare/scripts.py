@@ -79,6 +79,9 @@ class ScriptRun:
         self._script, self._cluster, self._trial, self._target = " ".join(script), cluster, key, target
         self._counted = not cluster.servers and not any(map(cluster.load_of, range(cluster.nodes)))
         self._said: list[Said] = []
+        self._sessions: list[Said] = []
+        """Of what was said, where ranks attached a session."""
+        self._shown = 0
 
     def heard(self, said: Said, label: str, steps: int | None) -> Progress | None:
         """Take in what a rank says. Returns what to show of it: of the reports of rank 0.
@@ -87,16 +90,18 @@ class ScriptRun:
             label: what the run is called; `steps`: how many it will take, if that is known.
         """
         self._said.append(said)
-        begun = next((each for each in self._said if each.kind == "began" and each.rank == 0), None)
+        if said.kind == "began":
+            self._sessions.append(said)
+        begun = next((each for each in self._sessions if not each.rank), None)
         if said.kind != "report" or said.rank or begun is None:
             return None
+        self._shown += 1
         numbers, sent = said.numbers or {}, None
         if self._counted and said.sent is not None and begun.sent is not None:
             sent = (said.sent - begun.sent) * self._cluster.nodes / 1e6
-        count = sum(each.kind == "report" and not each.rank for each in self._said)
         return Progress(
             algorithm=label,
-            epoch=count,
+            epoch=self._shown,
             step=said.step,
             steps=steps,
             seconds=said.at - begun.at,
@@ -133,7 +138,6 @@ class ScriptRun:
     def records(self, result: RunResult, strategy: str, timelines: Sequence[Timeline]) -> list[Record]:
         """The records of a run that has ended well."""
         reports, key = self._reports(), self._trial._asdict()
-        begun = [each for each in self._said if each.kind == "began"]
         reached = [
             each.seconds
             for each in reports
@@ -150,9 +154,9 @@ class ScriptRun:
             target=self._target,
             batch_per_rank=None,
             world_size=self._cluster.world_size,
-            parameters=max((each.parameters for each in begun), default=0),
+            parameters=max((each.parameters for each in self._sessions), default=0),
             environment=Environment.here(),
-            weights=next((each.weights for each in begun if not each.rank), None),
+            weights=next((each.weights for each in self._sessions if not each.rank), None),
         )
         between = [
             EpochRecord(
@@ -210,18 +214,14 @@ class ScriptRun:
         return max(each.at - self._begun(each.rank) for each in said)
 
     def _begun(self, rank: int) -> float:
-        return min(each.at for each in self._said if each.kind == "began" and each.rank == rank)
+        return min(each.at for each in self._sessions if each.rank == rank)
 
     def _sent(self, said: Sequence[Said]) -> int | None:
         """Bytes that all nodes have sent by then; None where one has not counted them, or says nothing."""
         total = 0
         for node in range(self._cluster.nodes):
             then = [each.sent for each in said if each.node == node and each.sent is not None]
-            first = [
-                each.sent
-                for each in self._said
-                if each.kind == "began" and each.node == node and each.sent is not None
-            ]
+            first = [each.sent for each in self._sessions if each.node == node and each.sent is not None]
             if not self._counted or not then or not first:
                 return None
             total += max(then) - min(first)

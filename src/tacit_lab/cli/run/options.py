@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -114,7 +113,7 @@ def check(
         profile=profile,
         restarts=_restarts(restarts, parsed, strategy, tensorboard),
         serving=_serving(parsed, servers),
-        folder=_folder(out or parsing.OUT / f"{datetime.now():%Y%m%d-%H%M%S}-run"),
+        folder=_folder(parsing.out(out, "run")),
     )
 
 
@@ -238,11 +237,7 @@ def _restarts(
 
 def _check_files(folder: Path, serving: Serving, servers: int) -> None:
     """Refuse a folder with the checkpoints of another number of servers: each holds a part of the model."""
-    files.folder(folder, "--checkpoint")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write to --checkpoint {folder}: {error.strerror}") from error
+    parsing.made("--checkpoint", folder)
     found = {file.name for file in folder.glob("server*.pt")}
     wanted = {serving.name(number) for number in range(servers)}
     if found and found != wanted:
@@ -262,7 +257,7 @@ def _curves(root: Path | None) -> Path | None:
 
 
 def _folder(folder: Path) -> Path:
-    folder = files.folder(folder.absolute(), "--out")
+    files.folder(folder, "--out")
     record, ranks = folder / "run.json", folder / "ranks"
     if os.path.lexists(record) or os.path.lexists(ranks):
         raise ConfigError(
@@ -271,10 +266,7 @@ def _folder(folder: Path) -> Path:
             else f"{folder} holds what is left of a run that goes on or was cut off: give another --out, or "
             f"remove {record} and {ranks}"
         )
-    try:
-        ranks.mkdir(parents=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write to --out {folder}: {error.strerror}") from error
+    parsing.made("--out", ranks)
     return folder
 
 
