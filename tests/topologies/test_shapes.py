@@ -15,7 +15,17 @@ from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.testing import check_topology
 from tacit.testing.exchanges import FreshBuffers
-from tacit.topologies import BlueConnect, DoubleTree, Flat, HalvingDoubling, LinkTree, Ring, Torus, schedules
+from tacit.topologies import (
+    BlueConnect,
+    DoubleTree,
+    Flat,
+    HalvingDoubling,
+    Hierarchical,
+    LinkTree,
+    Ring,
+    Torus,
+    schedules,
+)
 from tacit.topologies.schedules import MessageSchedule
 from tacit.topologies.shapes import Shape
 from tacit.transports.loopback import Loopback, LoopbackTransport
@@ -171,6 +181,8 @@ def test_the_laws(shape: Shape) -> None:
         ("localsgd:topology=blueconnect-8x4x2", BlueConnect(factors=(8, 4, 2))),
         ("fusion:topology=blueconnect", BlueConnect()),
         ("dense:topology=all-reduce", Flat()),
+        ("dense:topology=hierarchical", Hierarchical()),
+        ("topk:topology=hierarchical", Hierarchical()),
     ],
 )
 def test_text(text: str, topology: object) -> None:

@@ -777,7 +777,7 @@ def what_is_told_is_respected() -> None:
 @check
 def by_node_dense_is_ddp_and_compressed_it_learns() -> None:
     ddp, start = trained("ddp", 20), flat(network())
-    for name, strategy in BY_NODE.items():
+    for name, strategy in {**BY_NODE, "dense by text": "dense:topology=hierarchical"}.items():
         there = trained(strategy, 20)
         if name.startswith("dense"):
             close_to(there, ddp)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tacit.contracts import NODE
+from tacit.contracts import NODE, NodeTopology
 from tacit.errors import AttachError
 from tacit.links import Links
 from tacit.strategy import AnyStrategy
@@ -65,7 +65,8 @@ def measured_links(group: dist.ProcessGroup, mesh: DeviceMesh | None) -> Links:
 def warn_of_one(strategy: AnyStrategy, nodes: Sequence[Sequence[int]]) -> None:
     """Log a warning if all ranks are on one node, where a strategy by nodes equals plain DDP."""
     near = strategy.levels[0]
-    if len(nodes) != 1 or len(nodes[0]) == 1 or (near.subject, near.topology.scope) != ("gradient", NODE):
+    by_node = near.topology.scope == NODE or isinstance(near.topology, NodeTopology)
+    if len(nodes) != 1 or len(nodes[0]) == 1 or near.subject != "gradient" or not by_node:
         return
     ranks = len(nodes[0])
     inner = ranks // 2 if ranks % 2 == 0 else 1

@@ -176,8 +176,8 @@ def _flat_ring(facts: Facts, _: Shares) -> Iterable[Finding]:
         "flat ring",
         f"every rank exchanges with ranks of other nodes, over links of {_mbit(far)}, while ranks of a node "
         f"reach each other with {_mbit(inside)}",
-        "average inside the nodes first: attach(model, optimizer, "
-        "tacit.Strategy(topology=tacit.topologies.Hierarchical())), or an algorithm by node",
+        "average inside the nodes first: attach(model, optimizer, 'dense:topology=hierarchical'), or an "
+        "algorithm by node",
         costs,
     )
 

@@ -7,16 +7,17 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 from tacit import checks, compressors, topologies  # of which only those load that are asked for
-from tacit.contracts import Compressor
+from tacit.contracts import Compressor, Topology
 from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import Every
-from tacit.topologies.on_axis import OnAxis
 
-Way: TypeAlias = Literal["all-gather", "two-phase", "auto"]
+Way: TypeAlias = Literal["all-gather", "two-phase", "hierarchical", "auto"]
 """The parameter `topology` of an algorithm.
 
 "all-gather": every rank gets the payloads of all, and adds them up; all that was sent arrives. "two-phase":
-each rank averages a slice for all, and sends the mean compressed again. "auto": the session picks.
+each rank averages a slice for all, and sends the mean compressed again. "hierarchical": dense inside each
+machine first, and the machine's mean is compressed and sent to the other machines, each rank a slice of it.
+"auto": the session picks all-gather or two phases.
 """
 
 AdditiveWay: TypeAlias = (
@@ -28,6 +29,7 @@ AdditiveWay: TypeAlias = (
         "torus",
         "blueconnect",
         "link-tree",
+        "hierarchical",
         "two-phase",
         "auto",
     ]
@@ -41,7 +43,7 @@ by the links, which are measured when it is attached.
 """
 
 _NUMBERED = r"(torus|blueconnect)-(\d{1,9}(?:x\d{1,9})+)"
-_WAYS: dict[str, Callable[[], OnAxis]] = {
+_WAYS: dict[str, Callable[[], Topology]] = {
     "all-gather": lambda: topologies.Flat(),
     "two-phase": lambda: topologies.TwoPhase(),
     "auto": lambda: topologies.Auto(),
@@ -52,6 +54,7 @@ _WAYS: dict[str, Callable[[], OnAxis]] = {
     "torus": lambda: topologies.Torus(),
     "blueconnect": lambda: topologies.BlueConnect(),
     "link-tree": lambda: topologies.LinkTree(),
+    "hierarchical": lambda: topologies.Hierarchical(),
 }
 
 ADDED_UP: dict[str, Callable[[], Compressor]] = {
@@ -63,7 +66,7 @@ FEW_BITS = ADDED_UP | {"int8": lambda: compressors.Int8()}
 up."""
 
 
-def way(topology: str) -> OnAxis:
+def way(topology: str) -> Topology:
     """The topology of that name, the numbers after it included.
 
     Raises:
