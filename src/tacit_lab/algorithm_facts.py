@@ -13,23 +13,31 @@ from inspect import Parameter as Declared
 from pathlib import Path
 from typing import Any, Literal
 
+from tacit import algorithms
 from tacit.algorithms import ALGORITHMS
 from tacit.algorithms.options.text import alternatives, parameters
 from tacit.algorithms.registry import ENTRIES, Family
 from tacit.compressors import Dense
 from tacit.strategy import Strategy
+from tacit_lab.parameter_meanings import meaning
 
 _FILE = Path(__file__).with_name("accuracy.json")
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of an algorithm's text form; `default` is None where it is required."""
+    """One parameter of an algorithm's text form.
+
+    Attributes:
+        default: None where it is required.
+        meaning: "" for an algorithm of the user's own.
+    """
 
     name: str
     type: str
     default: Any
     required: bool
+    meaning: str = ""
 
 
 def by_family() -> dict[str, list[str]]:
@@ -59,11 +67,17 @@ def _collective(level: Strategy) -> str:
 
 def parameters_of(name: str) -> list[Parameter]:
     """The parameters of an algorithm's text form, in order."""
+    build = ALGORITHMS[name]
+    ours = build.__module__.startswith(f"{algorithms.__name__}.")
     return [
         Parameter(
-            key, _written(kind), None if default is Declared.empty else default, default is Declared.empty
+            key,
+            _written(kind),
+            None if default is Declared.empty else default,
+            default is Declared.empty,
+            meaning(name, key) if ours else "",
         )
-        for key, (kind, default) in parameters(ALGORITHMS[name]).items()
+        for key, (kind, default) in parameters(build).items()
     ]
 
 

@@ -49,13 +49,13 @@ def command(
 
 
 def _described(name: str) -> list[str]:
-    """What one algorithm changes, and its parameters with their defaults and what may stand there."""
+    """What one algorithm changes; its parameters: default, meaning, what may stand there."""
     from tacit.algorithms.registry import ENTRIES
     from tacit_lab import algorithm_facts as facts
 
     entry = ENTRIES[name]
     baseline = f"; a baseline of the survey: take {entry.instead}" if entry.instead else ""
-    parameters = [f"  {_format(each):28}{each.type}" for each in facts.parameters_of(name)]
+    parameters = [f"  {_format(each):27} {_told(each)}" for each in facts.parameters_of(name)]
     costs = [*map(_cost, sorted(facts.gaps_of(name), key=lambda gap: (gap.task, -gap.steps)))]
     return [
         f"{name}: {entry.changes}",
@@ -125,6 +125,10 @@ def _cost(gap: MeasuredGap) -> str:
     """What it cost; where, after how many steps, at how many bytes; and which parameters it had."""
     where = f"{gap.task}, {gap.steps:,} steps".ljust(22)
     return f"  {_points(gap):16}{where}{gap.bytes:6.1%} of the bytes  {gap.attached}"
+
+
+def _told(parameter: Parameter) -> str:
+    return f"{parameter.meaning} ({parameter.type})" if parameter.meaning else parameter.type
 
 
 def _format(parameter: Parameter) -> str:

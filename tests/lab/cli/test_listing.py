@@ -15,6 +15,7 @@ from tacit.prediction import Nowcast
 from tacit.strategy import Strategy
 from tacit.topologies import Star
 from tacit_lab import algorithm_facts as facts
+from tacit_lab.parameter_meanings import BY_ALGORITHM, BY_NAME
 
 
 def test_every_algorithm_has_an_entry_and_no_entry_is_stale() -> None:
@@ -56,6 +57,17 @@ def test_parameters_are_told_as_they_are_declared(monkeypatch: pytest.MonkeyPatc
     ]
 
 
+def test_every_parameter_has_a_meaning_and_no_meaning_is_stale() -> None:
+    told = {
+        name: {each.name: each.meaning for each in facts.parameters_of(name)} for name in algorithms.known()
+    }
+    assert all(meaning for each in told.values() for meaning in each.values())
+    for name, own in BY_ALGORITHM.items():
+        assert set(own) <= set(told[name])
+    general = {(key, meaning) for each in told.values() for key, meaning in each.items()}
+    assert set(BY_NAME.items()) <= general
+
+
 def test_json_lists_what_is_known() -> None:
     done = called("list", "--json")
     assert done.code == 0, done.err
@@ -89,6 +101,7 @@ def test_json_lists_what_is_known() -> None:
         "type": "float",
         "default": 0.01,
         "required": False,
+        "meaning": "the share of the entries that travels, above 0 to 1",
     }
     # What is told can be typed: every default is accepted behind the colon.
     for name, each in told.items():
@@ -102,8 +115,10 @@ def test_one_algorithm_is_described_with_its_parameters() -> None:
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert lines[0].startswith("topk: only the largest entries travel")
-    assert "  ratio=0.01                  float" in lines
-    assert "  bits=None                   int | None" in lines
+    assert (
+        "  ratio=0.01                  the share of the entries that travels, above 0 to 1 (float)" in lines
+    )
+    assert "  bits=None                   of values=qsgd, 2 to 8; None: 4 (int | None)" in lines
     assert any(line.startswith("  ") and "ratio=0.03" in line for line in lines)
     assert [each["name"] for each in json.loads(called("list", "ps", "--json").out)] == ["ps"]
     unknown = called("list", "tokp")
