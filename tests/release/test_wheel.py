@@ -73,7 +73,9 @@ def test_a_script_trains_on_two_ranks(installed: Environment) -> None:
 def test_the_command_is_there(installed: Environment) -> None:
     assert "topk" in installed.run("tacit", "list").stdout
     for command in (["tacit"], ["python", "-m", "tacit"]):
-        assert installed.run(*command, "--version").stdout.strip() == f"tacit {tacit.__version__}"
+        first, second = installed.run(*command, "--version").stdout.splitlines()
+        assert first == f"tacit {tacit.__version__}"
+        assert second.startswith("torch ")
 
 
 def test_two_algorithms_are_compared(installed: Environment) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from importlib.metadata import distributions
 from typing import Annotated
 
 import typer
@@ -47,7 +48,15 @@ app.add_typer(predictor_commands.app, name="predictor")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from tacit_lab.records import Environment  # which does not load torch
+
+        here = Environment.here()
+        nccl = [f"{each.name} {each.version}" for each in distributions() if "-nccl-" in each.name]
         typer.echo(f"tacit {tacit.__version__}")
+        typer.echo(
+            f"torch {here.torch} with its own Gloo, {', '.join(nccl) or 'no package of NCCL'}; "
+            f"Python {here.python}, kernel {here.kernel}"
+        )
         raise typer.Exit
 
 
@@ -59,7 +68,7 @@ def _tacit(
             "--version",
             callback=_print_version,
             is_eager=True,
-            help="Print the version, e.g. tacit --version",
+            help="Print the version, and those of torch, NCCL and Python, e.g. tacit --version",
         ),
     ] = False,
 ) -> None:
