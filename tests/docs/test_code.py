@@ -96,7 +96,7 @@ RESTART = {"checkpoints.md": (40, 1), "two-places.md": (45, 2)}
 
 @pytest.mark.parametrize("block", [each for each in SCRIPTS if each.page.name not in RESTART], ids=str)
 def test_a_script_runs_as_its_page_says(block: Block, tmp_path: Path) -> None:
-    assert re.search("topk|diloco|accuracy", torchrun(line_of(block.page), block.text, tmp_path))
+    assert re.search("topk|diloco|lowbit|accuracy", torchrun(line_of(block.page), block.text, tmp_path))
 
 
 def killed(text: str) -> str:

@@ -176,6 +176,18 @@ def test_steps_on_a_gpu_are_those_that_were_timed() -> None:
         assert host in ("–", f"{known[ratio] or 0:.1f} ms")
 
 
+def test_the_milliseconds_of_ddps_bytes_are_right() -> None:
+    rows = [row for row in rows_of("how-to-choose.md") if re.match(r"1\d* [mb]illion, ", row[0])]
+    assert len(rows) == 6
+    for name, *columns in rows:
+        count, word, kind = name.replace(",", "").split()
+        bits = int(count) * {"million": 1e6, "billion": 1e9}[word] * {"fp32": 32, "bf16": 16}[kind]
+        for gbit, said in zip((1, 10, 25, 100), columns, strict=True):
+            for ranks, ms in zip((4, 16), said.split(", "), strict=True):
+                exact = 2 * (ranks - 1) / ranks * bits / (gbit * 1e9) * 1e3
+                assert float(ms.replace(",", "")) == float(f"{exact:.2g}")
+
+
 def test_the_readmes_comparison_is_the_run_that_is_kept() -> None:
     found, _ = reports.salvage(RESULTS / "demo.jsonl", records.read)
     readme = (ROOT / "README.md").read_text().splitlines()
