@@ -65,6 +65,7 @@ def test_errors_that_differ_are_each_told_and_the_launchers_own_are_not() -> Non
     assert failures.format_groups(groups, "rank 1") == [
         "ranks 0 and 2: tacit.errors.PeerLost: rank 1 has left"
     ]
+    assert failures.dragged_along(ended) == (3,)
 
 
 def test_many_errors_are_cut() -> None:

@@ -42,8 +42,18 @@ class FailureGroup:
     @property
     def who(self) -> str:
         """Such as "ranks 0, 2 and 3"."""
-        *first, last = map(str, self.ranks)
-        return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"
+        return named(self.ranks)
+
+
+def named(ranks: Iterable[int]) -> str:
+    """Such as "ranks 0, 2 and 3"."""
+    *first, last = map(str, ranks)
+    return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"
+
+
+def dragged_along(endings: Iterable[Ending]) -> tuple[int, ...]:
+    """The ranks that were ended because others had failed, before they could say anything of it."""
+    return tuple(sorted({each.rank for each in endings if _dragged(each)}))
 
 
 def group_endings(endings: Iterable[Ending]) -> list[FailureGroup]:
@@ -53,7 +63,7 @@ def group_endings(endings: Iterable[Ending]) -> list[FailureGroup]:
     """
     groups: dict[tuple[str, tuple[str, ...]], FailureGroup] = {}
     for ending in endings:
-        if ending.traceback is None and ending.lost:
+        if _dragged(ending):
             continue
         frames, error = _parts(ending.traceback or "")
         key = (ending.reason, error)
@@ -95,6 +105,10 @@ def write_tracebacks(endings: Iterable[Ending], folder: Path) -> list[str]:
             put(folder / name, tracebacks[name] + "\n")
             names.append(name)
     return names
+
+
+def _dragged(ending: Ending) -> bool:
+    return ending.traceback is None and ending.lost
 
 
 def _parts(traceback: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -12,7 +12,14 @@ from statistics import fmean
 from typing import Any, Literal
 
 from tacit_lab.cli.interrupts import Interrupted
-from tacit_lab.cli.run.failures import FailureGroup, format_groups, group_endings, write_tracebacks
+from tacit_lab.cli.run.failures import (
+    FailureGroup,
+    dragged_along,
+    format_groups,
+    group_endings,
+    named,
+    write_tracebacks,
+)
 from tacit_lab.cli.run.options import DEFAULT, RunOptions
 from tacit_lab.cli.run.traffic import matrix, printed
 from tacit_lab.cluster import Cluster
@@ -55,6 +62,7 @@ class RunResult:
         compute_share: The mean over ranks, 0..1; None if no rank counted two rounds.
         failures: One for each node that failed, the first failure first.
         errors: The ranks that failed, grouped by their error, the first failure first.
+        dragged_along: The ranks that were ended because these had failed.
         tracebacks: The files with each rank's traceback, relative to the folder of run.json.
         error: Why the run failed, in one line; None if it did not.
         ranks: What each rank wrote: which functions of tacit it called, and its sessions' numbers.
@@ -77,6 +85,7 @@ class RunResult:
     compute_share: float | None = None
     failures: tuple[Failure, ...] = ()
     errors: tuple[FailureGroup, ...] = ()
+    dragged_along: tuple[int, ...] = ()
     tracebacks: tuple[str, ...] = ()
     error: str | None = None
     ranks: tuple[Mapping[str, Any], ...] = ()
@@ -114,6 +123,8 @@ class RunResult:
         lines = format_groups(self.errors, self.error or "")
         if not self.errors and self.failures and self.failures[0].traceback:
             lines += self.failures[0].traceback.splitlines()[-_LAST:]  # what the launcher printed last
+        if self.dragged_along:
+            lines.append(f"{named(self.dragged_along)} lost their peers by it, and were ended")
         return [*lines, *([f"Whole tracebacks: {', '.join(self.tracebacks)}"] if self.tracebacks else [])]
 
 
@@ -144,6 +155,7 @@ def summarize(
         compute_share=fmean(shares) if shares else None,
         failures=result.failures,
         errors=tuple(group_endings(result.endings)) if result.failures else (),
+        dragged_along=dragged_along(result.endings) if result.failures else (),
         tracebacks=tuple(str(Path("errors", name)) for name in names),
         error=error,
         ranks=tuple(ranks),
