@@ -450,7 +450,7 @@ def what_cannot_be_is_refused_by_name() -> None:
     refused(
         "'snoo' averages the gradients of all ranks, and FSDP2 averages those of one replica alone", "snoo"
     )
-    refused("'postlocal' is not possible on a sharded model, where FSDP2 itself averages", "postlocal")
+    refused("attach 'localsgd', which averages parameters from the first step on, or 'lowbit'", "postlocal")
     refused("'ps-async' uses parameter servers", "ps-async")
     refused(
         "leave compressors and periods of the near level out", "daso:local=2", epochs=2, steps_per_epoch=4

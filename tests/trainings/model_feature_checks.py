@@ -70,8 +70,8 @@ REFUSED: dict[str, list[tuple[set[str], str]]] = {
     "clipped": [({"prioritized"}, "clip it")],
     "compiled inside": [({"prioritized"}, "is compiled")],
     "compiled outside": [({"prioritized"}, "is compiled")],
-    "Adam": [({"momentum corrected"}, "attach 'topk:warmup_steps=N'")],
-    "rare rows": [({"momentum corrected"}, "attach 'topk:warmup_steps=N'")],
+    "Adam": [({"momentum corrected"}, "attach 'lowbit', or with Adam or AdamW on DDP")],
+    "rare rows": [({"momentum corrected"}, "attach 'lowbit', or with Adam or AdamW on DDP")],
 }
 """Feature -> the families that refuse it, and what they say."""
 

@@ -197,7 +197,13 @@ def _check_near(strategy: AnyStrategy, replicas: int) -> None:
     skips = near.rounds.skips
     scopes = {near.topology.scope, near.topology.meets}
     dense = near.compressor == Dense() and (scopes == {NODE} or (scopes == {WORLD} and replicas == 1))
-    if scopes == {WORLD} and replicas > 1 and near.rounds.every_step:
+    if scopes == {WORLD} and not near.rounds.every_step:
+        raise AttachError(
+            f"{strategy.name!r} averages the gradients of all ranks in some steps, which is not supported on "
+            "sharded models (FSDP2): attach 'localsgd', which averages parameters from the first step on, or "
+            "'lowbit'; or attach 'dense' for the first steps, close that session, and attach 'localsgd'"
+        )
+    if scopes == {WORLD} and replicas > 1:
         raise AttachError(
             f"{strategy.name!r} averages the gradients of all ranks, and FSDP2 averages those of one replica "
             f"alone, of {replicas}: shard the model among all ranks, on a mesh whose far axis has one rank, "

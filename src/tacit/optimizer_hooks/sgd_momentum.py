@@ -84,8 +84,8 @@ def _check(momentum: Momentum, optimizer: Optimizer, group: Mapping[str, Any]) -
     if not isinstance(optimizer, SGD):
         raise AttachError(
             f"the strategy applies momentum, and that of {type(optimizer).__name__} cannot be switched off: "
-            "use torch.optim.SGD; or attach 'topk:warmup_steps=N', which also sends the largest entries, "
-            "lowers their number over N steps too, and leaves the optimizer as it is"
+            "use torch.optim.SGD; or attach 'lowbit', or with Adam or AdamW on DDP "
+            "'onebit-adam:freeze_step=N' with N a fifth of the steps"
         )
     theirs = group["momentum"]
     if theirs == 0:
