@@ -2,13 +2,14 @@
 
 The text form is what users write after ``--cluster``:
 
-    2x2@100mbit       2 nodes of 2 ranks, every node's link carries 100 Mbit/s each way 4x1@1gbit,20ms    the
-    same, and a message between nodes takes 20 ms more, one way 2x2               links as fast as the machine
-    allows local:4           4 processes on this machine, no emulated network 4x1+1@100mbit     4 nodes of 1
-    rank, and 1 parameter server, on a separate node 4x1@100mbit+load=20mbit    every node also sends 20
-    Mbit/s of something else nodes=[3x1@1gbit,1x1@100mbit]    links that differ: 3 nodes of 1 rank, and a
-    slower one nodes=[2@1gbit,2@100mbit,5ms+load=20mbit]    2 nodes of 2 ranks; the second is slower, later
-    and busy
+* ``2x2@100mbit``: 2 nodes of 2 ranks, every node's link carries 100 Mbit/s each way.
+* ``4x1@1gbit,20ms``: the same, and what a node sends arrives 20 ms later.
+* ``2x2``: links as fast as the machine allows.
+* ``local:4``: 4 processes on this machine, no emulated network.
+* ``4x1+1@100mbit``: 4 nodes of 1 rank, and 1 parameter server, on a separate node.
+* ``4x1@100mbit+load=20mbit``: every node also sends 20 Mbit/s of something else.
+* ``nodes=[3x1@1gbit,1x1@100mbit]``: links that differ: 3 nodes of 1 rank, and a slower one.
+* ``nodes=[2@1gbit,2@100mbit,5ms+load=20mbit]``: 2 nodes of 2 ranks; the second is slower, later and busy.
 
 After ``nodes=`` an entry is ``RANKS@RATE`` for one node, or ``COUNTxRANKS@RATE`` for several that are alike.
 """

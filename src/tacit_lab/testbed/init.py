@@ -80,8 +80,8 @@ def _first_process(control: socket.socket, parent_alive: int, cluster: Cluster) 
     if select.select([parent_alive], [], [], 0)[0]:  # closed: the parent ended before the line above
         return 1
     scratch = namespaces.furnish(cluster.places)
-    networks = links.build(cluster)
-    supervisor = Supervisor(control, networks)
+    fabric = links.build(cluster)
+    supervisor = Supervisor(control, fabric.nodes, fabric.relay)
     wire.send(control, {"ready": True, "scratch": f"/proc/1/fd/{scratch}"})
     supervisor.serve()
     return 0

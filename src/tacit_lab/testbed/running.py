@@ -107,6 +107,10 @@ class RunMonitor:
             for end in ends:
                 os.close(end)
 
+    def relay(self) -> None:
+        """Have the supervisor delay packets until the run is over, if the network needs that."""
+        wire.send(self._control, {"do": "relay"})
+
     def load(self, node: int, rate: float) -> None:
         """Have the supervisor send so many bit/s out of a node until the run is over."""
         wire.send(self._control, {"do": "load", "node": node, "rate": rate})
@@ -147,11 +151,11 @@ class RunMonitor:
         message = received[0]
         if "swept" in message:
             self._swept = True
-        elif "unloaded" in message:
+        elif "lost" in message:
             if not self._sweeping:
                 raise TestbedError(
-                    f"the background load of node {message['unloaded']} has ended (exit code "
-                    f"{message['code']}), and what is measured would be without it: run it again"
+                    f"{message['lost']} has ended (exit code {message['code']}), and what is measured would "
+                    "be without it: run it again"
                 )
         else:
             self._nodes[message["ended"]].end(message["code"])

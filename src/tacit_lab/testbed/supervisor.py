@@ -10,12 +10,12 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tacit_lab.testbed import wire
-from tacit_lab.testbed.network import background
+from tacit_lab.testbed.network import background, relay
 from tacit_lab.testbed.network.linux import Clone, die_with_parent, join, name_thread, unshare
 
 _LAUNCHER = "torch.distributed.run"
@@ -24,17 +24,20 @@ _LAUNCHER = "torch.distributed.run"
 class Supervisor:
     """Serves the command on the other side of a socket until that side is gone."""
 
-    def __init__(self, control: socket.socket, networks: Sequence[int] = ()) -> None:
+    def __init__(
+        self, control: socket.socket, networks: Sequence[int] = (), late: relay.Relay | None = None
+    ) -> None:
         """Serve this socket.
 
         Args:
             control: The socket.
             networks: The network namespace of each node, as open files; empty without namespaces.
+            late: What delays the packets between them, in a process of its own while programs run.
         """
         self._control = control
-        self._networks = networks
+        self._networks, self._relay = networks, late
         self._launchers: dict[int, int] = {}  # node by process
-        self._loads: dict[int, int] = {}  # the same
+        self._beside: dict[int, str] = {}  # what else has to run, by process
         self._sink: socket.socket | None = None
         self._launched = False
         self._wakeup, wake = os.pipe()
@@ -70,6 +73,8 @@ class Supervisor:
             self._start(message, files)
         elif message["do"] == "load":
             self._start_load(message["node"], message["rate"])
+        elif message["do"] == "relay":
+            self._start_relay()
         elif message["do"] == "signal":
             self._signal(message["node"], message["signal"])
         else:
@@ -92,8 +97,8 @@ class Supervisor:
                 code = os.waitstatus_to_exitcode(ended[1])
                 if node is not None:
                     self._tell({"ended": node, "code": code})
-                elif (node := self._loads.pop(ended[0], None)) is not None:
-                    self._tell({"unloaded": node, "code": code})
+                elif (what := self._beside.pop(ended[0], None)) is not None:
+                    self._tell({"lost": what, "code": code})
         except ChildProcessError:
             return False
         return True
@@ -121,19 +126,31 @@ class Supervisor:
         """Have a process send out of a node until all are ended."""
         if self._sink is None:
             self._sink = background.sink()  # this process's own network is the switch
+
+        def send() -> NoReturn:
+            join(self._networks[node], Clone.NETWORK)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            background.send_at(rate)
+
+        self._start_beside(f"the background load of node {node}", background.NAME, send)
+
+    def _start_relay(self) -> None:
+        """Have a process delay packets until all are ended, if that is to be done."""
+        if self._relay is not None:
+            self._start_beside("the relay that makes packets late", relay.NAME, self._relay.carry)
+
+    def _start_beside(self, what: str, name: str, work: Callable[[], NoReturn]) -> None:
         process = os.fork()
         if process:
-            self._loads[process] = node
+            self._beside[process] = what
             return
         try:
             _reset_signals()
             die_with_parent(signal.SIGKILL)
-            name_thread(background.NAME)
-            join(self._networks[node], Clone.NETWORK)
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-            background.send_at(rate)
+            name_thread(name)
+            work()
         except BaseException as error:
-            sys.stderr.write(f"the background load of node {node} ended: {error}\n")
+            sys.stderr.write(f"{what} ended: {error}\n")
             sys.stderr.flush()
         finally:
             os._exit(1)

@@ -151,6 +151,7 @@ class Testbed:
             saving=servers is not None and servers.checkpoint is not None,
         )
         try:
+            run.relay()
             for node in range(self.cluster.nodes):
                 if load := self.cluster.load_of(node):
                     run.load(node, load)

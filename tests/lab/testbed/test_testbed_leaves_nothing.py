@@ -73,6 +73,7 @@ def command(
 
 
 LOADED = "nodes=[1x1@100mbit,1x1@10mbit+load=5mbit]"
+LATE = "2x1@100mbit,5ms"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ LOADED = "nodes=[1x1@100mbit,1x1@10mbit+load=5mbit]"
             for cluster in ("2x1@100mbit", "local:2")
             for end in ("SIGINT", "SIGTERM", "SIGKILL")
         ),
-        *((LOADED, end) for end in ("success", "error", "SIGINT", "SIGKILL")),
+        *((cluster, end) for cluster in (LOADED, LATE) for end in ("success", "error", "SIGINT", "SIGKILL")),
     ],
 )
 def test_nothing_is_left(programs: Path, tmp_path: Path, cluster: str, end: str) -> None:

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import contextlib
 import json
-import shutil
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -150,24 +147,6 @@ def test_two_testbeds_at_once_and_two_runs_in_one(programs: Path) -> None:
             lines = Lines()
             assert testbed.run([str(programs / "where.py")], on_line=lines).ok, lines
             assert len(lines.facts) == 2
-
-
-def kernel_has_netem() -> bool:
-    """Ask tc, where there is one, in a network of its own."""
-    if shutil.which("tc") is None or shutil.which("unshare") is None:
-        pytest.skip("needs tc and unshare to know what to expect")
-    add = "ip link set lo up && tc qdisc add dev lo root netem delay 1ms"
-    return subprocess.run(["unshare", "-Urn", "sh", "-c", add], capture_output=True).returncode == 0
-
-
-@pytest.mark.usefixtures("namespaces")
-def test_latency_is_emulated_or_refused() -> None:
-    with contextlib.ExitStack() as stack:
-        testbed = Testbed(Cluster.parse("2x1@1gbit,5ms"))
-        if not kernel_has_netem():
-            stack.enter_context(pytest.raises(TestbedError, match="sch_netem"))
-        stack.enter_context(testbed)
-        assert testbed.shaped
 
 
 def test_an_exception_in_on_line_ends_the_testbed(programs: Path) -> None:

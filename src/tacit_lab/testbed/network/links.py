@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from tacit.errors import TestbedError, installing
 from tacit_lab.cluster import Cluster
 from tacit_lab.testbed.network import peers
 from tacit_lab.testbed.network.linux import Clone, join, unshare
-from tacit_lab.testbed.network.nodes import INTERFACE, PREFIX, SWITCH, address
+from tacit_lab.testbed.network.nodes import INTERFACE, PREFIX, SWITCH, address, mac
+from tacit_lab.testbed.network.relay import Relay
 
 _OWN_NETWORK = "/proc/self/ns/net"
 _BURST_SECONDS = 0.004  # what the slowest kernel clock (HZ=250) lets through between two ticks
@@ -24,10 +26,25 @@ _QUEUE_SECONDS = 0.05
 _LEAST_QUEUE = 256 << 10
 _CONGESTION_CONTROLS = ("cubic", "reno")
 _HANDLE_NETEM, _HANDLE_TBF = "1:", "2:"
+_LOOPBACK = 1
+_LACKING = (errno.ENOENT, errno.EOPNOTSUPP)
 
 
-def build(cluster: Cluster) -> list[int]:
-    """Make the network of a cluster; an open file for each node's network namespace."""
+@dataclass(frozen=True)
+class Fabric:
+    """The switch of a testbed and its nodes.
+
+    Attributes:
+        nodes: The network namespace of each node, as open files.
+        relay: What delays its packets; None where there is no latency, or the kernel does it.
+    """
+
+    nodes: list[int]
+    relay: Relay | None = None
+
+
+def build(cluster: Cluster) -> Fabric:
+    """Make the network of a cluster."""
     try:
         from pyroute2 import IPRoute
     except ImportError as error:
@@ -41,6 +58,8 @@ def build(cluster: Cluster) -> list[int]:
         bridge = _add(hub, "switch", kind="bridge")
         if cluster.loaded:
             hub.addr("add", index=bridge, address=SWITCH, prefixlen=PREFIX)
+        latencies = [cluster.latency_of(node) for node in range(cluster.places)]
+        relay = Relay(hub, bridge, latencies) if any(latencies) and not _has_netem(hub) else None
         nodes = []
         for node in range(cluster.places):
             unshare(Clone.NETWORK)
@@ -50,23 +69,39 @@ def build(cluster: Cluster) -> list[int]:
             nodes.append(os.open(_OWN_NETWORK, os.O_RDONLY))
             inside = stack.enter_context(IPRoute())
             join(switch, Clone.NETWORK)
-            _connect(hub, bridge, inside, nodes[-1], node, cluster)
+            _connect(hub, bridge, inside, nodes[-1], node, cluster, relay)
     os.close(switch)
-    return nodes
+    return Fabric(nodes, relay)
 
 
-def _connect(hub: Any, bridge: int, inside: Any, namespace: int, node: int, cluster: Cluster) -> None:
+def _connect(
+    hub: Any, bridge: int, inside: Any, namespace: int, node: int, cluster: Cluster, relay: Relay | None
+) -> None:
     """Join one node to the switch, by a link that is shaped at both ends."""
     port_name = f"port{node}"
-    port = _add(hub, port_name, kind="veth", peer={"ifname": INTERFACE, "net_ns_fd": namespace}, up=False)
+    peer = {"ifname": INTERFACE, "net_ns_fd": namespace, "address": mac(node)}
+    port = _add(hub, port_name, kind="veth", peer=peer, up=False)
     hub.link("set", index=port, master=bridge, state="up")
     link = inside.link_lookup(ifname=INTERFACE)[0]
     inside.addr("add", index=link, address=address(node), prefixlen=PREFIX)
     inside.link("set", index=inside.link_lookup(ifname="lo")[0], state="up")
     rate = cluster.rate_of(node)
     inside.link("set", index=link, state="up", **_packets(rate))
-    _shape(inside, link, rate, cluster.latency_of(node))
+    _shape(inside, link, rate, 0.0 if relay else cluster.latency_of(node))
     _shape(hub, port, rate, 0.0)
+    if relay is not None:
+        relay.intercept(port, node)
+
+
+def _has_netem(hub: Any) -> bool:
+    """Whether the kernel can delay packets; tried where none are."""
+    try:
+        hub.tc("add", "netem", _LOOPBACK, delay=1000)
+    except Exception as error:
+        if getattr(error, "code", None) in _LACKING:
+            return False
+        raise
+    return True
 
 
 def _add(routes: Any, name: str, *, up: bool = True, **link: Any) -> int:
@@ -116,13 +151,11 @@ def _queue(routes: Any, kind: str, link: int, purpose: str, **options: Any) -> N
 
 def _explained(error: Exception, purpose: str, module: str) -> TestbedError:
     code = getattr(error, "code", None)
-    if code in (errno.ENOENT, errno.EOPNOTSUPP):
-        advice = (
-            "Leave the latency out, or use a kernel that has it."
-            if module == "sch_netem"
-            else "Use a kernel that has it, or plain local processes: --cluster local:N."
+    if code in _LACKING:
+        return TestbedError(
+            f"this kernel cannot {purpose}: it lacks the module {module}. "
+            "Use a kernel that has it, or plain local processes: --cluster local:N."
         )
-        return TestbedError(f"this kernel cannot {purpose}: it lacks the module {module}. {advice}")
     return TestbedError(f"the kernel refused to {purpose} ({module}): {error}")
 
 

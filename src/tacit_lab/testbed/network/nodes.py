@@ -18,6 +18,11 @@ def address(node: int) -> str:
     return f"10.77.{high}.{low}"
 
 
+def mac(node: int) -> str:
+    """The Ethernet address of a node's link: its IPv4 address behind two bytes."""
+    return "02:00:" + ":".join(f"{int(part):02x}" for part in address(node).split("."))
+
+
 def hostname(node: int) -> str:
     """The host name that programs on the node see."""
     return f"node{node}"
