@@ -1,4 +1,4 @@
-"""WNN, the weight nowcaster, as a way to need fewer epochs (Jang, Ko, Park & Lee, ICML 2023).
+"""WNN, the weight nowcaster, as a way to need fewer epochs (Jang et al., ICML 2023).
 
 The paper's procedure:                                  here: train an epoch as usual; remember the weights
     Every(1), Average; a look after each `period` rounds

@@ -1,4 +1,4 @@
-"""Jumps of all parameters to their predicted values (WNN: Jang, Ko, Park & Lee, ICML 2023)."""
+"""Jumps of all parameters to their predicted values (WNN: Jang et al., ICML 2023)."""
 
 from __future__ import annotations
 

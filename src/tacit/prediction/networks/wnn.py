@@ -1,4 +1,4 @@
-"""WNN, the weight nowcaster (Jang, Ko, Park & Lee, ICML 2023): five values, and the one five steps later.
+"""WNN, the weight nowcaster (Jang et al., ICML 2023): five values, and the one five steps later.
 
 On the values w1 .. w5 of an element at the ends of five periods:
 
