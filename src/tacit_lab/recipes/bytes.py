@@ -20,7 +20,7 @@ from tacit_lab.recipes.recipe import Batch, Recipe, seeded, shard
 LENGTH = 128
 """Bytes in a sample."""
 TRAIN_BYTES = 2_000_000
-HELD_OUT_BYTES = 12_288
+HELD_OUT_BYTES = VALIDATION_BYTES = 12_288
 EVALUATED = 128
 """Windows at once."""
 HELD_OUT_EVERY = 10
@@ -32,6 +32,7 @@ class TextWindows(NamedTuple):
 
     train: Tensor
     held_out: Tensor
+    validation: Tensor
 
 
 class Bytes(Recipe):
@@ -80,8 +81,19 @@ class Bytes(Recipe):
 
     def evaluate(self, model: nn.Module, rank: int = 0, world: int = 1) -> tuple[float, float]:
         """Loss (nats a byte) and the share of next bytes guessed right, in held-out files, on every rank."""
-        windows = self.data().held_out.long()
-        loss, right = 0.0, 0
+        return self._judged(model, self.data().held_out)
+
+    @property
+    def validation(self) -> int:
+        """Bytes by which learning rates are chosen; `bytes` has none, and goes by its loss in training."""
+        return self.data().validation[:, 1:].numel()
+
+    def validate(self, model: nn.Module) -> float | None:
+        """The share of next bytes guessed right in text of neither; None where there is none."""
+        return self._judged(model, self.data().validation)[1] if self.validation else None
+
+    def _judged(self, model: nn.Module, windows: Tensor) -> tuple[float, float]:
+        windows, loss, right = windows.long(), 0.0, 0
         with torch.inference_mode():
             for some in torch.split(windows, EVALUATED):
                 outputs = model(some[:, :-1])
@@ -101,6 +113,10 @@ class Gpt(Bytes):
     batch = 4
     steps = 40
 
+    def data(self) -> TextWindows:
+        """The text; learning rates are chosen by some behind what is trained on."""
+        return _data(HELD_OUT_BYTES, VALIDATION_BYTES)
+
     def model(self, seed: int) -> nn.Module:
         """Six blocks of width 384: 10,795,008 parameters."""
         return seeded(lambda: GPT(vocabulary=256, length=LENGTH, width=384, heads=6, blocks=6), seed)
@@ -115,7 +131,7 @@ class Gpt(Bytes):
 
 
 @cache
-def _data(held_out_bytes: int = HELD_OUT_BYTES) -> TextWindows:
+def _data(held_out_bytes: int = HELD_OUT_BYTES, validation_bytes: int = 0) -> TextWindows:
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(library.glob("*.py"))
     if len(files) <= HELD_OUT_EVERY:
@@ -123,16 +139,16 @@ def _data(held_out_bytes: int = HELD_OUT_BYTES) -> TextWindows:
     held_out = files[::HELD_OUT_EVERY]
     train = [path for path in files if path not in held_out]
     texts = [b"".join(path.read_bytes() for path in paths) for paths in (train, held_out)]
-    return windows_of(texts[0], texts[1], held_out_bytes)
+    return TextWindows(
+        windows(texts[0], TRAIN_BYTES),
+        windows(texts[1], held_out_bytes, spread=True),
+        windows(texts[0][TRAIN_BYTES:], validation_bytes, spread=True),
+    )
 
 
-def windows_of(train: bytes, held_out: bytes, held_out_bytes: int = HELD_OUT_BYTES) -> TextWindows:
-    """Cut texts into windows without overlap: the first ones, and some spread over what is held out."""
-    return TextWindows(_cut(train, TRAIN_BYTES), _cut(held_out, held_out_bytes, spread=True))
-
-
-def _cut(text: bytes, limit: int, *, spread: bool = False) -> Tensor:
+def windows(text: bytes, limit: int, *, spread: bool = False) -> Tensor:
+    """Cut a text into windows without overlap: the first ones, or some spread over all of it."""
     size = LENGTH + 1
-    windows = torch.frombuffer(bytearray(text[: len(text) // size * size]), dtype=torch.uint8).view(-1, size)
+    found = torch.frombuffer(bytearray(text[: len(text) // size * size]), dtype=torch.uint8).view(-1, size)
     wanted = limit // size
-    return windows[:: max(1, len(windows) // wanted)][:wanted] if spread else windows[:wanted]
+    return found[:: max(1, len(found) // max(1, wanted))][:wanted] if spread else found[:wanted]

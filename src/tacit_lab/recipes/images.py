@@ -197,24 +197,17 @@ class ImageRecipe(Recipe):
         """Loss and accuracy on this rank's share of the test images, as they are."""
         return self._judged(model, *(tensor[rank::world] for tensor in self._images.test))
 
+    @property
+    def validation(self) -> int:
+        """The first training images that `limit` leaves out; 0 where those are too few."""
+        left = len(self._images.train.targets) - self._samples
+        return VALIDATION if left >= VALIDATION else 0
+
     def validate(self, model: nn.Module) -> float | None:
-        """Accuracy on the first training images that `limit` leaves out; None where those are too few."""
-        if self._samples + VALIDATION > len(self._images.train.targets):
-            return None
-        return self.evaluate_unseen(model, VALIDATION)[1]
-
-    def evaluate_unseen(self, model: nn.Module, count: int) -> tuple[float, float]:
-        """Loss and accuracy on the `count` training images after the first `limit`, without augmentation.
-
-        Raises:
-            ConfigError: there are not so many.
-        """
-        start, there = self._samples, len(self._images.train.targets)
-        if start + count > there:
-            raise ConfigError(
-                f"{count} images after the first {start} are more than the {there} there are: lower limit"
-            )
-        return self._judged(model, *(tensor[start : start + count] for tensor in self._images.train))
+        """Accuracy on those, without augmentation."""
+        there = slice(self._samples, self._samples + self.validation)
+        found = [tensor[there] for tensor in self._images.train]
+        return self._judged(model, *found)[1] if self.validation else None
 
     def _judged(self, model: nn.Module, images: Tensor, targets: Tensor) -> tuple[float, float]:
         was_training = model.training

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from tacit.errors import ConfigError
-from tacit_lab.recipes.bytes import Bytes, TextWindows, windows_of
+from tacit_lab.recipes.bytes import HELD_OUT_BYTES, TRAIN_BYTES, VALIDATION_BYTES, Bytes, TextWindows, windows
 from tacit_lab.recipes.data.cache import kept
 from tacit_lab.recipes.recipe import seeded
 
@@ -23,8 +24,9 @@ RANK = 8
 """Of what is added to a matrix."""
 BASE_EPOCHS = 3
 """The base's: 360 steps of one process."""
+TOLD_EVERY = 60
 HELD_OUT_EVERY = 10
-"""Of the manual's topics, sorted by name, every tenth is held out."""
+"""Of the manual's topics, sorted by name, every tenth is held out, and another by which rates are chosen."""
 
 
 class Lora(Bytes):
@@ -39,8 +41,12 @@ class Lora(Bytes):
         """The manual that Python's `help` shows."""
         return _data()
 
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Train the base, unless it is kept."""
+        _base(tell)
+
     def model(self, seed: int) -> nn.Module:
-        """The base, frozen, with adapters of 49,152 parameters. The first call trains the base."""
+        """The base, frozen, with adapters of 49,152 parameters. The base is trained where it is not kept."""
         network = _base()
         network.requires_grad_(False)
         return seeded(lambda: _adapted(network), seed)
@@ -79,22 +85,24 @@ def _adapted(network: nn.Module) -> nn.Module:
     return network
 
 
-def _base() -> nn.Module:
+def _base(tell: Callable[[str], None] = lambda line: None) -> nn.Module:
     """The base's network, from the cache if it was trained before. If ranks come at once, one trains it."""
     recipe = Bytes()
     network = recipe.model(0)
     about = f"{torch.__version__} {BASE_EPOCHS} {recipe.steps} {zlib.crc32(recipe.data().train.numpy().data)}"
     name = f"lora-{hashlib.blake2b(about.encode(), digest_size=8).hexdigest()}.base"
-    weights = torch.frombuffer(kept(name, lambda: _trained(network, recipe)), dtype=torch.float32)
+    weights = torch.frombuffer(kept(name, lambda: _trained(network, recipe, tell)), dtype=torch.float32)
     nn.utils.vector_to_parameters(weights, network.parameters())
     return network
 
 
-def _trained(network: nn.Module, recipe: Bytes) -> bytes:
+def _trained(network: nn.Module, recipe: Bytes, tell: Callable[[str], None]) -> bytes:
     """All parameters of the network, once it is trained."""
-    optimizer = recipe.optimizer(network)
+    optimizer, steps = recipe.optimizer(network), recipe.steps_per_epoch(1)
     for epoch in range(BASE_EPOCHS):
-        for inputs, targets in recipe.train_batches(epoch, 0, 1, 0):
+        for step, (inputs, targets) in enumerate(recipe.train_batches(epoch, 0, 1, 0), epoch * steps):
+            if step % TOLD_EVERY == 0:
+                tell(f"lora: its base is trained first, and kept: step {step} of {BASE_EPOCHS * steps}")
             optimizer.zero_grad()
             recipe.loss(network(inputs), targets).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -108,7 +116,11 @@ def _data() -> TextWindows:
     except ImportError as error:
         raise ConfigError("the recipe 'lora' reads the manual of help(), which this Python lacks") from error
     names = sorted(topics)
-    held_out = names[::HELD_OUT_EVERY]
-    train = [name for name in names if name not in held_out]
-    texts = ["".join(topics[name] for name in some).encode() for some in (train, held_out)]
-    return windows_of(texts[0], texts[1])
+    held_out, chosen_by = names[::HELD_OUT_EVERY], names[HELD_OUT_EVERY // 2 :: HELD_OUT_EVERY]
+    train = [name for name in names if name not in (*held_out, *chosen_by)]
+    texts = ["".join(topics[name] for name in some).encode() for some in (train, held_out, chosen_by)]
+    return TextWindows(
+        windows(texts[0], TRAIN_BYTES),
+        windows(texts[1], HELD_OUT_BYTES, spread=True),
+        windows(texts[2], VALIDATION_BYTES, spread=True),
+    )

@@ -29,6 +29,10 @@ class Recipe(ABC):
     batch: int
     """Samples a step on each rank."""
 
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Make what trainings need and what is kept for all of them; `tell` is given a line now and then."""
+        return
+
     @abstractmethod
     def model(self, seed: int) -> nn.Module:
         """A fresh model, with equal weights for equal seeds."""
@@ -53,8 +57,13 @@ class Recipe(ABC):
     def evaluate(self, model: nn.Module, rank: int = 0, world: int = 1) -> tuple[float, float]:
         """Loss and accuracy (0..1) on this rank's share of the held-out data; all of it if it is small."""
 
+    @property
+    def validation(self) -> int:
+        """Samples of neither training nor `evaluate`, by which `validate` judges; 0 where there are none."""
+        return 0
+
     def validate(self, model: nn.Module) -> float | None:
-        """Accuracy (0..1) on data of neither training nor `evaluate`; None where none is held back."""
+        """Accuracy (0..1) on the samples of `validation`; None where there are none."""
         return None
 
     def rate(self, done: float) -> float:

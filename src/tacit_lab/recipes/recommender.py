@@ -61,7 +61,19 @@ class Recommender(Recipe):
 
     def evaluate(self, model: nn.Module, rank: int = 0, world: int = 1) -> tuple[float, float]:
         """Loss, and how often the next item is the first choice of ten, in 4,096 sessions, on every rank."""
-        items, targets = _data().held_out
+        return self._judged(model, _data().held_out)
+
+    @property
+    def validation(self) -> int:
+        """Sessions that are in neither."""
+        return HELD_OUT
+
+    def validate(self, model: nn.Module) -> float | None:
+        """How often the first choice is right in those."""
+        return self._judged(model, _drawn(1, HELD_OUT))[1]
+
+    def _judged(self, model: nn.Module, sessions: _Sessions) -> tuple[float, float]:
+        items, targets = sessions
         with torch.inference_mode():
             outputs = model(items.long())
             right = (outputs.argmax(1) == targets).float().mean()
@@ -104,8 +116,12 @@ class _Data(NamedTuple):
 @cache
 def _data() -> _Data:
     """The same for every seed of a training, so that no seed decides how hard the test is."""
-    draw = torch.Generator().manual_seed(0)
-    count = TRAIN + HELD_OUT
+    items, targets = _drawn(0, TRAIN + HELD_OUT)
+    return _Data(_Sessions(items[:TRAIN], targets[:TRAIN]), _Sessions(items[TRAIN:], targets[TRAIN:]))
+
+
+def _drawn(seed: int, count: int) -> _Sessions:
+    draw = torch.Generator().manual_seed(seed)
     liked = torch.randint(GENRES, (count, 2), generator=draw)
     loyal = torch.rand(count, SEEN + 1, generator=draw) < LOYAL
     which = torch.randint(2, (count, SEEN + 1), generator=draw)
@@ -113,8 +129,7 @@ def _data() -> _Data:
     others = torch.randint(GENRES, (count, OFFERED), generator=draw)
     targets = torch.randint(OFFERED, (count,), generator=draw)
     others.scatter_(1, targets[:, None], genres[:, SEEN:])
-    items = _popular(torch.cat([genres[:, :SEEN], others], 1), draw)
-    return _Data(_Sessions(items[:TRAIN], targets[:TRAIN]), _Sessions(items[TRAIN:], targets[TRAIN:]))
+    return _Sessions(_popular(torch.cat([genres[:, :SEEN], others], 1), draw), targets)
 
 
 def _popular(genres: Tensor, draw: torch.Generator) -> Tensor:

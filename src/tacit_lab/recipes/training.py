@@ -259,6 +259,7 @@ class _TrainingRun:
 
     def end(self) -> EndRecord:
         """The last record."""
+        training_loss, validation = self._chosen_by()
         return EndRecord(
             **self._task.key._asdict(),
             status="ok",
@@ -268,7 +269,8 @@ class _TrainingRun:
             accuracy=self._accuracy,
             loss=self._loss,
             seconds_to_target=self._to_target,
-            validation=self._validation(),
+            validation=validation,
+            training_loss=training_loss,
             metrics=self._metrics(),
             traffic=None if self._meter.traffic is None else self._meter.traffic.matrix,
         )
@@ -286,11 +288,11 @@ class _TrainingRun:
         self._curves.batch(self._step, loss)
         return loss
 
-    def _validation(self) -> float:
-        """By which learning rates are chosen; without data for it minus the loss of the last steps."""
+    def _chosen_by(self) -> tuple[float, ...]:
+        """The loss of the last steps; and what rates are chosen by, without data for it minus that loss."""
+        loss = float(torch.stack(self._late_losses).mean())
         held = self._recipe.validate(self._replica.module) if self._task.seed == CHOOSING else None
-        judged = -float(torch.stack(self._late_losses).mean()) if held is None else held
-        return mean_over_ranks(judged)[0]
+        return mean_over_ranks(loss, -loss if held is None else held)
 
     def _set_rate(self) -> None:
         """Set the learning rate of this step, from the share of the run at its middle."""

@@ -99,6 +99,31 @@ def test_no_rank_trains_on_what_is_held_out(recipe: Recipe) -> None:
     assert not [row for row in held_out if row.numpy().tobytes() in seen]
 
 
+@pytest.mark.parametrize("name", ["gpt", "lora", "recommender"])
+def test_rates_are_chosen_by_data_of_neither_training_nor_the_test(name: str) -> None:
+    recipe = recipes.get(name)
+    if isinstance(recipe, Bytes):
+        parts, model = [*recipe.data()], nn.Embedding(256, 256)
+    else:
+        whole = recommender_module._data()
+        chosen_by = recommender_module._drawn(1, recipe.validation)
+        parts, model = [each.items for each in (*whole, chosen_by)], recipe.model(0)
+    train, held_out, chosen = ({row.numpy().tobytes() for row in part} for part in parts)
+    assert not chosen & (train | held_out)
+    assert recipe.validation >= 4096
+    assert 0 <= (recipe.validate(model) or 0.0) < 0.3
+
+
+def test_lora_tells_how_far_its_base_is_and_trains_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path))
+    told: list[str] = []
+    recipes.get("lora").prepare(told.append)
+    recipes.get("lora").prepare(told.append)
+    assert told == ["lora: its base is trained first, and kept: step 0 of 20"]
+
+
 def test_digits_are_those_of_scikit_learn() -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     table = digits_module._table(digits_module.file())
@@ -160,7 +185,10 @@ def test_gpt_trains_on_what_bytes_does_with_eleven_million_parameters() -> None:
     gpt, small = recipes.get("gpt"), recipes.get("bytes")
     model = gpt.model(0)
     assert sum(parameter.numel() for parameter in model.parameters()) == 10_795_008
-    assert gpt.data() is small.data()
+    assert isinstance(gpt, Bytes)
+    assert isinstance(small, Bytes)
+    for part in ("train", "held_out"):
+        assert torch.equal(getattr(gpt.data(), part), getattr(small.data(), part))
     inputs, targets = next(gpt.train_batches(0, 0, 4, 0))
     optimizer = gpt.optimizer(model)
     losses = []
