@@ -5,7 +5,8 @@ hold many runs one after another; lines belong together by their algorithm, seed
 that was begun again the last counts.
 
 Seconds are training seconds: launch and evaluation are left out. Bytes are what the network interfaces of all
-nodes transmitted; they are None where there is no interface between nodes to read.
+nodes transmitted; they are None where there is no interface between nodes to read. Where all replicas are in
+one process, both are None.
 """
 
 from __future__ import annotations
@@ -131,6 +132,8 @@ class RunRecord(_OfRun):
     world_size: int
     parameters: int
     environment: Environment
+    in_process: bool = False
+    """Whether all replicas were in one process, without a network."""
     weights: float | None = None
     """The sum of the weights that a script's first rank began with."""
 
@@ -149,11 +152,13 @@ class EpochRecord(_OfRun):
     kind: ClassVar[str] = "epoch"
     epoch: int
     step: int
-    seconds: float
+    seconds: float | None
     loss: float | None
     """Mean over the ranks' replicas, on held-out data; None where it was not finite, or not reported."""
     accuracy: float | None
     bytes_between_nodes: int | None
+    bytes_by_count: int | None = None
+    """What replicas in one process have sent, by the formulas of ring collectives."""
     consensus_distance: float | None = None
     """How far the replicas were from their mean, on average over them, as vectors of all parameters; None
     where they do not differ, and in older records."""
@@ -170,12 +175,16 @@ class EndRecord(_OfRun):
     seconds: float | None = None
     steps: int | None = None
     mb_between_nodes: float | None = None
+    mb_by_count: float | None = None
+    """What replicas in one process have sent, by the formulas of ring collectives."""
     accuracy: float | None = None
     loss: float | None = None
     seconds_to_target: float | None = None
     """Training seconds at the first epoch's end that reached the target; None where none did."""
     validation: float | None = None
     """What learning rates are chosen by, the higher the better; None in older records."""
+    training_loss: float | None = None
+    """Over the last tenth of the steps; None of a script, and in older records."""
     metrics: dict[str, Any] = field(default_factory=dict)
     """The session's numbers; "servers", if it is there, is a list of what each parameter server counted, and
     "choice" what `auto` has chosen, and on what grounds."""

@@ -78,7 +78,7 @@ def test_a_broken_line_is_refused_by_name(line: str, message: str) -> None:
     ("record", "field", "value", "message"),
     [
         (EPOCH, "seconds", '"fast"', "seconds is 'fast' in this EpochRecord: write a finite number"),
-        (EPOCH, "seconds", "null", "seconds is None in this EpochRecord: write a finite number"),
+        (EPOCH, "step", "null", "step is None in this EpochRecord: write a whole number"),
         (EPOCH, "accuracy", "1e400", "accuracy is inf in this EpochRecord: write a finite number"),
         (EPOCH, "step", "1.5", "step is 1.5 in this EpochRecord: write a whole number"),
         (EPOCH, "step", "true", "step is True in this EpochRecord: write a whole number"),

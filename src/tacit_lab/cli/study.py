@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +18,7 @@ from tacit_lab.cli.importing import Modules, import_own
 from tacit_lab.cli.interrupts import interruptible
 
 if TYPE_CHECKING:
+    from tacit.strategy import AnyStrategy
     from tacit_lab.recipes import Choices
     from tacit_lab.study.jobs import Ended, StudyRun
     from tacit_lab.study.search import Study
@@ -154,15 +155,12 @@ def command(
     def missing(done: Mapping[StudyRun, Ended]) -> Iterator[StudyRun]:
         return asked.study.missing(done, wanted, asked.seeds)
 
-    def tell(text: str) -> None:
-        typer.echo(text, err=True)
-
     with interruptible():
         if script:
-            done = StudiedScript(script, on, seconds, folder).carry_out(missing, read(path), path, tell)
+            done = StudiedScript(script, on, seconds, folder).carry_out(missing, read(path), path, _tell)
         else:
             train = partial(_train, choices)
-            done = carry_out(missing, train, read(path), path, jobs=at_once, minutes=most, tell=tell)
+            done = carry_out(missing, train, read(path), path, jobs=at_once, minutes=most, tell=_tell)
     rows = asked.study.rows(done, wanted, asked.seeds)
     result = {
         "task": name,
@@ -180,6 +178,10 @@ def command(
         typer.echo(json.dumps(result))
 
 
+def _tell(text: str) -> None:
+    typer.echo(text, err=True)
+
+
 @dataclass(frozen=True)
 class _StudyOptions:
     study: Study
@@ -195,31 +197,34 @@ def _of_recipe(recipe: str, choices: Choices, algorithms: str) -> tuple[Study, S
         ConfigError: Something is not possible; the message says what to write instead.
     """
     from tacit_lab import recipes
-    from tacit_lab.recipes.images import VALIDATION
+    from tacit_lab.study.replicas import refuse
     from tacit_lab.study.search import Rule, Study
     from tacit_lab.study.training import WORKERS
 
     made = recipes.get(recipe, choices)
+    made.prepare(_tell)
     if not made.steps_per_epoch(WORKERS):
         raise ConfigError(f"{recipe} has too little data for {WORKERS} workers: give it more")
-    return Study({recipe: Rule(validation=VALIDATION)}, PLAIN), _arms(algorithms, ("ddp", "auto"))
+    return Study({recipe: Rule(validation=made.validation)}, PLAIN), _arms(algorithms, refuse)
 
 
 def _of_script(name: str, algorithms: str) -> tuple[Study, Sequence[str]]:
     """The same of a script."""
     from tacit_lab.study.search import Rule, Study
 
-    return Study({name: Rule()}, PLAIN), _arms(algorithms, ("ddp",))
+    return Study({name: Rule()}, PLAIN), _arms(algorithms)
 
 
-def _arms(text: str, useless: Sequence[str]) -> Sequence[str]:
-    """Plain training, and the algorithms of a list."""
+def _arms(text: str, refuse: Callable[[AnyStrategy], None] = lambda strategy: None) -> Sequence[str]:
+    """Plain training, and the algorithms of a list, but for what `refuse` does not take."""
     from tacit.algorithms import parse
     from tacit.attaching.requirements import needs_servers
 
     arms = list(dict.fromkeys([PLAIN, *parsing.split_algorithms(text)]))
     for arm in arms:
-        if needs_servers(parse(arm)) or arm.partition(":")[0] in useless:
+        strategy = parse(arm)
+        refuse(strategy)
+        if needs_servers(strategy) or arm == "ddp":
             raise ConfigError(
                 f"{arm} cannot be in a study: leave it out, or use tacit compare ({PLAIN} computes what ddp "
                 "does)"
@@ -233,21 +238,17 @@ def _checked(study: Study, arms: Sequence[str], steps: str, rates: str, seeds: s
     Raises:
         ConfigError: Something is not possible; the message says what to write instead.
     """
-    from tacit_lab.cli.compare.options import seeds_of
-    from tacit_lab.study.search import LIMITS
+    from tacit_lab.cli.compare.options import rates_of, seeds_of
 
     lengths = sorted({*parsing.numbers("--steps", steps, int)})
     for each in lengths:
         parsing.whole("--steps", each, 2)
-    factors = sorted({*parsing.numbers("--rates", rates, float)})
-    if not LIMITS[0] <= factors[0] <= factors[-1] <= LIMITS[1]:
-        raise ConfigError(f"--rates {rates}: write numbers from 1/1024 to {LIMITS[1]:g}, e.g. 0.5,1,2")
-    numbers = seeds_of(seeds)
+    factors, numbers = rates_of(rates), seeds_of(seeds)
     # Rates of every length are searched, as none of them is known to be long.
     rules = {
         task: replace(rule, searched=max(lengths), longest=max(lengths)) for task, rule in study.rules.items()
     }
-    return _StudyOptions(replace(study, rules=rules, rates=tuple(factors)), arms, lengths, numbers)
+    return _StudyOptions(replace(study, rules=rules, rates=factors), arms, lengths, numbers)
 
 
 def _train(choices: Choices, run: StudyRun) -> Ended:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tacit.algorithms import parse
 from tacit.errors import ConfigError, TestbedError
-from tacit.files import spared
 from tacit_lab.cli.compare.recorder import append_line
 from tacit_lab.cli.compare.scripts import Said, ScriptRun, run_script
 from tacit_lab.cli.run.options import RunOptions
 from tacit_lab.cluster import Cluster
 from tacit_lab.records import EndRecord, Environment, RunKey
-from tacit_lab.study.carrying_out import outcome, told
-from tacit_lab.study.jobs import Ended, StudyRun, append, written
+from tacit_lab.study.carrying_out import take, told
+from tacit_lab.study.jobs import Ended, StudyRun, written
 from tacit_lab.testbed import Testbed
 
 
@@ -49,10 +48,7 @@ class StudiedScript:
         """
         with Testbed(self.cluster) as bed:
             while (run := next(iter(missing(done)), None)) is not None:
-                done[run] = ended = self._train(bed, run)
-                with spared(f"{path.name} is not whole"):
-                    append(path, ended)
-                tell(outcome(ended))
+                take(self._train(bed, run), done, path, tell)
         return done
 
     def _train(self, bed: Testbed, run: StudyRun) -> Ended:
@@ -84,16 +80,4 @@ class StudiedScript:
                 f"{told(run)}: the last report was of step {end.steps}: train for tacit.trial().steps, and "
                 "report after the last one"
             )
-        loss = end.loss if end.loss is not None else 0.0
-        return Ended(
-            run,
-            accuracy=-loss if end.accuracy is None else end.accuracy,
-            validation=-loss if end.validation is None else end.validation,
-            loss=loss,
-            share=1.0,
-            seconds=end.seconds or 0.0,
-            hardware=asdict(Environment.here()),
-            megabytes=end.mb_between_nodes,
-            by_loss=end.accuracy is None,
-            on_cluster=True,
-        )
+        return replace(Ended.of(run, end), hardware=asdict(Environment.here()))

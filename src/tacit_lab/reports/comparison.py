@@ -14,6 +14,7 @@ from tacit_lab.records import CHOOSING, COMPUTE_ONLY, EndRecord, Record, RunKey,
 BASE = "ddp"
 
 UNSHAPED = "no network was shaped"
+IN_PROCESS = "all replicas in one process"
 
 _ACCURACY = {"accuracy": "held out, after the last epoch, 0..1, mean over the replicas"}
 _REPORTED = {
@@ -31,6 +32,12 @@ _PACE = {
     "MB between nodes": "bytes that all nodes' interfaces transmitted / 10^6",
     "reduction": "1 - MB / MB of ddp (without it: of the first row)",
     "of compute-only": "seconds without any communication / seconds",
+}
+_IN_PROCESS = {
+    "seconds": "not known: there was no network",
+    "MB between nodes": "not known: there was no interface",
+    "MB by count": "what all ranks sent, inside nodes too, by the formulas of ring collectives / 10^6",
+    "reduction": _PACE["reduction"],
 }
 _OF_SCRIPT = {
     "seconds": "from attach to the session's close, with what the script evaluates in between",
@@ -53,6 +60,7 @@ class Row:
         seconds_to_target: Training seconds until the target was reached, if each seed reached it.
         speedup: Seconds of the base / seconds.
         mb_between_nodes: Megabytes (10^6) that all nodes transmitted.
+        mb_by_count: Megabytes that replicas in one process have sent, by formulas.
         reduction: The share of the base's megabytes that was saved; negative where there were more.
         of_compute_only: The seconds without communication / seconds.
         chosen: The algorithm that `auto` went on with.
@@ -79,6 +87,7 @@ class Row:
     rate: float = 1.0
     gap: Mean | None = None
     speedups: Mean | None = None
+    mb_by_count: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +97,7 @@ class Comparison:
     recipe: str
     cluster: str
     shaped: bool
+    in_process: bool
     seeds: tuple[int, ...]
     epochs: int | None
     target: float | None
@@ -102,11 +112,18 @@ class Comparison:
             by_accuracy = any(row.accuracy is not None for row in self.rows)
             name = "accuracy" if by_accuracy else "loss"
             judged, pace = {name: _REPORTED[name]}, {**pace, **_OF_SCRIPT}
-        if self.target is None:
+        if self.in_process:
+            pace = dict(_IN_PROCESS)
+        elif self.target is None:
             del pace["to target"]
         several = _SEEDS if len(self.seeds) > 1 else {}
         rates = _RATES if any(row.rate != 1 for row in self.rows) else {}
         return {**rates, **judged, **several, **pace}
+
+    @property
+    def network(self) -> str:
+        """What there was in place of a network with shaped links; "" where there was one."""
+        return "" if self.shaped else IN_PROCESS if self.in_process else UNSHAPED
 
     @property
     def asked(self) -> str:
@@ -140,6 +157,7 @@ def compare(records: Iterable[Record]) -> Comparison:
         recipe=head.recipe,
         cluster=head.cluster,
         shaped=head.shaped,
+        in_process=head.in_process,
         seeds=tuple(seeds),
         epochs=head.epochs,
         target=head.target,
@@ -163,7 +181,8 @@ def _common_head(heads: list[RunRecord]) -> RunRecord:
     if not heads:
         raise ConfigError("these records hold no run, so there is nothing to compare")
     first = heads[0]
-    for name in ("recipe", "cluster", "shaped", "epochs", "target", "batch_per_rank", "world_size"):
+    equal = ("recipe", "cluster", "shaped", "in_process", "epochs", "target", "batch_per_rank", "world_size")
+    for name in equal:
         for head in heads:
             ours, theirs = getattr(first, name), getattr(head, name)
             if ours != theirs:
@@ -180,7 +199,8 @@ def _row(ends: Sequence[EndRecord], base: Mapping[int, EndRecord], limit: EndRec
     others = [(end, other) for end, other in pairs if end is not other]
     seconds, megabytes = _mean(ends, "seconds"), _mean(ends, "mb_between_nodes")
     theirs = [other for _, other in pairs]
-    left = _ratio(megabytes, _mean(theirs, "mb_between_nodes"))
+    sent = "mb_by_count" if megabytes is None else "mb_between_nodes"
+    left = _ratio(_mean(ends, sent), _mean(theirs, sent))
     reached = [end.seconds_to_target for end in ends]
     return Row(
         algorithm=first.algorithm,
@@ -191,6 +211,7 @@ def _row(ends: Sequence[EndRecord], base: Mapping[int, EndRecord], limit: EndRec
         seconds_to_target=None if None in reached else _mean(ends, "seconds_to_target"),
         speedup=_ratio(_mean(theirs, "seconds"), seconds),
         mb_between_nodes=megabytes,
+        mb_by_count=_mean(ends, "mb_by_count"),
         reduction=None if left is None else 1 - left,
         of_compute_only=_ratio(limit.seconds if limit else None, seconds),
         chosen=first.metrics.get("choice", {}).get("algorithm"),

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from html import escape
 
 from tacit_lab.records import VERSION, RunRecord
-from tacit_lab.reports.comparison import UNSHAPED, Comparison
+from tacit_lab.reports.comparison import Comparison
 
 
 def details(comparison: Comparison, runs: Sequence[RunRecord]) -> str:
@@ -28,7 +28,7 @@ def _configuration(comparison: Comparison, run: RunRecord) -> list[tuple[str, st
     known = {
         "script" if comparison.epochs is None else "recipe": comparison.recipe,
         "cluster": comparison.cluster,
-        "network": "links shaped to the cluster's rate" if comparison.shaped else UNSHAPED,
+        "network": comparison.network or "links shaped to the cluster's rate",
         "seeds": ", ".join(map(str, comparison.seeds)),
         "epochs": comparison.epochs,
         "target accuracy": comparison.target and f"{comparison.target:g}",

@@ -12,7 +12,7 @@ from tacit_lab.records import Record, RunRecord
 from tacit_lab.reports import summary
 from tacit_lab.reports.charts.figures import Style, styles
 from tacit_lab.reports.columns import TableRow, explained
-from tacit_lab.reports.comparison import UNSHAPED, Comparison, Row, compare
+from tacit_lab.reports.comparison import Comparison, Row, compare
 from tacit_lab.reports.details import details
 from tacit_lab.reports.document import document
 from tacit_lab.reports.sections import sections, swatch
@@ -60,7 +60,7 @@ def _title(comparison: Comparison | None) -> str:
 
 def _header(comparison: Comparison | None) -> str:
     said = summary.headline(comparison) if comparison else "Every run ended before its first record."
-    badge = f' <span class="badge">{UNSHAPED}</span>' if comparison and not comparison.shaped else ""
+    badge = f' <span class="badge">{comparison.network}</span>' if comparison and comparison.network else ""
     return f"""<header>
 <p class="brand">tacit compare</p>
 <h1>{escape(_title(comparison))}{badge}</h1>

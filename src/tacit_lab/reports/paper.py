@@ -171,7 +171,8 @@ def draw(comparison: Comparison, records: Sequence[Record], target: Path) -> Non
         raise ConfigError(f"figures need matplotlib: {installing('plots')}") from error
     runs = curves_of(comparison, records)
     by = "accuracy" if any(row.accuracy is not None for row in comparison.rows) else "loss"
-    axes = [x for x in ("training seconds", "MB between nodes") if any(_known(runs, x, by))]
+    costs = ("steps", "MB by count") if comparison.in_process else ("training seconds", "MB between nodes")
+    axes = [x for x in costs if any(_known(runs, x, by))]
     figure = Figure(figsize=(4.2 * max(1, len(axes)), 3.2), layout="constrained")
     for number, x in enumerate(axes, 1):
         plot = figure.add_subplot(1, len(axes), number, xlabel=x, ylabel=by if number == 1 else None)
@@ -179,7 +180,8 @@ def draw(comparison: Comparison, records: Sequence[Record], target: Path) -> Non
             _line(plot, name, points_of(each, x, by), _COLOURS[i % len(_COLOURS)])
         if by == "accuracy" and comparison.target is not None:
             plot.axhline(comparison.target, color="#999999", linewidth=0.8, linestyle="--")
-        plot.set_xscale("log")
+        if x != "steps":
+            plot.set_xscale("log")
         plot.grid(alpha=0.3, linewidth=0.5)
     if axes:
         figure.axes[-1].legend(fontsize=7, frameon=False)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tacit.errors import ConfigError
 from tacit_lab.cluster import Cluster
 from tacit_lab.records import COMPUTE_ONLY, EndRecord, EpochRecord, Record, RunKey, RunRecord
-from tacit_lab.reports.comparison import BASE, UNSHAPED, Comparison, Row, compare
+from tacit_lab.reports.comparison import BASE, IN_PROCESS, UNSHAPED, Comparison, Row, compare
 
 UNFINISHED = "it was still running, or was killed"
 
@@ -27,11 +28,14 @@ def close_open_runs(records: Iterable[Record]) -> list[Record]:
 
 def headline(comparison: Comparison) -> str:
     """One plain sentence: how the best algorithm did against the base."""
-    rows = [row for row in comparison.rows if row.status == "ok" and row.seconds is not None]
+    unknown = comparison.in_process  # seconds are
+    rows = [row for row in comparison.rows if row.status == "ok" and (unknown or row.seconds is not None)]
     base = _base(comparison, rows)
     if base is None:
         return f"No algorithm finished {where(comparison)}."
-    others = [row for row in rows if row is not base and row.speedup is not None]
+    others = [row for row in rows if row is not base and (unknown or row.speedup is not None)]
+    if unknown:
+        return _counted(base, others)
     if not others:
         return _alone(base, comparison)
     reached = [row for row in others if row.seconds_to_target is not None]
@@ -39,6 +43,16 @@ def headline(comparison: Comparison) -> str:
     best = max(as_good or reached or others, key=lambda row: row.speedup or 0)
     missed = "" if reached or comparison.target is None else _missed(base, comparison)
     return f"{_pace(best, base)} {where(comparison)}{_traffic(best)}{_accuracy(best, base)}{missed}."
+
+
+def _counted(base: Row, others: Sequence[Row]) -> str:
+    """The same of replicas in one process, of which no seconds are known."""
+    if not others:
+        return f"{base.algorithm} reached {base.accuracy or math.nan:.3f} accuracy, with {IN_PROCESS}."
+    as_good = [row for row in others if not _loses(row)]
+    best = max(as_good or others, key=lambda row: row.reduction or 0)
+    sent = _traffic(best).removeprefix(" and")
+    return f"{best.algorithm}{sent} than {base.algorithm}{_accuracy(best, base)}, with {IN_PROCESS}."
 
 
 def _loses(row: Row) -> bool:
@@ -52,7 +66,7 @@ def _loses(row: Row) -> bool:
 def where(comparison: Comparison) -> str:
     """The links, in words."""
     if not comparison.shaped:
-        return f"on {comparison.cluster} ({UNSHAPED})"
+        return f"on {comparison.cluster} ({comparison.network})"
     return f"over {links(comparison.cluster)}"
 
 
@@ -82,6 +96,12 @@ def notices(comparison: Comparison | None, records: Sequence[Record]) -> list[st
     """Warnings that a reader needs with the numbers, the gravest first."""
     found = [_failure(record) for record in _last_ends(records) if record.status != "ok"]
     found += doubts(records)
+    if comparison and comparison.in_process:
+        return [
+            *found,
+            f"{IN_PROCESS.capitalize()}: nothing is known of seconds, and bytes are counted by the formulas "
+            "of ring collectives. Accuracies are those of processes, up to the order of sums.",
+        ]
     if comparison and not comparison.shaped:
         found.append(f"{UNSHAPED.capitalize()}: all ranks ran on one machine at its own speed.")
     if comparison and _uncounted(comparison):

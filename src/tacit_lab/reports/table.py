@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tacit_lab.intervals import Mean
-from tacit_lab.reports.comparison import UNSHAPED, Comparison, Row
+from tacit_lab.reports.comparison import Comparison, Row
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -40,15 +40,16 @@ def table(comparison: Comparison) -> Group:
 
 
 def _title(comparison: Comparison) -> str:
-    network = "" if comparison.shaped else f" ({UNSHAPED})"
+    network = f" ({comparison.network})" if comparison.network else ""
     return f"{comparison.recipe} on {comparison.cluster}{network}"
 
 
 def _caption(comparison: Comparison) -> str:
-    alone = _number(comparison.compute_only_seconds, "{:.1f} s")
+    alone = f"; without communication {_number(comparison.compute_only_seconds, '{:.1f} s')}"
+    alone = "" if comparison.in_process else alone
     chosen = [f"{row.algorithm} went on with {row.chosen}" for row in comparison.rows if row.chosen]
     meanings = [f"{name}: {meaning}" for name, meaning in comparison.columns.items()]
-    return "\n".join([f"{comparison.asked}; without communication {alone}", *chosen, *meanings])
+    return "\n".join([comparison.asked + alone, *chosen, *meanings])
 
 
 def cells(row: Row, columns: Iterable[str]) -> list[str]:
@@ -62,6 +63,7 @@ def cells(row: Row, columns: Iterable[str]) -> list[str]:
         "to target": _number(row.seconds_to_target, "{:.1f}"),
         "speedup": _number(row.speedup, "{:.2f}x"),
         "MB between nodes": _number(row.mb_between_nodes, "{:.1f}"),
+        "MB by count": _number(row.mb_by_count, "{:.1f}"),
         "reduction": _number(row.reduction, "{:.1%}"),
         "of compute-only": _number(row.of_compute_only, "{:.1%}"),
     }

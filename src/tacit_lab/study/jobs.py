@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from tacit.errors import ConfigError
 from tacit.files import Log
+from tacit_lab.records import EndRecord
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,25 @@ class Ended:
     megabytes: float | None = None
     by_loss: bool = False
     on_cluster: bool = False
+
+    @classmethod
+    def of(cls, job: StudyRun, end: EndRecord) -> Ended:
+        """What came of a training that `tacit compare` would record so."""
+        loss = end.loss if end.training_loss is None else end.training_loss
+        loss = 0.0 if loss is None else loss
+        validation = -math.inf if end.validation is None or math.isnan(end.validation) else end.validation
+        return cls(
+            job,
+            accuracy=-loss if end.accuracy is None else end.accuracy,
+            validation=validation,
+            loss=loss,
+            share=1.0,
+            seconds=end.seconds or 0.0,
+            hardware={},
+            megabytes=end.mb_between_nodes,
+            by_loss=end.accuracy is None,
+            on_cluster=True,
+        )
 
     @classmethod
     def from_json(cls, line: str) -> Ended:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -26,13 +27,16 @@ from unittest.mock import patch
 from torch import Tensor, nn
 
 from tacit.attaching.assembly import fully_named
+from tacit.attaching.requirements import needs_servers
+from tacit.contracts import ByLinks
+from tacit.errors import ConfigError
 from tacit.gradients.ddp_hook import SETTLED
 from tacit.levels.kinds import kind_of
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks import momentum
 from tacit.session.learning_rates import Rates
-from tacit.strategy import AnyStrategy
+from tacit.strategy import AnyStrategy, AutoStrategy
 from tacit.torch_compat import copy_each_, ddp_buckets
 from tacit.transports.loopback import Loopback, LoopbackTransport
 from tacit_lab.recipes.recipe import Batch, Recipe
@@ -40,10 +44,39 @@ from tacit_lab.study.graphed import GraphedGradients
 
 T = TypeVar("T")
 CPU = "cpu"
+SWITCHING = 2e-4
+"""Seconds after which a thread hands the interpreter on; workers are threads, and wait for each other."""
 PATIENCE = 60.0
 """Seconds that a round of all workers may take."""
 CAP, FIRST = 25 << 20, 1 << 20
 """Bytes of a bucket, and of the one that is ready first, as of DDP."""
+
+
+def refuse(strategy: AnyStrategy) -> None:
+    """Refuse what cannot be trained so.
+
+    Raises:
+        ConfigError: its course depends on a network, or nothing but its time differs from plain training.
+    """
+    levels = strategy.levels
+    why = None
+    if isinstance(strategy, AutoStrategy):
+        why = "chooses by what it measures on a network"
+    elif needs_servers(strategy):
+        why = "needs a parameter server"
+    elif any(level.independent for level in levels):
+        why = "has ranks that do not wait for each other, so that its course depends on their pace"
+    elif any("transfer" in level.rounds.observed_metrics for level in levels):
+        why = "takes its period from how long its transfers take"
+    elif any(isinstance(level.topology, ByLinks) and level.topology.needs_rates for level in levels):
+        why = "goes by rates of links, which are measured"
+    elif any(level.overlap.layerwise for level in levels):
+        why = "computes what dense does, and differs in time alone"
+    if why is not None:
+        raise ConfigError(
+            f"{strategy.name} cannot be trained with all replicas in one process, as it {why}: leave it out, "
+            "or compare it on an emulated network (tacit compare, without --replicas)"
+        )
 
 
 class Crew:
@@ -86,7 +119,8 @@ class Trained:
         loss: the mean of the training losses of the last tenth of the steps.
         sent: bytes that all workers have sent, by the formulas of ring collectives; `plain`: what a dense
             all-reduce of fp32 after every step would have been.
-        finite: whether the last loss was a number.
+        finite: whether the last loss was a number; if not, training ended there.
+        steps: how many were taken.
     """
 
     model: nn.Module
@@ -94,6 +128,7 @@ class Trained:
     sent: int
     plain: float
     finite: bool
+    steps: int
 
 
 class Networks:
@@ -282,8 +317,19 @@ class Replicas:
         ]
         self._crew = Crew(workers)
 
-    def train(self) -> Trained:
-        """Train to the end."""
+    @property
+    def models(self) -> list[nn.Module]:
+        """The replicas."""
+        return [worker.net for worker in self._workers]
+
+    @property
+    def sent(self) -> int:
+        """Bytes that all workers have sent until now."""
+        return sum(net.sent for net in self._nets)
+
+    def train(self, after: Callable[[int, float], None] = lambda step, loss: None) -> Trained:
+        """Train to the end; `after` is called with how many steps have been taken, and a loss of the last."""
+        sys.setswitchinterval(SWITCHING)
         workers = self._workers
         losses: list[float] = []
         gradients = self._one_by_one if self._device == CPU else self._graphed()
@@ -293,18 +339,25 @@ class Replicas:
                 self._broadcast_buffers()
             losses += gradients(batches, self._recipe.rate((step + 0.5) / self._steps))
             self._crew.all(lambda rank: workers[rank].step())
+            after(step + 1, losses[-1])
             if not math.isfinite(losses[-1]):
                 break
         last = losses[-max(1, len(losses) // 10 // len(workers)) * len(workers) :]
         self._crew.all(lambda rank: workers[rank].finish())
-        sent = sum(net.sent for net in self._nets)
         entries = sum(p.numel() for p in workers[0].named.values())
         plain = 8.0 * entries * (len(workers) - 1) * self._steps
         for worker in workers:
             for level in worker.levels:
                 level.session.close()
         self._crew.close()
-        return Trained(workers[0].net.cpu(), sum(last) / len(last), sent, plain, math.isfinite(losses[-1]))
+        return Trained(
+            workers[0].net.cpu(),
+            sum(last) / len(last),
+            self.sent,
+            plain,
+            math.isfinite(losses[-1]),
+            len(losses) // len(workers),
+        )
 
     def _one_by_one(self, batches: Sequence[Batch], factor: float) -> list[float]:
         """Each worker's loss; its gradients are in its parameters."""
@@ -315,8 +368,7 @@ class Replicas:
 
     def _graphed(self) -> Callable[[Sequence[Batch], float], list[float]]:
         """The same, of all workers at once on the GPU."""
-        nets = [worker.net for worker in self._workers]
-        replay = GraphedGradients(nets, self._recipe.loss, next(self._batches()))
+        replay = GraphedGradients(self.models, self._recipe.loss, next(self._batches()))
 
         def all_at_once(batches: Sequence[Batch], factor: float) -> list[float]:
             losses = replay(batches)

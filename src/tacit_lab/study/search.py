@@ -249,8 +249,8 @@ def _twins(done: Done, task: str, arm: str) -> Iterator[str]:
 
 
 def _collapsed(done: Done, chosen: StudyRun, leading: Ended) -> bool:
-    """Whether a training with this rate has ended at less than half of the best accuracy."""
-    return any(
+    """Whether a training with this rate has ended at less than half of the best accuracy, if there is one."""
+    return leading.accuracy > 0 and any(
         ended.accuracy < leading.accuracy / 2
         for job, ended in done.items()
         if job.differs_by_seed(chosen) and job.seed != CHOOSING

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,8 +16,6 @@ from tacit_lab.study.jobs import Ended, StudyRun, written
 from tacit_lab.study.replicas import Replicas
 
 WORKERS = 4
-SWITCHING = 2e-4
-"""Seconds after which a thread hands the interpreter on; workers are threads, and wait for each other."""
 BY_NODE = ("ednncomm", "daso")
 """Trained on two nodes of two ranks; all others on four nodes."""
 
@@ -32,8 +29,6 @@ def train(
         about: the machine, for the record; by default as `tacit compare` has it.
         device: where the networks are.
     """
-    torch.set_num_threads(1)
-    sys.setswitchinterval(SWITCHING)
     about = asdict(Environment.here()) if about is None else about
     start = time.process_time()
     if device == "cuda":

@@ -118,7 +118,7 @@ def test_what_speaks_against_a_comparison_is_said(
         (("--seeds", "1,1"), "is no list of seeds"),
         (("--seeds", "0..1000000"), "is no list of seeds"),
         (("--seeds", "1000"), "is the seed by which rates are chosen"),
-        (("--rates", "0"), "a rate of 0 would not train"),
+        (("--rates", "0"), "write numbers from 1/1024 to 16"),
         (("--rates", "-1,2"), "is no list of numbers"),
     ],
 )

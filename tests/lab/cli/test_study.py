@@ -33,8 +33,8 @@ def test_a_study_is_a_table_a_page_and_goes_on(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("nonsense",), "unknown recipe 'nonsense'"),
-        (("--algorithms", "ps"), "ps cannot be in a study"),
-        (("--algorithms", "auto"), "auto cannot be in a study"),
+        (("--algorithms", "ps"), "ps cannot be trained with all replicas in one process"),
+        (("--algorithms", "auto"), "auto cannot be trained with all replicas in one process"),
         (("--steps", "0"), "--steps 0 must be 2 or more"),
         (("--steps", "many"), "is no list of numbers"),
         (("--rates", "0"), "write numbers from 1/1024 to 16"),

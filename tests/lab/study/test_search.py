@@ -157,6 +157,13 @@ def test_a_rate_with_which_a_seed_collapses_is_given_up_for_all() -> None:
     assert STUDY.best({**done, bad: ended(bad, 0.8)} | elsewhere, "digits", "topk", 66) == 1.0
 
 
+def test_a_loss_does_not_collapse() -> None:
+    done = searched("topk", (-2.0, -1.0, -3.0))
+    done = {job: replace(each, accuracy=each.validation) for job, each in done.items()}
+    one = StudyRun("digits", "topk", 66, 0, 1.0)
+    assert STUDY.best(done | {one: ended(one, -1.1)}, "digits", "topk", 66) == 1.0
+
+
 def test_gaps_are_paired_by_seed() -> None:
     done = searched("dense", (0.8, 0.9, 0.8)) | searched("topk", (0.7, 0.9, 0.8))
     for arm, rate, found in [("dense", 1.0, (0.9, 0.8, 0.7)), ("topk", 1.0, (0.8, 0.7))]:

@@ -100,19 +100,20 @@ class Lines(Display):
         """Write to this console."""
         self._console = console
         self._last = 0.0
-        self._epoch = 0
+        self._epochs: dict[str, int] = {}
 
     def started(self, algorithm: str) -> None:
         """Write a line."""
-        self._epoch = 0
+        self._epochs[algorithm] = 0
         self._write(f"{algorithm}: launching")
 
     def advanced(self, progress: Progress) -> None:
         """Write a line if an epoch has ended, or if the last line is more than `EVERY` seconds ago."""
-        if progress.epoch != self._epoch or time.monotonic() - self._last > self.EVERY:
-            self._epoch = progress.epoch
+        name = progress.algorithm
+        if progress.epoch != self._epochs.get(name, 0) or time.monotonic() - self._last > self.EVERY:
+            self._epochs[name] = progress.epoch
             steps = "" if progress.steps is None else f"/{progress.steps}"
-            self._write(f"{progress.algorithm}: step {progress.step}{steps}, {_numbers(progress)}")
+            self._write(f"{name}: step {progress.step}{steps}, {_numbers(progress)}")
 
     def _write(self, line: str) -> None:
         self._last = time.monotonic()

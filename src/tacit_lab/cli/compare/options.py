@@ -8,12 +8,13 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tacit import algorithms, files
 from tacit.attaching.requirements import needs_servers, uses_servers
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, unknown
 from tacit.strategy import AnyStrategy
 from tacit_lab import recipes
 from tacit_lab.cli import parsing
@@ -21,9 +22,11 @@ from tacit_lab.cli.run.options import checked_script
 from tacit_lab.cluster import Cluster
 from tacit_lab.recipes import NO_CHOICES, Choices
 from tacit_lab.records import CHOOSING, COMPUTE_ONLY, RunKey
+from tacit_lab.study.search import LIMITS
 
 RECORDS = "records.jsonl"
 TIMELINE = "timeline.jsonl"
+PROCESSES, IN_PROCESS = "processes", "in-process"
 _EXAMPLE = "write for example tacit compare --algorithms ddp,topk -- train.py --epochs 3"
 
 
@@ -43,6 +46,7 @@ class CompareOptions:
         folder: A folder that exists and can be written.
         tensorboard: The folder for curves, which has none of these algorithms; None for no curves.
         choices: What was chosen of the recipe.
+        in_process: Whether all replicas of a training are in one process, without a network.
         script: The script and its arguments; nothing where a recipe is trained.
     """
 
@@ -58,6 +62,12 @@ class CompareOptions:
     script: tuple[str, ...] = ()
     tensorboard: Path | None = None
     choices: Choices = NO_CHOICES
+    in_process: bool = False
+
+    @cached_property
+    def validation(self) -> int:
+        """Samples by which learning rates are chosen; 0 of a script, whose number is not known."""
+        return 0 if self.script else recipes.get(self.recipe, self.choices).validation
 
     @property
     def algorithms(self) -> list[str]:
@@ -74,7 +84,8 @@ class CompareOptions:
         """What must be equal for a comparison to be gone on with."""
         chosen = {name: str(value) for name, value in self.choices.given().items()}
         about = {"what": self.recipe, "cluster": str(self.cluster), "epochs": self.epochs}
-        return {**about, "target": self.target, **chosen}
+        replicas = {"replicas": IN_PROCESS} if self.in_process else {}
+        return {**about, "target": self.target, **chosen, **replicas}
 
     @property
     def records(self) -> Path:
@@ -109,17 +120,24 @@ def check(
     timeout: float,
     out: Path | None,
     choices: Choices = NO_CHOICES,
+    replicas: str = PROCESSES,
 ) -> CompareOptions:
     """Parse and check what was typed.
 
     Args:
         what: A recipe's name, or a script and its arguments.
+        replicas: PROCESSES, or IN_PROCESS.
 
     Raises:
         ConfigError: Something is not possible; the message says what to write instead.
     """
     script = script_of(what)
     strategies = _strategies(algorithms)
+    if replicas not in (PROCESSES, IN_PROCESS):
+        raise unknown("kind of replicas", replicas, (PROCESSES, IN_PROCESS))
+    if in_process := replicas == IN_PROCESS:
+        _check_in_process(script, strategies, cluster.servers)
+        cluster = Cluster(cluster.nodes, cluster.ranks_per_node, namespaces=cluster.namespaces)
     _check_servers(strategies, cluster.servers)
     name = Path(script[1] if script[0] == "-m" else script[0]).stem if script else what[0]
     if script:
@@ -135,12 +153,27 @@ def check(
         epochs=epochs,
         target=None if target is None else _share("target", target),
         seeds=seeds_of(seeds),
-        rates=_rates(rates),
+        rates=rates_of(rates),
         script=script,
         timeout=parsing.seconds("--timeout", timeout, 600),
         folder=parsing.out(out, name),
         choices=choices,
+        in_process=in_process,
     )
+
+
+def _check_in_process(script: Sequence[str], strategies: Sequence[AnyStrategy], servers: int) -> None:
+    from tacit_lab.study.replicas import refuse
+
+    if script:
+        raise ConfigError(
+            f"--replicas {IN_PROCESS} is for recipes: a script decides itself how its ranks are started, so "
+            "leave it out"
+        )
+    for strategy in strategies:
+        refuse(strategy)
+    if servers:
+        raise ConfigError(f"--replicas {IN_PROCESS} has no parameter servers: leave out the {servers}")
 
 
 def script_of(what: Sequence[str]) -> tuple[str, ...]:
@@ -178,10 +211,15 @@ def seeds_of(text: str) -> tuple[int, ...]:
     return seeds
 
 
-def _rates(text: str) -> tuple[float, ...]:
+def rates_of(text: str) -> tuple[float, ...]:
+    """The rates of --rates, in order.
+
+    Raises:
+        ConfigError: it is no list of numbers, or one is not possible.
+    """
     rates = sorted({*parsing.numbers("--rates", text, float)})
-    if not rates[0]:
-        raise ConfigError(f"--rates {text}: a rate of 0 would not train; write for example --rates 0.5,1,2")
+    if not LIMITS[0] <= rates[0] <= rates[-1] <= LIMITS[1]:
+        raise ConfigError(f"--rates {text}: write numbers from 1/1024 to {LIMITS[1]:g}, e.g. 0.5,1,2")
     return tuple(rates)
 
 
@@ -199,6 +237,8 @@ def prepared(
         ConfigError: Something is not possible; the message says what to write instead.
     """
     if tensorboard is not None:
+        if options.in_process:
+            raise ConfigError(f"--tensorboard {tensorboard} is for replicas in processes: leave it out")
         options = replace(options, tensorboard=_curves(tensorboard, options.algorithms))
     if options.script:
         if download:
@@ -207,7 +247,7 @@ def prepared(
         return options
     if download:
         options = replace(options, choices=_fetched(options.recipe, options.choices, tell))
-    _check_data(options)
+    _check_data(options, tell)
     if options.choices.precision == "bf16":
         _warn_of_bfloat16(tell)
     _make(options)
@@ -255,10 +295,11 @@ def _warn_of_bfloat16(tell: Callable[[str], None]) -> None:
         )
 
 
-def _check_data(options: CompareOptions) -> None:
-    """Read the data before any rank does."""
-    ranks = options.cluster.world_size
-    if not recipes.get(options.recipe, options.choices).steps_per_epoch(ranks):
+def _check_data(options: CompareOptions, tell: Callable[[str], None]) -> None:
+    """Read the data before any rank does, and make what all of them need."""
+    ranks, recipe = options.cluster.world_size, recipes.get(options.recipe, options.choices)
+    recipe.prepare(tell)
+    if not recipe.steps_per_epoch(ranks):
         raise ConfigError(f"{options.recipe} has too little data for {ranks} ranks: use a smaller cluster")
 
 

@@ -44,6 +44,10 @@ def train_all(options: CompareOptions, display: Display, recorder: ComparisonRec
         ConfigError: The user's script cannot be compared.
         Interrupted: A signal came.
     """
+    if options.in_process:
+        from tacit_lab.cli.compare import in_process  # it imports torch
+
+        return in_process.train_all(options, display, recorder)
     built = False
     made = _ScriptRunner if options.script else _RecipeRunner
     try:

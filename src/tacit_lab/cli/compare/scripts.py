@@ -229,7 +229,8 @@ class ScriptRun:
 
     def _seconds(self, timelines: Sequence[Timeline]) -> float:
         """From attaching to closing; without communication to the last step, as closing averages replicas."""
-        if self._trial.algorithm == COMPUTE_ONLY and all(each.steps for each in timelines):
+        alone = self._trial.algorithm == COMPUTE_ONLY
+        if alone and timelines and all(each.steps for each in timelines):
             return max(each.origin + each.steps[-1].ended - self._begun(each.rank) for each in timelines)
         ended = [each for each in self._said if each.kind == "ended"]
         return self._since(ended or [each for each in self._said if each.kind == "report"])

@@ -40,6 +40,12 @@ MEGABYTES = _Axis(
     reading=lambda epoch: None if epoch.bytes_between_nodes is None else epoch.bytes_between_nodes / 1e6,
     form=".1f",
 )
+STEPS = _Axis(title="steps", reading=lambda epoch: epoch.step, form="d")
+COUNTED = _Axis(
+    title="MB by count",
+    reading=lambda epoch: None if epoch.bytes_by_count is None else epoch.bytes_by_count / 1e6,
+    form=".1f",
+)
 ACCURACY = _Axis(title="accuracy", reading=lambda epoch: epoch.accuracy, form=".4f")
 LOSS = _Axis(title="loss", reading=lambda epoch: epoch.loss, form=".4f")
 EPOCHS = _Axis(title="epochs", reading=lambda epoch: epoch.epoch, form="d")
@@ -50,7 +56,8 @@ def charts(comparison: Comparison, records: Sequence[Record]) -> list[Chart]:
     """All charts for which there are numbers."""
     curves = curves_of(comparison, records)
     paint = styles(comparison)
-    drawn = [(y, x) for y in (ACCURACY, LOSS) for x in (SECONDS, MEGABYTES)]
+    costs = (STEPS, COUNTED) if comparison.in_process else (SECONDS, MEGABYTES)
+    drawn = [(y, x) for y in (ACCURACY, LOSS) for x in costs]
     if any(epoch.consensus_relative for runs in curves.values() for run in runs for epoch in run):
         drawn.append((APART, EPOCHS))
     found = [_chart(y, x, curves, paint, comparison) for y, x in drawn]
@@ -118,7 +125,7 @@ class Point(NamedTuple):
 
 def points_of(runs: Sequence[Sequence[EpochRecord]], x: str, y: str) -> list[Point]:
     """The same for axes of these titles, such as "training seconds" and "accuracy"."""
-    axes = {each.title: each for each in (SECONDS, MEGABYTES, ACCURACY, LOSS)}
+    axes = {each.title: each for each in (SECONDS, MEGABYTES, STEPS, COUNTED, ACCURACY, LOSS)}
     return _points(runs, axes[x], axes[y])
 
 
