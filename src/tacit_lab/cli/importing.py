@@ -62,7 +62,8 @@ def _found(name: str, folders: Sequence[Path]) -> str:
     top = name.partition(".")[0]
     if all(part.isidentifier() for part in name.split(".")) and find_spec(top) is not None:
         return name
+    where = " or ".join(dict.fromkeys(map(str, folders)))
     raise ConfigError(
-        f"--import {name!r} is no module that Python finds in {' or '.join(map(str, folders))}: write for "
-        "example --import my_codecs for my_codecs.py there, or its path"
+        f"--import {name!r} is no module that Python finds in {where}: write for example "
+        "--import my_codecs for my_codecs.py there, or its path"
     )

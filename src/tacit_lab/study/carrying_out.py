@@ -127,7 +127,7 @@ def told(job: StudyRun) -> str:
 
 def outcome(ended: Ended) -> str:
     """What came of it, in a line."""
-    return (
-        f"{told(ended.job)}: {ended.accuracy:.4f}, loss {ended.loss:.4f}, {ended.share:.2%} of the bytes, "
-        f"{ended.seconds:.0f} s"
-    )
+    sent = f"{ended.share:.2%} of the bytes"
+    if ended.on_cluster:
+        sent = "bytes not counted" if ended.megabytes is None else f"{ended.megabytes:.1f} MB"
+    return f"{told(ended.job)}: {ended.accuracy:.4f}, loss {ended.loss:.4f}, {sent}, {ended.seconds:.0f} s"

@@ -129,6 +129,12 @@ def test_options_that_cannot_be(tmp_path: Path, words: tuple[str, ...], message:
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_script_that_never_closes_its_session_is_compared(tmp_path: Path) -> None:
+    done = called("compare", *TWO, "--json", "--", str(SCRIPT), "never closes", "10", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert [row["loss"] for row in json.loads(done.out)["rows"]] == [1.0, 1.0]
+
+
 def test_a_script_that_fails_says_where(tmp_path: Path) -> None:
     done = called("compare", *TWO, "--out", "out", "--", str(SCRIPT), "breaks", "10", cwd=tmp_path)
     assert done.code == 1
