@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,14 +13,13 @@ import typer
 
 from tacit.errors import ConfigError
 from tacit_lab.cli import parsing
-from tacit_lab.cli.importing import Modules, import_own
+from tacit_lab.cli.importing import Modules, folder_of, import_own
 from tacit_lab.cli.interrupts import interruptible
 
 if TYPE_CHECKING:
     from tacit.strategy import AnyStrategy
     from tacit_lab.recipes import Choices
     from tacit_lab.study.jobs import Ended, StudyRun
-    from tacit_lab.study.search import Study
 
 PLAIN = "dense"
 CLUSTER = "4x1@100mbit"
@@ -122,38 +120,50 @@ def command(
     Each algorithm has the best of several learning rates, chosen with a seed that is in no gap. E.g.
     tacit study digits --steps 100,200 --algorithms topk,lowbit
     """
+    from tacit.files import put
+    from tacit_lab import recipes
+    from tacit_lab.cli.compare.options import rates_of, refuse_choices, script_of, seeds_of
+    from tacit_lab.cli.study_scripts import StudiedScript
     from tacit_lab.study import page as report
     from tacit_lab.study.carrying_out import carry_out
     from tacit_lab.study.jobs import read
-    from tacit_lab.study.search import table
+    from tacit_lab.study.replicas import refuse
+    from tacit_lab.study.search import Rule, Study, table
+    from tacit_lab.study.training import WORKERS
 
-    import_own(modules)
-    from tacit_lab.cli.compare.options import refuse_choices, script_of
-    from tacit_lab.cli.study_scripts import StudiedScript
-    from tacit_lab.recipes import Choices
-
-    choices = Choices(model=model, data=parsing.path("--data", data), limit=limit, precision=precision)
     words = what or ["digits"]
-    script = script_of(words)
-    name = " ".join(words)
-    if script:
-        refuse_choices(choices, None)
-        study, arms = _of_script(name, algorithms)
-    else:
-        if cluster is not None:
-            raise ConfigError(f"--cluster {cluster} is for scripts: a recipe is trained in one process")
-        study, arms = _of_recipe(name, choices, algorithms)
-    asked = _checked(study, arms, steps, "1" if quick else rates, seeds)
-    wanted = [(name, arm, each) for each in asked.steps for arm in asked.arms]
+    import_own(modules, folder_of(words))
+    script, name = script_of(words), " ".join(words)
+    choices = recipes.Choices(
+        model=model, data=parsing.path("--data", data), limit=limit, precision=precision
+    )
+    lengths = sorted({parsing.whole("--steps", each, 2) for each in parsing.numbers("--steps", steps, int)})
+    factors, numbers = rates_of("1" if quick else rates), seeds_of(seeds)
     at_once = parsing.whole("--jobs", jobs or len(os.sched_getaffinity(0)))
     most = math.inf if minutes is None else parsing.seconds("--minutes", minutes, 60)
     on = parsing.cluster(cluster or CLUSTER, 0)
     seconds = parsing.seconds("--timeout", timeout, 600)
+    validation = 0
+    if script:
+        refuse_choices(choices, None)
+        arms = _arms(algorithms)
+    else:
+        if cluster is not None:
+            raise ConfigError(f"--cluster {cluster} is for scripts: a recipe is trained in one process")
+        recipe, arms = recipes.get(name, choices), _arms(algorithms, refuse)
+        recipe.prepare(_tell)
+        if not recipe.steps_per_epoch(WORKERS):
+            raise ConfigError(f"{name} has too little data for {WORKERS} workers: give it more")
+        validation = recipe.validation
+    # Rates of every length are searched, as none of them is known to be long.
+    rule = Rule(searched=lengths[-1], longest=lengths[-1], validation=validation)
+    study = Study({name: rule}, PLAIN, factors)
+    wanted = [(name, arm, each) for each in lengths for arm in arms]
     folder = parsing.made("--out", parsing.out(parsing.path("--out", out), "study"))
     path = folder / RUNS
 
     def missing(done: Mapping[StudyRun, Ended]) -> Iterator[StudyRun]:
-        return asked.study.missing(done, wanted, asked.seeds)
+        return study.missing(done, wanted, numbers)
 
     with interruptible():
         if script:
@@ -161,58 +171,21 @@ def command(
         else:
             train = partial(_train, choices)
             done = carry_out(missing, train, read(path), path, jobs=at_once, minutes=most, tell=_tell)
-    rows = asked.study.rows(done, wanted, asked.seeds)
-    result = {
-        "task": name,
-        "plain": PLAIN,
-        "seeds": asked.seeds,
-        "rates": asked.study.rates,
-        "rows": rows,
-    }
-    from tacit.files import put
-
-    put(folder / ROWS, json.dumps(result) + "\n")
-    put(folder / PAGE, report.page(f"{name}: gaps to {PLAIN}", rows, PLAIN))
-    typer.echo("\n".join(["", table(rows), "", f"Trainings: {path}", f"Page: {folder / PAGE}"]), err=as_json)
+    rows = study.rows(done, wanted, numbers)
+    result = {"task": name, "plain": PLAIN, "seeds": numbers, "rates": factors, "rows": rows}
+    try:
+        put(folder / ROWS, json.dumps(result) + "\n")
+        put(folder / PAGE, report.page(f"{name}: gaps to {PLAIN}", rows, PLAIN))
+        where = str(folder / PAGE)
+    except ConfigError as error:
+        where = f"none, {error}"
+    typer.echo("\n".join(["", table(rows), "", f"Trainings: {path}", f"Page: {where}"]), err=as_json)
     if as_json:
         typer.echo(json.dumps(result))
 
 
 def _tell(text: str) -> None:
     typer.echo(text, err=True)
-
-
-@dataclass(frozen=True)
-class _StudyOptions:
-    study: Study
-    arms: Sequence[str]
-    steps: Sequence[int]
-    seeds: Sequence[int]
-
-
-def _of_recipe(recipe: str, choices: Choices, algorithms: str) -> tuple[Study, Sequence[str]]:
-    """What is compared, of a recipe.
-
-    Raises:
-        ConfigError: Something is not possible; the message says what to write instead.
-    """
-    from tacit_lab import recipes
-    from tacit_lab.study.replicas import refuse
-    from tacit_lab.study.search import Rule, Study
-    from tacit_lab.study.training import WORKERS
-
-    made = recipes.get(recipe, choices)
-    made.prepare(_tell)
-    if not made.steps_per_epoch(WORKERS):
-        raise ConfigError(f"{recipe} has too little data for {WORKERS} workers: give it more")
-    return Study({recipe: Rule(validation=made.validation)}, PLAIN), _arms(algorithms, refuse)
-
-
-def _of_script(name: str, algorithms: str) -> tuple[Study, Sequence[str]]:
-    """The same of a script."""
-    from tacit_lab.study.search import Rule, Study
-
-    return Study({name: Rule()}, PLAIN), _arms(algorithms)
 
 
 def _arms(text: str, refuse: Callable[[AnyStrategy], None] = lambda strategy: None) -> Sequence[str]:
@@ -230,25 +203,6 @@ def _arms(text: str, refuse: Callable[[AnyStrategy], None] = lambda strategy: No
                 "does)"
             )
     return arms
-
-
-def _checked(study: Study, arms: Sequence[str], steps: str, rates: str, seeds: str) -> _StudyOptions:
-    """Parse and check lengths, rates and seeds.
-
-    Raises:
-        ConfigError: Something is not possible; the message says what to write instead.
-    """
-    from tacit_lab.cli.compare.options import rates_of, seeds_of
-
-    lengths = sorted({*parsing.numbers("--steps", steps, int)})
-    for each in lengths:
-        parsing.whole("--steps", each, 2)
-    factors, numbers = rates_of(rates), seeds_of(seeds)
-    # Rates of every length are searched, as none of them is known to be long.
-    rules = {
-        task: replace(rule, searched=max(lengths), longest=max(lengths)) for task, rule in study.rules.items()
-    }
-    return _StudyOptions(replace(study, rules=rules, rates=factors), arms, lengths, numbers)
 
 
 def _train(choices: Choices, run: StudyRun) -> Ended:

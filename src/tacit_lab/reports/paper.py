@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tacit.errors import ConfigError, installing
-from tacit_lab.intervals import Mean
 from tacit_lab.records import Environment, Record, RunRecord
 from tacit_lab.reports.charts.curves import curves_of, points_of
 from tacit_lab.reports.comparison import Comparison, Row
@@ -29,25 +28,22 @@ _COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#
 
 def to_csv(comparison: Comparison) -> str:
     """A line for each algorithm, with all that is known of it; means of several seeds with half intervals."""
-    names = [field.name for field in fields(Row) if field.name != "traffic"]
+    lines = [dict(_flat(row)) for row in comparison.rows]
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([each for name in names for each in _columns(name)])
-    for row in comparison.rows:
-        writer.writerow([cell for name in names for cell in _cells(name, getattr(row, name))])
+    writer = csv.DictWriter(out, lines[0] if lines else (), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
     return out.getvalue()
 
 
-def _columns(name: str) -> list[str]:
-    return [name, f"{name}_half"] if name in ("gap", "speedups") else [name]
-
-
-def _cells(name: str, value: Any) -> list[Any]:
-    if name not in ("gap", "speedups"):
-        return ["" if value is None else value]
-    if not isinstance(value, Mean):
-        return ["", ""]
-    return [value.mean, "" if value.half is None else value.half]
+def _flat(row: Row) -> Iterator[tuple[str, Any]]:
+    for field in fields(Row):
+        value = getattr(row, field.name)
+        if field.name in ("gap", "speedups"):
+            yield field.name, value and value.mean
+            yield f"{field.name}_half", value and value.half
+        elif field.name != "traffic":
+            yield field.name, value
 
 
 def to_latex(comparison: Comparison, runs: Sequence[RunRecord], command: str) -> str:
@@ -148,9 +144,8 @@ def _marks(entry: str) -> list[str]:
 def _entries() -> Mapping[str, str]:
     """The bibliography by key."""
     text = files(__package__).joinpath("papers.bib").read_text(encoding="utf-8")
-    found = re.findall(r"^@\w+\{([^,]+),\n.*?^\}\n?", text, re.MULTILINE | re.DOTALL)
-    bodies = re.findall(r"^@\w+\{[^,]+,\n.*?^\}\n?", text, re.MULTILINE | re.DOTALL)
-    return dict(zip(found, bodies, strict=True))
+    found = re.findall(r"^(@\w+\{([^,]+),\n.*?^\}\n?)", text, re.MULTILINE | re.DOTALL)
+    return {key: entry for entry, key in found}
 
 
 # ---- the figure ---------------------------------------------------------------------------------------

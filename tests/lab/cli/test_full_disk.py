@@ -104,6 +104,28 @@ def test_a_comparison_goes_on_and_prints_its_table(tmp_path: Path, happens: str)
     assert len(notes) == len(set(notes))
 
 
+@pytest.mark.parametrize(
+    ("words", "record", "told"),
+    [
+        (("compare", "--replicas", "in-process", "--epochs", "1"), "records.jsonl", "digits on 2x1"),
+        (("study", "--steps", "5", "--quick"), "runs.jsonl", "digits, 5 steps"),
+    ],
+)
+def test_replicas_of_one_process_train_on_and_the_table_is_printed(
+    tmp_path: Path, words: tuple[str, ...], record: str, told: str
+) -> None:
+    out = tmp_path / "disk" / "out"
+    more = ["--algorithms", "topk", "--seeds", "0", "--json", "--out", str(out)]
+    more += ["--cluster", "2x1"] if words[0] == "compare" else []
+    spoilt = f"until test -e {out}; do sleep 0.01; done; head -c 1M /dev/zero > {out}/big"
+    done = on_a_small_disk(tmp_path, [*words, *more], spoilt)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["rows"][-1]["accuracy"]
+    assert f"{record} is not whole: No space left on device; training goes on" in done.err
+    assert told in done.err
+    assert ": none, " in done.err, "the page"
+
+
 def test_a_script_that_is_not_started_by_the_command_goes_on_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
