@@ -95,10 +95,11 @@ class Attached:
                 "attach one model after the other, from one thread"
             )
         try:
+            refuse_second(self._model)  # another thread may have attached it since the caller asked
             self._at_work: AtWork | Choosing = AtWork(spec, dispatcher)
+            _ATTACHED[self._model] = self
         finally:
             _ATTACHING.release()
-        _ATTACHED[self._model] = self
         self.links = self._active.links
         try:
             exit.began(self)
