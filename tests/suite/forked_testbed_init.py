@@ -2,9 +2,9 @@
 
 It is run in a fork of the fork server, so that torch is imported; launchers are forked from it, as ever where
 torch is. Each launcher forks a fork server of its own before it begins, and this one forks the keepers of
-ranks (`tacit_lab.testbed.rank`), which fork the ranks; servers are forked in place of exec. All of them have
-the parents, sessions, pipes and command lines that they have otherwise. The variable FRESH names ranks that
-are interpreters of their own nevertheless.
+ranks (`tacit_lab.testbed.rank`). Ranks and servers are forked in place of exec. All of them have the parents,
+sessions, pipes and command lines that they have otherwise. The variable FRESH names ranks that are
+interpreters of their own nevertheless.
 """
 
 import ctypes
@@ -56,14 +56,15 @@ def keep(request: dict[str, Any]) -> int:
     os.environ.clear()
     os.environ.update(request["env"])
     fork_server.rename([sys.executable, *request["argv"]])
-    if os.environ["RANK"] not in FRESH and _read() == _read_by_the_fork_server():
-        rank.subprocess = SimpleNamespace(Popen=Rank, PIPE=subprocess.PIPE)  # type: ignore[assignment]
-    return rank.main(request["argv"][script + 1 :])
+    command, env = request["argv"][script + 1 :], rank.environment()
+    if os.environ["RANK"] in FRESH or _read(env) != _read_by_the_fork_server():
+        return rank.main(command)
+    return rank.keep(lambda: become(command, env))
 
 
-def _read() -> dict[str, str]:
+def _read(env: Mapping[str, str]) -> dict[str, str]:
     """The variables of the rank that a new interpreter would read while it imports."""
-    return {name: value for name, value in rank._environment().items() if name.startswith(READ_AT_ONCE)}
+    return {name: value for name, value in env.items() if name.startswith(READ_AT_ONCE)}
 
 
 def _read_by_the_fork_server() -> dict[str, str]:
@@ -74,7 +75,7 @@ def _read_by_the_fork_server() -> dict[str, str]:
 
 
 class Rank(subprocess.Popen[bytes]):
-    """A fork of its keeper that is as a new interpreter would be."""
+    """A fork of its parent that is as a new interpreter would be."""
 
     def _execute_child(self, *given: Any) -> None:
         told = forks.given_to_execute(given)

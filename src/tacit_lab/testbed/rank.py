@@ -1,7 +1,8 @@
 """Runs one rank: passes its lines on whole, and reports when and how it ended.
 
 torchrun starts this in place of the rank, as a plain script without site packages, so that it costs a few
-milliseconds; it must import nothing but the standard library. The rank's output passes through here for two
+milliseconds; it must import nothing but the standard library. (Ranks of recipes are forks of a process that
+has imported torch, and so is this: see `supervisor`.) The rank's output passes through here for two
 reasons: lines of several ranks that share a pipe are not torn, and tracebacks are known as such. These and
 the report go to stderr, in lines that begin with `MARK`; whoever started the launcher takes them out.
 """
@@ -15,7 +16,6 @@ import os
 import re
 import selectors
 import signal
-import subprocess
 import sys
 import time
 from collections import deque
@@ -39,6 +39,8 @@ BREAKING = re.compile(
     r"|frame #\d+: |<omitting python frames>"
 )
 """What C++ prints when connections of an ending rank break; the traceback has the reason."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""By which a launcher ends a rank."""
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 
 
@@ -193,33 +195,51 @@ def _say(message: dict[str, object]) -> None:
     os.write(2, (MARK + json.dumps({"rank": rank, **message}) + "\n").encode())
 
 
-def _die_with_launcher() -> None:
+def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Ignore a signal: the launcher sends it to the whole process group, so the rank gets it, too."""
-    signal.setitimer(signal.ITIMER_REAL, _LOOK, _LOOK)
+def _start(become: Callable[[], object], outputs: Sequence[int]) -> int:
+    """Fork the rank, which writes to these two files. Returns its process."""
+    process = os.fork()
+    if process:
+        return process
+    try:
+        _die_with_parent()
+        for number in (*_SIGNALS, signal.SIGALRM, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        for target, output in enumerate(outputs, 1):
+            os.dup2(output, target)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        become()
+    except BaseException as error:
+        os.write(2, f"the rank cannot be started: {error}\n".encode())
+    finally:
+        os._exit(127)
 
 
-def watch(argv: Sequence[str]) -> int:
+def watch(become: Callable[[], object], alone: bool = False) -> int:
     """Run the rank to its end; its exit code, or minus the signal that killed it."""
-    process = subprocess.Popen(
-        argv,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=_environment(),
-        preexec_fn=_die_with_launcher,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
+    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+    process = _start(become, (out_end, err_end))
+    for end in (out_end, err_end):
+        os.close(end)
     errors, frozen = Errors(), []
-    streams = [Stream(process.stdout.fileno(), to_stdout), Stream(process.stderr.fileno(), errors.write)]
-    signal.signal(signal.SIGALRM, lambda *_: frozen.extend(_kill_stopped(process.pid)))
-    ended = _pump_until_exit(process.pid, streams)
+    streams = [Stream(out, to_stdout), Stream(err, errors.write)]
+
+    def signalled(number: int, frame: FrameType | None) -> None:
+        if alone:
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(process, number)
+        signal.setitimer(signal.ITIMER_REAL, _LOOK, _LOOK)
+
+    signal.signal(signal.SIGALRM, lambda *_: frozen.extend(_kill_stopped(process)))
+    for number in _SIGNALS:
+        signal.signal(number, signalled)
+    ended = _pump_until_exit(process, streams)
     for stream in streams:
         stream.drain()
-    code = process.wait()
+    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     if code:
         report(code, ended, list(errors.kept), bool(frozen))
     else:
@@ -253,17 +273,6 @@ def _state(pid: int) -> str:
         return stat.read().rpartition(")")[2].split()[0]
 
 
-def _environment() -> dict[str, str]:
-    """The environment of the rank."""
-    environment = dict(os.environ)
-    for name, value in json.loads(environment.pop(RESTORE, "{}")).items():
-        if value is None:
-            environment.pop(name, None)
-        else:
-            environment[name] = value
-    return environment
-
-
 def _pump_until_exit(pid: int, streams: Sequence[Stream]) -> float:
     with selectors.PollSelector() as selector:
         handle, stopped = os.pidfd_open(pid), False
@@ -286,18 +295,38 @@ def _pump_until_exit(pid: int, streams: Sequence[Stream]) -> float:
                     selector.unregister(key.fd)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the rank and end as it did."""
-    _die_with_launcher()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, _ignore)
-    code = watch(argv)
+def keep(become: Callable[[], object], alone: bool = False) -> int:
+    """Run the rank and end as it did.
+
+    Args:
+        become: What the rank's process calls. It never returns.
+        alone: Whether the launcher signals this process alone, which then passes the signal on. Otherwise it
+            signals the process group, which the rank belongs to.
+    """
+    _die_with_parent()
+    code = watch(become, alone)
     if code >= 0:
         return code
     with contextlib.suppress(OSError, ValueError):  # SIGKILL and SIGSTOP take no handler
         signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
     return 128 - code
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run this command as the rank, and end as it did."""
+    return keep(lambda: os.execve(argv[0], [*argv], environment()))
+
+
+def environment() -> dict[str, str]:
+    """The environment of the rank."""
+    found = dict(os.environ)
+    for name, value in json.loads(found.pop(RESTORE, "{}")).items():
+        if value is None:
+            found.pop(name, None)
+        else:
+            found[name] = value
+    return found
 
 
 if __name__ == "__main__":

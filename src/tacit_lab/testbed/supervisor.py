@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import itertools
 import os
 import selectors
 import signal
@@ -14,11 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tacit_lab.testbed import wire
+from tacit_lab.testbed import rank, wire
 from tacit_lab.testbed.network import background, relay
 from tacit_lab.testbed.network.linux import Clone, die_with_parent, join, name_thread, unshare
 
 _LAUNCHER = "torch.distributed.run"
+_WORKER = "tacit_lab.recipes.worker"
+_SLOW = ("torch._dynamo", _WORKER)
+"""What each rank of a recipe would import, in two seconds of a processor; optimizers import dynamo."""
 
 
 class Supervisor:
@@ -114,8 +118,8 @@ class Supervisor:
 
     def _start(self, message: Mapping[str, Any], files: Sequence[int]) -> None:
         if _launches(message["argv"]):
-            if len(self._networks) > 1 or self._launched:
-                _import_launcher(message["env"])
+            if len(self._networks) > 1 or self._launched or _trains_a_recipe(message["argv"]):
+                _import(message)
             self._launched = True
         process = os.fork()
         if process == 0:
@@ -185,14 +189,21 @@ def _launches(argv: Sequence[str]) -> bool:
     return [*argv[:3]] == [sys.executable, "-m", _LAUNCHER]
 
 
-def _import_launcher(env: Mapping[str, str]) -> None:
+def _trains_a_recipe(argv: Sequence[str]) -> bool:
+    """Whether the ranks run the module of the recipes, which can be imported once for all of them."""
+    return ("-m", _WORKER) in itertools.pairwise(argv)
+
+
+def _import(message: Mapping[str, Any]) -> None:
     """Once for all nodes: to import torch is most of what a launcher costs, in time and in memory."""
-    if _LAUNCHER in sys.modules:
+    wanted = [_LAUNCHER, *(_SLOW if _trains_a_recipe(message["argv"]) else ())]
+    if all(name in sys.modules for name in wanted):
         return
     before = dict(os.environ)
-    os.environ.update(env)  # how much torch says is read while it is imported
-    with contextlib.suppress(Exception):  # a launcher of its own then says what is wrong
-        importlib.import_module(_LAUNCHER)
+    os.environ.update(message["env"])  # how much torch says is read while it is imported
+    with contextlib.suppress(Exception):  # a launcher or rank of its own then says what is wrong
+        for name in wanted:
+            importlib.import_module(name)
     os.environ.clear()
     os.environ.update(before)
     gc.collect()
@@ -206,7 +217,10 @@ def _launch(argv: Sequence[str], env: Mapping[str, str]) -> int:
     os.environ.update(env)
     sys.argv = [*argv[2:]]
     try:
-        sys.modules[_LAUNCHER].main()
+        if _WORKER in sys.modules and _trains_a_recipe(argv):
+            _launch_forks(argv)
+        else:
+            sys.modules[_LAUNCHER].main()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -216,6 +230,28 @@ def _launch(argv: Sequence[str], env: Mapping[str, str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     return code
+
+
+def _launch_forks(argv: Sequence[str]) -> None:
+    """Do as torchrun with this command line, but with ranks that are forks of this process."""
+    torchrun = sys.modules[_LAUNCHER]
+    config, _, command = torchrun.config_from_args(torchrun.parse_args(argv[3:]))
+    config.start_method = "fork"
+    torchrun.elastic_launch(config, _watch_fork)(command[command.index(_WORKER) + 1 :])
+
+
+def _watch_fork(arguments: Sequence[str]) -> None:
+    """In a process that the launcher has forked: fork a rank of a recipe, and end as it does."""
+
+    def become() -> None:
+        environment = rank.environment()
+        os.environ.clear()
+        os.environ.update(environment)
+        name_thread(f"tacit rank {environment['RANK']}")  # its command line is that of the testbed
+        sys.modules[_WORKER].main(arguments)
+
+    if code := rank.keep(become, alone=True):
+        os._exit(code)
 
 
 def _enter(network: int, host: str) -> None:

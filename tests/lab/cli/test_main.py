@@ -265,14 +265,12 @@ def ranks_of(folder: Path) -> dict[int, int]:
     found = {}
     for process in Path("/proc").iterdir():
         try:
-            words = (process / "cmdline").read_bytes().split(b"\0")
+            name = (process / "comm").read_text()
             environment = (process / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        ours = f"TACIT_CACHE={folder}/cache".encode() in environment
-        if ours and b"tacit_lab.recipes.worker" in words and words[1] == b"-u":
-            rank = next(int(word[5:]) for word in environment if word.startswith(b"RANK="))
-            found[rank] = int(process.name)
+        if f"TACIT_CACHE={folder}/cache".encode() in environment and name.startswith("tacit rank "):
+            found[int(name.rpartition(" ")[2])] = int(process.name)
     return found
 
 

@@ -121,7 +121,7 @@ def test_a_rank_that_is_continued_is_known_to_be_though_it_never_stops_printing(
         while not children.read_text():
             time.sleep(0.01)
         pid = int(children.read_text())
-        # Stopped before it has become the program, it would stop the keeper, which waits for that.
+        # Until it has become the program, it has the keeper's handlers of signals.
         while QUICK.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
             time.sleep(0.01)
         # A keeper that goes by what is printed says nothing for as long as there is more.
