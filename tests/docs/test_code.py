@@ -18,6 +18,7 @@ from pages import PAGES, Block, blocks, shell_lines
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from cases import for_each
+from forks import COMMAND, ran
 
 HERE = Path(__file__).resolve().parent
 PYTHON = [block for page in PAGES for block in blocks(page) if block.language == "python"]
@@ -74,14 +75,12 @@ def test_a_block_runs(block: Block, outcomes: dict[str, str | None]) -> None:
 def torchrun(line: str, text: str, folder: Path) -> str:
     """What a script prints that is started by this line of a page."""
     given, _, words = line.partition("torchrun ")
-    command = [sys.executable, "-m", "torch.distributed.run", *shlex.split(words)]
+    command = ["torchrun", *shlex.split(words)]
     (folder / command[-1]).write_text(text)
-    env = os.environ | ENV | dict(word.split("=", 1) for word in given.split())
-    done = subprocess.run(
-        command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    env = ENV | dict(word.split("=", 1) for word in given.split())
+    done = ran(COMMAND, *command, cwd=folder, seconds=300, **env)
+    assert done.code == 0, done.err
+    return done.out
 
 
 def line_of(page: Path) -> str:

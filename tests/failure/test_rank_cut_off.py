@@ -13,7 +13,7 @@ from tacit_lab.testbed import Testbed
 
 HERE = Path(__file__).parent
 TIMEOUT = 8.0
-EXIT = 8.0
+EXIT = 20.0
 """Seconds that an interpreter may take to end, beside other tests."""
 
 

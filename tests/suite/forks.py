@@ -60,6 +60,10 @@ class Fork(subprocess.Popen[Any]):
         close_pipes(self, told)
 
 
+COMMAND = str(Path(__file__).with_name("forked_command.py"))
+"""Behind it comes `torchrun` or `tacit`, and its words: a command whose processes are all forks."""
+
+
 @dataclass(frozen=True)
 class Done:
     """How a command ended: its exit code, and what it and the processes that it started printed."""

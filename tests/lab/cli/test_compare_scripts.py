@@ -1,14 +1,12 @@
 """`tacit compare` of a script: what it makes of reports, and what is wrong with scripts."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from forks import COMMAND, ran
 from in_process_command import called
 from tacit_lab import records
 
@@ -21,15 +19,9 @@ def test_a_script_and_a_method_of_ones_own_seed_by_seed(namespaces: None, tmp_pa
     shutil.copy(EXAMPLES / "my_rows.py", tmp_path)
     words = ("--cluster", "2x1@1gbit", "--algorithms", "ddp,mine", "--import", "my_rows", "--seeds", "0..1")
     more = ("--out", "out", "--json", "--", str(SCRIPT), "well", "20")
-    done = subprocess.run(  # and not in this process, which would know the method from then on
-        [sys.executable, "-m", "tacit_lab", "compare", *words, *more],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent / "src"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    done = ran("-u", COMMAND, "tacit", "compare", *words, *more, cwd=tmp_path)
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
     ddp, mine = told["rows"]
     assert (told["seeds"], told["recipe"]) == ([0, 1], f"{SCRIPT} well 20")
     assert mine["gap"]["count"] == 2
@@ -43,11 +35,11 @@ def test_a_script_and_a_method_of_ones_own_seed_by_seed(namespaces: None, tmp_pa
     weights = {(each.seed, each.weights) for each in found if isinstance(each, records.RunRecord)}
     assert len(weights) == 2
     assert not [
-        each for each in ("different weights", "ignores its seed", "number of steps") if each in done.stderr
+        each for each in ("different weights", "ignores its seed", "number of steps") if each in done.err
     ]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "±" in page
-    assert "traces" in done.stderr
+    assert "traces" in done.err
 
 
 def test_what_was_interrupted_goes_on(tmp_path: Path) -> None:

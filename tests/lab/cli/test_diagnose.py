@@ -1,11 +1,10 @@
 """`tacit diagnose`: a script that knows nothing of tacit, and one that does."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from forks import COMMAND, ran
 from in_process_command import called
 from tacit.planning.diagnosis import PARTS, Diagnosis
 
@@ -56,14 +55,14 @@ def test_a_script_that_ends_before(tmp_path: Path) -> None:
 def test_a_script_under_torchrun(steps: int, code: int, tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text(PLAIN)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    words = ["--nproc-per-node", "2", "-m", "tacit.diagnose", "--steps", "4", str(script), str(steps)]
-    done = subprocess.run([*torchrun, *words], capture_output=True, text=True, timeout=120)
-    assert done.returncode == code, done.stderr
+    torchrun = ("torchrun", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
+    words = ("-m", "tacit.diagnose", "--steps", "4", str(script), str(steps))
+    done = ran("-u", COMMAND, *torchrun, *words)
+    assert done.code == code, done.err
     early = "tacit.diagnose: there is no diagnosis, as the script has ended: it must train"
-    assert (early in done.stderr) == bool(code)
-    assert ("ddp on 2 ranks: a step takes" in done.stderr) == (not code)
-    assert "not saved" not in done.stderr
+    assert (early in done.err) == bool(code)
+    assert ("ddp on 2 ranks: a step takes" in done.err) == (not code)
+    assert "not saved" not in done.err
 
 
 def test_a_script_with_a_session_of_its_own() -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from forks import COMMAND, Done, ran
+
 METHOD = Path(__file__).with_name("my_method.py")
 SOURCES = Path(__file__).parents[3] / "src"
 
 
-def tacit(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"} | variables
-    return subprocess.run(
-        [sys.executable, "-m", "tacit_lab", *words], cwd=cwd, env=env, capture_output=True, text=True
-    )
+def tacit(*words: str, cwd: Path) -> Done:
+    """In a process of its own, as this one would know the algorithms from then on."""
+    return ran("-u", COMMAND, "tacit", *words, cwd=cwd)
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def home(tmp_path: Path) -> Path:
 def test_an_algorithm_of_ones_own_is_compared(namespaces: None, home: Path) -> None:
     words = ("--cluster", "2x1@1gbit", "--algorithms", "mine,mine:share=0.01", "--epochs", "1", "--json")
     done = tacit("compare", "digits", *words, "--import", "my_method", cwd=home)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["rows"]
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["rows"]
     assert [row["algorithm"] for row in rows] == ["mine", "mine:share=0.01"]
     assert rows[0]["mb_between_nodes"] > 3 * rows[1]["mb_between_nodes"] > 0
 
@@ -38,8 +38,8 @@ def test_an_algorithm_of_ones_own_is_compared(namespaces: None, home: Path) -> N
 @pytest.mark.parametrize("given", ["my_method", "my_method.py", "./my_method.py"])
 def test_it_is_listed_with_its_parameters(home: Path, given: str) -> None:
     done = tacit("list", "mine", "--json", "--import", given, cwd=home)
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    (row,) = json.loads(done.out)
     assert row["changes"] == "a share, by a name of our own"
     assert [each["name"] for each in row["parameters"]] == ["share"]
 
@@ -86,6 +86,6 @@ def test_what_cannot_be_imported_is_said(home: Path, name: str, content: str | N
         (folder / f"{name.removesuffix('.py')}.py").write_text(content)
         name = str(folder / f"{name.removesuffix('.py')}.py")
     done = tacit("list", "--import", "my_method", "--import", name, cwd=home)
-    assert done.returncode == 2
-    assert says in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+    assert done.code == 2
+    assert says in " ".join(done.err.split())
+    assert "Traceback" not in done.err

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forks import ran
+from forks import COMMAND, ran
 from in_process_command import called
 from tacit.errors import ConfigError
 from tacit_lab import cli, records
@@ -165,7 +165,7 @@ def test_servers_read_a_compressor_that_lies_beside_the_script(tmp_path: Path) -
     (home / "train.py").write_text(OWN)
     words = ["run", "--cluster", "local:2", "--servers", "1", "--json", "--out", "o"]
     own = ("--import", "my_codecs", "--", "elsewhere/train.py")
-    done = ran("-m", "tacit_lab", *words, *own, cwd=tmp_path, fresh=True)
+    done = ran("-u", COMMAND, "tacit", *words, *own, cwd=tmp_path)
     assert done.code == 0, done.err
     told = json.loads(done.out.splitlines()[-1])
     assert told["ranks"][0]["sessions"][0]["metrics"]["push_bytes"] > 0
