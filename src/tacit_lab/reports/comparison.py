@@ -150,7 +150,8 @@ def compare(records: Iterable[Record]) -> Comparison:
     counted = {key: end for key, end in everything.items() if key.seed != CHOOSING}
     alone = [end for key, end in counted.items() if key.algorithm == COMPUTE_ONLY]
     limit = next(iter(alone), None)
-    ends = _by_algorithm({t: end for t, end in counted.items() if t.algorithm != COMPUTE_ONLY})
+    found = _by_algorithm({t: end for t, end in counted.items() if t.algorithm != COMPUTE_ONLY})
+    ends = {each: found[each] for each in dict.fromkeys(r.algorithm for r in records) if each in found}
     base = ends.get(BASE, next(iter(ends.values()), {}))
     seeds = sorted({seed for each in ends.values() for seed in each}) or [head.seed]
     return Comparison(

@@ -60,8 +60,9 @@ def train_at_once(
     train: Callable[[J], R],
     keep: Callable[[J, R], None],
     fail: Callable[[J, Exception], None],
-    hear: Callable[[Any], None] = lambda said: None,
     *,
+    begin: Callable[[J], None] = lambda job: None,
+    hear: Callable[[Any], None] = lambda said: None,
     jobs: int,
     minutes: float = math.inf,
 ) -> None:
@@ -72,6 +73,7 @@ def train_at_once(
         train: trains one; it is called in another process, so it must be one that can be pickled.
         keep: called with what came of one.
         fail: called with why one failed.
+        begin: called with one that is begun.
         hear: called with what `train` has said by `say`.
         minutes: none is begun after so many.
     """
@@ -86,6 +88,7 @@ def train_at_once(
                     break
                 if job not in tried:
                     tried.add(job)
+                    begin(job)
                     running[job] = pool.apply_async(train, (job,))
             if not running:
                 return

@@ -38,6 +38,7 @@ def test_seeds_and_rates_are_told_with_intervals_and_what_is_not_known_as_missin
     assert done.code == 0, done.err
     told = json.loads(done.out)
     ddp, topk = told["rows"]
+    assert [ddp["algorithm"], topk["algorithm"]] == ["ddp", "topk"], "whichever ended first"
     assert (told["cluster"], told["shaped"], told["in_process"]) == ("2x1", False, True)
     for row in (ddp, topk):
         for name in ("seconds", "mb_between_nodes", "speedup", "of_compute_only"):

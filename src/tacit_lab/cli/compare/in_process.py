@@ -11,6 +11,7 @@ from statistics import fmean
 
 from tacit.algorithms import parse
 from tacit.errors import TestbedError
+from tacit.strategy import AnyStrategy
 from tacit_lab import recipes
 from tacit_lab.cli.compare.display import Display
 from tacit_lab.cli.compare.options import CompareOptions
@@ -35,9 +36,29 @@ def train_all(options: CompareOptions, display: Display, recorder: ComparisonRec
         Interrupted: A signal came.
     """
     failed: dict[str, str] = {}
+    recipe = recipes.get(options.recipe, options.choices)
+    parameters = sum(each.numel() for each in recipe.model(0).parameters())
 
     def due() -> Iterator[RunKey]:
         return (key for key in missing(options, recorder.ends) if key.algorithm not in failed)
+
+    def begin(key: RunKey) -> None:
+        display.started(options.label(key))
+        head = RunRecord(
+            **key._asdict(),
+            strategy=repr(_strategy(key)),
+            recipe=recipe.name,
+            cluster=str(options.cluster),
+            shaped=False,
+            in_process=True,
+            epochs=options.epochs,
+            target=options.target,
+            batch_per_rank=recipe.batch,
+            world_size=options.cluster.world_size,
+            parameters=parameters,
+            environment=Environment.here(),
+        )
+        recorder.add(head)
 
     def keep(key: RunKey, records: list[Record]) -> None:
         for record in records:
@@ -47,20 +68,19 @@ def train_all(options: CompareOptions, display: Display, recorder: ComparisonRec
         recorder.add(EndRecord(**key._asdict(), status="failed", error=str(error)))
         failed[key.algorithm] = f"{options.label(key)} failed: {error}"
 
-    def hear(progress: Progress) -> None:
-        if progress.step:
-            display.advanced(progress)
-        else:
-            display.started(progress.algorithm)
-
     train = partial(_train, replace(options, strategies=()))  # a process makes its own of the names
-    train_at_once(due, train, keep, fail, hear, jobs=len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    train_at_once(due, train, keep, fail, begin=begin, hear=display.advanced, jobs=cores)
     if failed:
         raise TestbedError("\n".join(failed.values()))
 
 
+def _strategy(key: RunKey) -> AnyStrategy:
+    return parse(PLAIN.get(key.algorithm, key.algorithm))
+
+
 def _train(options: CompareOptions, key: RunKey) -> list[Record]:
-    """The records of one run, which is made in this process."""
+    """The records of one run, which is made in this process, behind the first."""
     return _Training(options, key).train()
 
 
@@ -73,10 +93,9 @@ class _Training:
         cluster, self._recipe = options.cluster, recipes.get(options.recipe, options.choices)
         self._each = self._recipe.steps_per_epoch(cluster.world_size)
         self._steps = self._each * (options.epochs or 0)
-        self._strategy = parse(PLAIN.get(key.algorithm, key.algorithm))
         self._replicas = Replicas(
             self._recipe,
-            self._strategy,
+            _strategy(key),
             steps=self._steps,
             seed=key.seed,
             rate=key.rate,
@@ -84,27 +103,12 @@ class _Training:
             ranks_per_node=cluster.ranks_per_node,
         )
         self._epochs: list[EpochRecord] = []
-        self._say(0, None)
 
     def train(self) -> list[Record]:
         """Train to the end."""
         done = self._replicas.train(self._stepped)
         held = self._recipe.validate(done.model) if self._key.seed == CHOOSING else None
         last = self._evaluated(done.steps)
-        head = RunRecord(
-            **self._key._asdict(),
-            strategy=repr(self._strategy),
-            recipe=self._recipe.name,
-            cluster=str(self._options.cluster),
-            shaped=False,
-            in_process=True,
-            epochs=self._options.epochs,
-            target=self._options.target,
-            batch_per_rank=self._recipe.batch,
-            world_size=self._options.cluster.world_size,
-            parameters=sum(p.numel() for p in done.model.parameters()),
-            environment=Environment.here(),
-        )
         end = EndRecord(
             **self._key._asdict(),
             status="ok",
@@ -115,7 +119,7 @@ class _Training:
             validation=-done.loss if held is None else held,
             training_loss=done.loss,
         )
-        return [head, *self._epochs, end]
+        return [*self._epochs, end]
 
     def _stepped(self, step: int, loss: float) -> None:
         if time.monotonic() - self._began > self._options.timeout:
