@@ -1,6 +1,7 @@
 """What `import tacit` offers, and what an import that was right once says now."""
 
 import ast
+import pydoc
 import subprocess
 import sys
 from importlib import import_module
@@ -186,6 +187,7 @@ def test_an_old_package_says_where_it_is() -> None:
 def test_a_name_that_is_nearly_right_says_the_right_one() -> None:
     says = "ImportError: tacit.compressors has no Topk. Did you mean 'TopK'?"
     assert said_by("from tacit.compressors import Topk") == says
+    assert "class TopK" in pydoc.render_doc("tacit.compressors.TopK")  # which asks for a module of that name
 
 
 def test_a_package_that_is_run_says_where_it_is() -> None:

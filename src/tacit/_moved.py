@@ -39,7 +39,8 @@ class OldImports:
         if fullname in MOVED:
             raise ModuleNotFoundError(_moved(fullname))
         package, _, name = fullname.rpartition(".")
-        near = get_close_matches(name, getattr(sys.modules.get(package), "__all__", ()), n=1)
+        public = getattr(sys.modules.get(package), "__all__", ())
+        near = [] if name in public else get_close_matches(name, public, n=1)  # pydoc asks for any name
         if package.startswith("tacit.") and near:
             raise ImportError(f"{package} has no {name}. Did you mean {near[0]!r}?")
 
