@@ -4,6 +4,9 @@ The text form is what users write after ``--cluster``:
 
 * ``2x2@100mbit``: 2 nodes of 2 ranks, every node's link carries 100 Mbit/s each way.
 * ``4x1@1gbit,20ms``: the same, and what a node sends arrives 20 ms later.
+* ``4x1@100mbit,5ms±2ms``: 3 to 7 ms later, by chance, so packets overtake each other (also ``5ms+-2ms``).
+* ``4x1@100mbit,30ms,0.1%loss``: one packet of a thousand that a node sends is lost.
+* ``4x1@100mbit,mtu=1280``: packets of at most 1,280 bytes, as in a VPN's tunnel.
 * ``2x2``: links as fast as the machine allows.
 * ``local:4``: 4 processes on this machine, no emulated network.
 * ``4x1+1@100mbit``: 4 nodes of 1 rank, and 1 parameter server, on a separate node.
@@ -21,12 +24,14 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import groupby
+from typing import Any
 
 from tacit.errors import ConfigError
 
 _RATES = {"gbit": Decimal(10**9), "mbit": Decimal(10**6), "kbit": Decimal(10**3)}
 _TIMES = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6")}
 _UNITS = {**_RATES, **_TIMES}
+_SPREAD = "±"
 _COUNT = r"(\d{1,100})"  # Python refuses to read a number of thousands of digits
 _SHAPE = re.compile(rf"{_COUNT}x{_COUNT}(?:\+{_COUNT})?", re.ASCII)
 _LOCAL = re.compile(rf"local:{_COUNT}(?:\+{_COUNT})?", re.ASCII)
@@ -34,6 +39,8 @@ _UNEVEN = re.compile(rf"nodes=\[(.*)\](?:\+{_COUNT})?")
 _GROUP = re.compile(rf"(?:{_COUNT}x)?{_COUNT}@([^@+]+)(?:\+load=([^@+]+))?", re.ASCII)
 _LOAD = "+load="
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)", re.ASCII)
+_LOSS = re.compile(r"(\d+(?:\.\d+)?)%loss", re.ASCII)
+_MTU = re.compile(r"mtu=(\d{1,9})", re.ASCII)
 _MOST_NODES = 1023
 """As many ports has a bridge of Linux."""
 _MOST_RANKS = 4096
@@ -41,15 +48,61 @@ _MOST_PLANNED = 1 << 20
 _SLOWEST, _FASTEST = 1e3, 34e9
 _EARLIEST, _LATEST = 1e-6, 240.0
 """What the kernel's shapers can do: bit/s with their least burst, and seconds."""
+_SMALLEST, ETHERNET, _LARGEST = 576, 1500, 9000
+"""Bytes of a packet: what every host takes, of Ethernet, and of its jumbo frames."""
 _EXAMPLES = (
     "Write for example 2x2@100mbit (2 nodes of 2 ranks, 100 Mbit/s links), 4x1@1gbit,20ms (with latency), "
-    "2x2 (links at full speed) or local:4 (4 plain local processes)."
+    "4x1@100mbit,30ms±2ms,1%loss,mtu=1280 (with jitter, loss and small packets), 2x2 (links at full speed) "
+    "or local:4 (4 plain local processes)."
 )
 _UNEVEN_EXAMPLES = (
     "Write for example nodes=[3x1@1gbit,1x1@100mbit] (3 nodes of 1 rank and a slower one), or "
     "nodes=[2@1gbit,2@100mbit,20ms+load=10mbit] (2 nodes of 2 ranks; the second with latency, and with "
     "10 Mbit/s that something else sends)."
 )
+
+
+@dataclass(frozen=True, order=True)
+class Impairment:
+    """What else a link does to the packets that its node sends.
+
+    Attributes:
+        loss: The share that is lost, each by chance.
+        jitter: The most seconds by which a packet is earlier or later than the latency says, each by chance.
+        mtu: The bytes of the largest packet, with its IP header.
+    """
+
+    loss: float = 0.0
+    jitter: float = 0.0
+    mtu: int = ETHERNET
+
+    def __post_init__(self) -> None:
+        """Refuse values that no link can have."""
+        if not 0 <= self.loss < 1:
+            raise ConfigError(
+                f"a link cannot lose {100 * self.loss:g} % of its packets: write 0 % or more, and less than "
+                f"100 %. {_EXAMPLES}"
+            )
+        if not (math.isfinite(self.jitter) and self.jitter >= 0):
+            raise ConfigError(f"a jitter cannot be {self.jitter} s: it must be 0 or more. {_EXAMPLES}")
+        if not _SMALLEST <= self.mtu <= _LARGEST:
+            raise ConfigError(
+                f"an MTU cannot be {self.mtu} bytes: write {_SMALLEST}, which every host takes, to "
+                f"{_LARGEST:,}. {_EXAMPLES}"
+            )
+
+    @property
+    def of_single_packets(self) -> bool:
+        """Whether it differs from packet to packet."""
+        return self.loss > 0 or self.jitter > 0
+
+    def words(self) -> list[str]:
+        """Its parts of a cluster's text, but for the jitter, which is written with the latency."""
+        lost = [f"{(Decimal(repr(float(self.loss))) * 100).normalize():f}%loss"] if self.loss else []
+        return lost + ([f"mtu={self.mtu}"] if self.mtu != ETHERNET else [])
+
+
+_PERFECT = Impairment()
 
 
 @dataclass(frozen=True)
@@ -67,8 +120,10 @@ class Cluster:
         latencies: The latency of each node's link, if they differ; `latency` is then 0.
         load: The background traffic out of each node, in bit/s of its link.
         loads: The background traffic of each node, if it differs; `load` is then 0.
+        impairment: What else the links do to packets: loss, jitter, MTU.
+        impairments: That of each node's link, if they differ; `impairment` then does nothing.
 
-    Of equal `rates`, `latencies` or `loads` it makes one for all.
+    Of equal `rates`, `latencies`, `loads` or `impairments` it makes one for all.
     """
 
     nodes: int
@@ -81,6 +136,8 @@ class Cluster:
     latencies: tuple[float, ...] = ()
     load: float = 0.0
     loads: tuple[float, ...] = ()
+    impairment: Impairment = _PERFECT
+    impairments: tuple[Impairment, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse values that no cluster can have."""
@@ -96,6 +153,7 @@ class Cluster:
         self._make_one_of_equal("rate", "rates", None)
         self._make_one_of_equal("latency", "latencies", 0.0)
         self._make_one_of_equal("load", "loads", 0.0)
+        self._make_one_of_equal("impairment", "impairments", _PERFECT)
         for rate in (*self.rates, *([] if self.rate is None else [self.rate])):
             if not (math.isfinite(rate) and rate > 0):
                 raise ConfigError(f"a link cannot carry {rate} bit/s: the rate must be above 0. {_EXAMPLES}")
@@ -103,18 +161,26 @@ class Cluster:
             if not (math.isfinite(latency) and latency >= 0):
                 raise ConfigError(f"a latency cannot be {latency} s: it must be 0 or more. {_EXAMPLES}")
         self._check_loads()
+        for node in range(self.nodes if self.impairments or self.latencies else 1):
+            jitter, latency = self.impairment_of(node).jitter, self.latency_of(node)
+            if jitter > latency:
+                raise ConfigError(
+                    f"a jitter of {_written(jitter, _TIMES)} is more than the latency of "
+                    f"{_written(latency, _TIMES) if latency else 'none'}, and no packet arrives before it "
+                    f"was sent: write less. {_EXAMPLES}"
+                )
         if not self.namespaces and (self.nodes > 1 or self.shaped or self.loaded):
             raise ConfigError(
                 "plain local processes are one node without links, so they have no rate, no latency and no "
                 f"load. Leave namespaces=True for more. {_EXAMPLES}"
             )
-        if (self.latencies or self.loads) and self.rate_of(0) is None:
+        if (self.latencies or self.loads or self.impairments) and self.rate_of(0) is None:
             raise ConfigError(
-                "nodes whose latency or load differs need a rate each, as their text form names one. "
+                "nodes whose latency, load or loss differs need a rate each, as their text form names one. "
                 f"{_UNEVEN_EXAMPLES}"
             )
 
-    def _make_one_of_equal(self, one: str, each: str, none: float | None) -> None:
+    def _make_one_of_equal(self, one: str, each: str, none: float | Impairment | None) -> None:
         """Have equal values of the nodes stand in the field for all, so that one cluster is one value."""
         values = getattr(self, each)
         if not values:
@@ -179,8 +245,14 @@ class Cluster:
 
     @property
     def shaped(self) -> bool:
-        """Whether its links have a rate or a latency."""
-        return self.rate is not None or bool(self.rates or self.latencies) or self.latency > 0
+        """Whether its links have a rate or a latency, or another impairment."""
+        shaped = self.rate is not None or bool(self.rates or self.latencies) or self.latency > 0
+        return shaped or self.impaired
+
+    @property
+    def impaired(self) -> bool:
+        """Whether its links lose packets, or differ in another way from perfect ones."""
+        return bool(self.impairments) or self.impairment != _PERFECT
 
     @property
     def loaded(self) -> bool:
@@ -205,6 +277,12 @@ class Cluster:
             return 0.0
         return self.loads[place] if self.loads else self.load
 
+    def impairment_of(self, place: int) -> Impairment:
+        """What else a node's link does to packets; a server's is that of the node that loses fewest."""
+        if not self.impairments:
+            return self.impairment
+        return self.impairments[place] if place < self.nodes else min(self.impairments)
+
     def free_rate_of(self, place: int) -> float | None:
         """The rate of a node's link without the load; None: it has no rate."""
         rate = self.rate_of(place)
@@ -220,28 +298,29 @@ class Cluster:
         """Read the text form, for example ``2x2@100mbit``; `str` gives it back."""
         if local := _LOCAL.fullmatch(text.strip().lower()):
             return cls(1, int(local[1]), namespaces=False, servers=int(local[2] or 0))
-        if uneven := _UNEVEN.fullmatch(text.strip().lower()):
+        plain = text.strip().lower().replace("+-", _SPREAD)
+        if uneven := _UNEVEN.fullmatch(plain):
             return _uneven(uneven[1], int(uneven[2] or 0), text)
-        if _LOCAL.match(text.strip().lower()):
+        if _LOCAL.match(plain):
             raise ConfigError(
                 f"cannot read the cluster {text!r}, as plain local processes have no links, and so no rate, "
-                f"latency or load. {_EXAMPLES}"
+                f"latency, loss or load. {_EXAMPLES}"
             )
-        if text.strip().lower().startswith("nodes="):
+        if plain.startswith("nodes="):
             raise ConfigError(f"cannot read the cluster {text!r}. {_UNEVEN_EXAMPLES}")
-        words, loaded, busy = text.strip().lower().partition(_LOAD)
+        words, loaded, busy = plain.partition(_LOAD)
         head, at, tail = words.partition("@")
         shape = _SHAPE.fullmatch(head)
         if shape is None:
             raise ConfigError(f"cannot read {head!r} as NODESxRANKS in the cluster {text!r}. {_EXAMPLES}")
-        rate, latency = _link(tail, text) if at else (None, 0.0)
+        link = _link(tail, text) if at else {}
         load = _load(busy, text) if loaded else 0.0
-        return cls(int(shape[1]), int(shape[2]), rate, latency, servers=int(shape[3] or 0), load=load)
+        return cls(int(shape[1]), int(shape[2]), servers=int(shape[3] or 0), load=load, **link)
 
     def __str__(self) -> str:
         """The canonical text form."""
         beside = f"+{self.servers}" if self.servers else ""
-        if self.rates or self.latencies or self.loads:
+        if self.rates or self.latencies or self.loads or self.impairments:
             groups = groupby(self._link_text(node) for node in range(self.nodes))
             parts = (f"{len([*same])}x{self.ranks_per_node}{link}" for link, same in groups)
             return f"nodes=[{','.join(parts)}]{beside}"
@@ -250,10 +329,13 @@ class Cluster:
         return f"{self.nodes}x{self.ranks_per_node}{beside}{self._link_text(0)}"
 
     def _link_text(self, node: int) -> str:
-        """The text after a node: its rate, latency and load."""
+        """The text after a node: its rate, latency, impairment and load."""
         rate, latency, load = self.rate_of(node), self.latency_of(node), self.load_of(node)
+        impairment = self.impairment_of(node)
         link = [_written(rate, _RATES)] if rate is not None else []
-        link += [_written(latency, _TIMES)] if latency else []
+        spread = f"{_SPREAD}{_written(impairment.jitter, _TIMES)}" if impairment.jitter else ""
+        link += [_written(latency, _TIMES) + spread] if latency else []
+        link += impairment.words()
         busy = f"{_LOAD}{_written(load, _RATES)}" if load else ""
         return ("@" + ",".join(link) if link else "") + busy
 
@@ -264,7 +346,7 @@ def _uneven(text: str, servers: int, whole: str) -> Cluster:
     for word in text.split(","):
         if "@" in word or not words:
             words.append(word.strip())
-        else:  # the latency of the entry before
+        else:  # the latency of the entry before, say
             words[-1] += f",{word}"
     found = [_group(word, whole) for word in words]
     if len({group.ranks_per_node for group in found}) > 1:
@@ -282,20 +364,21 @@ def _uneven(text: str, servers: int, whole: str) -> Cluster:
         rates=tuple(node.rate for node in nodes if node.rate is not None),
         latencies=tuple(node.latency for node in nodes),
         loads=tuple(node.load for node in nodes),
+        impairments=tuple(node.impairment for node in nodes),
     )
 
 
 def _group(word: str, whole: str) -> Cluster:
     """The nodes of one entry, which are alike."""
     group = _GROUP.fullmatch(word)
-    rate, latency = _link(group[3], whole) if group is not None else (None, 0.0)
-    if group is None or rate is None:
+    link = _link(group[3], whole) if group is not None else {}
+    if group is None or link["rate"] is None:
         raise ConfigError(
             f"cannot read {word!r} as RANKS@RATE or COUNTxRANKS@RATE in the cluster {whole!r}. "
             f"{_UNEVEN_EXAMPLES}"
         )
     load = _load(group[4], whole) if group[4] else 0.0
-    return Cluster(int(group[1] or 1), int(group[2]), rate, latency, load=load)
+    return Cluster(int(group[1] or 1), int(group[2]), load=load, **link)
 
 
 def _load(word: str, whole: str) -> float:
@@ -309,22 +392,33 @@ def _load(word: str, whole: str) -> float:
     return value
 
 
-def _link(text: str, whole: str) -> tuple[float | None, float]:
-    """Read ``RATE``, ``LATENCY`` or ``RATE,LATENCY``."""
+def _link(text: str, whole: str) -> dict[str, Any]:
+    """Read ``RATE,LATENCY±JITTER,LOSS,MTU``, each of which may be left out: fields of a cluster."""
     rate: float | None = None
     latency: float | None = None
-    for word in text.split(","):
-        value, unit = _quantity(word, whole)
-        if unit in _RATES and rate is None and latency is None:
-            rate = value
-        elif unit in _TIMES and latency is None:
+    others: dict[str, Any] = {}
+    for word in map(str.strip, text.split(",")):
+        if (loss := _LOSS.fullmatch(word)) and "loss" not in others:
+            others["loss"] = float(Decimal(loss[1]) / 100)
+            continue
+        if (mtu := _MTU.fullmatch(word)) and "mtu" not in others:
+            others["mtu"] = int(mtu[1])
+            continue
+        quantity, spread, jitter = word.partition(_SPREAD)
+        value, unit = _quantity(quantity, whole)
+        if unit in _TIMES and latency is None:
             latency = value
+            others["jitter"], unit = _quantity(jitter, whole) if spread else (0.0, unit)
+        elif unit in _RATES and rate is None and latency is None and not spread:
+            rate, unit = value, "s"
         else:
+            unit = ""
+        if unit not in _TIMES:
             raise ConfigError(
-                f"cannot read {text!r} in the cluster {whole!r}: after @ comes one rate, then one latency. "
-                f"{_EXAMPLES}"
+                f"cannot read {text!r} in the cluster {whole!r}: after @ comes one rate, then one latency, "
+                f"with its jitter, and a loss and an MTU, each at most once. {_EXAMPLES}"
             )
-    return rate, latency or 0.0
+    return {"rate": rate, "latency": latency or 0.0, "impairment": Impairment(**others)}
 
 
 def _quantity(word: str, whole: str) -> tuple[float, str]:

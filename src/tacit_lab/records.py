@@ -191,6 +191,10 @@ class EndRecord(_OfRun):
     traffic: list[list[int]] | None = None
     """Bytes that left each node's interface, row by row, for each other node: first the nodes with ranks,
     then the servers'. Counted before they are queued. None where nothing counts, and in older records."""
+    relay_cores: float | None = None
+    """The most of a core that the relay took in any second, which makes packets late; None without one."""
+    relay_doubt: str | None = None
+    """Why the numbers do not count, as the relay did not keep up; None where it did."""
     error: str | None = None
 
     @classmethod

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from tacit.errors import ConfigError
-from tacit_lab.cluster import Cluster
+from tacit_lab.cluster import Cluster, Impairment
 from tacit_lab.testbed import Testbed
 
 
@@ -32,6 +32,18 @@ from tacit_lab.testbed import Testbed
         ),
         ("nodes=[1x1@1gbit,1x1@1gbit,2ms]", Cluster(2, 1, 1e9, latencies=(0, 2e-3))),
         ("nodes=[1x1@1gbit,1x1@1gbit+load=1mbit]", Cluster(2, 1, 1e9, loads=(0, 1e6))),
+        ("4x1@100mbit,30ms,0.1%loss", Cluster(4, 1, 1e8, 0.03, impairment=Impairment(loss=1e-3))),
+        ("4x1@100mbit,5ms±2ms", Cluster(4, 1, 1e8, 5e-3, impairment=Impairment(jitter=2e-3))),
+        ("4x1@mtu=1280+load=1mbit", Cluster(4, 1, impairment=Impairment(mtu=1280), load=1e6)),
+        (
+            "nodes=[1x1@1gbit,5ms±1ms,2%loss,mtu=576,1x1@1gbit]+1",
+            Cluster(
+                *(2, 1, 1e9),
+                latencies=(5e-3, 0),
+                impairments=(Impairment(0.02, 1e-3, 576), Impairment()),
+                servers=1,
+            ),
+        ),
     ],
 )
 def test_parses_and_writes_back(text: str, cluster: Cluster) -> None:
@@ -51,6 +63,9 @@ def test_parses_and_writes_back(text: str, cluster: Cluster) -> None:
         ("nodes=[2@1gbit, 2@1gbit]", "2x2@1gbit"),
         ("Nodes=[3x1@1gbit, 1@100mbit, 5ms+load=10mbit]", "nodes=[3x1@1gbit,1x1@100mbit,5ms+load=10mbit]"),
         ("nodes=[2x1@1gbit,1ms,1x1@1gbit,1ms]", "3x1@1gbit,1ms"),
+        ("4x1@100mbit,5ms+-2ms", "4x1@100mbit,5ms±2ms"),
+        ("4x1@100mbit, MTU=1280, 1.50%Loss, 0ms±0ms", "4x1@100mbit,1.5%loss,mtu=1280"),
+        ("nodes=[1@1gbit,0%loss,1@1gbit,mtu=1500]", "2x1@1gbit"),
     ],
 )
 def test_other_spellings_mean_the_canonical_one(text: str, canonical: str) -> None:
@@ -62,9 +77,14 @@ def test_other_spellings_mean_the_canonical_one(text: str, canonical: str) -> No
     st.integers(1, 4),
     st.none() | st.floats(1e-3, 1e15),
     st.just(0.0) | st.floats(1e-9, 1e4),
+    st.just(0.0) | st.floats(1e-6, 0.999),
+    st.floats(1e-3, 1),
+    st.integers(576, 9000),
 )
-def test_text_says_it_all(nodes: int, ranks: int, rate: float | None, latency: float) -> None:
-    cluster = Cluster(nodes, ranks, rate, latency)
+def test_text_says_it_all(
+    nodes: int, ranks: int, rate: float | None, latency: float, loss: float, spread: float, mtu: int
+) -> None:
+    cluster = Cluster(nodes, ranks, rate, latency, impairment=Impairment(loss, latency * spread, mtu))
     assert Cluster.parse(str(cluster)) == cluster
 
 
@@ -118,6 +138,19 @@ def test_text_of_uneven_nodes_says_it_all(
         "2x2@20ms,100mbit",
         "2x2@100mbit,20ms,1ms",
         "2x2@1gbit,1gbit",
+        "2x2@1gbit,100%loss",
+        "2x2@1gbit,-1%loss",
+        "2x2@1gbit,1%loss,1%loss",
+        "2x2@1gbit,mtu=575",
+        "2x2@1gbit,mtu=9001",
+        "2x2@1gbit,mtu=",
+        "2x2@1gbit,5ms±6ms",
+        "2x2@1gbit,±1ms",
+        "2x2@1gbit,5ms±",
+        "2x2@1gbit,5ms±1gbit",
+        "2x2@1gbit±1ms",
+        "local:2@5ms",
+        "nodes=[1@5ms,1%loss,1@1gbit]",
         "2x2@1gbit+load=1gbit",
         "2x2@1gbit+load=1ms",
         "2x2@1gbit+load=",
@@ -164,6 +197,9 @@ def test_local_processes_have_no_links(text: str) -> None:
         {"nodes": 1, "ranks_per_node": 1, "latency": float("nan")},
         {"nodes": 2, "ranks_per_node": 1, "namespaces": False},
         {"nodes": 1, "ranks_per_node": 1, "rate": 1e6, "namespaces": False},
+        {"nodes": 1, "ranks_per_node": 1, "impairment": Impairment(0.1), "namespaces": False},
+        {"nodes": 2, "ranks_per_node": 1, "impairments": (Impairment(0.1), Impairment())},
+        {"nodes": 2, "ranks_per_node": 1, "rate": 1e6, "impairment": Impairment(jitter=1e-3)},
     ],
 )
 def test_impossible_values_are_refused(values: dict[str, float]) -> None:
@@ -217,6 +253,18 @@ def test_a_server_has_the_earliest_link_and_no_load() -> None:
     assert [cluster.latency_of(place) for place in range(3)] == [0.5, 0.1, 0.1]
     assert [cluster.load_of(place) for place in range(3)] == [1e6, 1e6, 0.0]
     assert cluster.loaded
+
+
+def test_a_server_loses_as_little_as_the_best_node() -> None:
+    cluster = Cluster.parse("nodes=[1@1gbit,2%loss,1@1gbit,1%loss,mtu=1280]+1")
+    assert [cluster.impairment_of(place).loss for place in range(3)] == [0.02, 0.01, 0.01]
+    assert cluster.shaped
+
+
+@for_each("values", [{"loss": 1.0}, {"loss": float("nan")}, {"jitter": float("inf")}, {"mtu": 100}])
+def test_no_link_is_so_impaired(values: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="Write for example"):
+        Impairment(**values)  # type: ignore[arg-type]
 
 
 def test_world_size() -> None:

@@ -142,6 +142,8 @@ def command(
     made = cluster_plans.plan(found, network, texts, None if memory is None else memory * 1e9)
     grid = [] if rates is None else _sweep(shape, found, network, texts, rates)
     title = f"{recipe or profile} on {shape}"
+    if shape.impaired:
+        typer.echo("The plan is made without the links' loss, jitter and MTU: it is too good.", err=True)
     typer.echo(
         json.dumps(drawing.to_json(made, title, grid)) if as_json else drawing.to_text(made, title, grid)
     )

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from html import escape
 
-from tacit_lab.records import VERSION, RunRecord
+from tacit_lab.records import VERSION, EndRecord, Record, RunRecord
 from tacit_lab.reports.comparison import Comparison
 
 
-def details(comparison: Comparison, runs: Sequence[RunRecord]) -> str:
+def details(comparison: Comparison, runs: Sequence[RunRecord], records: Sequence[Record]) -> str:
     """Configuration, strategies and environment, closed until it is asked for."""
     strategies = [*{run.algorithm: run.strategy or "nothing is exchanged" for run in runs}.items()]
     return f"""<details>
 <summary>Configuration and environment</summary>
 <h3>Configuration</h3>
-{_pairs(_configuration(comparison, runs[0]))}
+{_pairs([*_configuration(comparison, runs[0]), *_relay(records)])}
 <h3>Strategies</h3>
 {_pairs(strategies)}
 <h3>Environment</h3>
@@ -38,6 +38,12 @@ def _configuration(comparison: Comparison, run: RunRecord) -> list[tuple[str, st
         "version of the records": VERSION,
     }
     return [(name, str(value)) for name, value in known.items() if value is not None]
+
+
+def _relay(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """What the process took that made packets late, where there was one."""
+    cores = [each.relay_cores for each in records if isinstance(each, EndRecord) and each.relay_cores]
+    return [("relay of the links", f"at most {max(cores):.2f} of a core in any second")] if cores else []
 
 
 def _environment(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:

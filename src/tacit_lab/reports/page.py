@@ -48,7 +48,7 @@ def page(records: Iterable[Record], timelines: Iterable[Timeline] = (), *, cut: 
         *(html for html, _ in found),
         traffic(records, styles(comparison)) if comparison else "",
         servers(records),
-        details(comparison, runs) if comparison else "",
+        details(comparison, runs, records) if comparison else "",
     ]
     charts = [chart for _, charts in found for chart in charts]
     return document(_title(comparison), parts, charts, "tacit compare")

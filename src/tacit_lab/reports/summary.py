@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tacit.errors import ConfigError
-from tacit_lab.cluster import Cluster
+from tacit_lab.cluster import ETHERNET, Cluster, Impairment
 from tacit_lab.records import COMPUTE_ONLY, EndRecord, EpochRecord, Record, RunKey, RunRecord
 from tacit_lab.reports.comparison import BASE, IN_PROCESS, UNSHAPED, Comparison, Row, compare
 
@@ -82,10 +82,17 @@ def links(cluster: str) -> str:
     late = f" with {parsed.latency * 1e3:g} ms of latency" if parsed.latency else ""
     if parsed.latencies:
         late = f" with {_span(parsed.latencies, lambda each: f'{each * 1e3:g}')} ms of latency"
+    late += ", whose loss, jitter or MTU differs" if parsed.impairments else _impaired(parsed.impairment)
     busy = f", each with a background load of {_rate(parsed.load)}" if parsed.load else ""
     if parsed.loads:
         busy = f", with background loads of {_span(parsed.loads, _rate)}"
     return f"{rate} links{late}{busy}"
+
+
+def _impaired(impairment: Impairment) -> str:
+    jitter = f", ± {impairment.jitter * 1e3:g} ms" if impairment.jitter else ""
+    loss = f", {100 * impairment.loss:g} % of packets lost" if impairment.loss else ""
+    return jitter + loss + (f", an MTU of {impairment.mtu:,} bytes" if impairment.mtu != ETHERNET else "")
 
 
 def _span(values: Sequence[float], shown: Callable[[float], str]) -> str:
@@ -144,7 +151,14 @@ def doubts(records: Sequence[Record]) -> list[str]:
     }
     begun = {key: head.weights for key, head in heads.items() if head.weights is not None and key in ends}
     found = [*_other_weights(begun), *_useless_seeds(begun, ends), *_other_lengths(begun, ends)]
-    return [*found, *_closings(records, ends), *_of_numbers(compare(records) if heads else None)]
+    found += [*_closings(records, ends), *_of_numbers(compare(records) if heads else None)]
+    return [*_relayed(ends.values()), *found]
+
+
+def _relayed(ends: Iterable[EndRecord]) -> Iterator[str]:
+    """The runs whose links a relay made late that did not keep up."""
+    for name, doubt in {end.algorithm: end.relay_doubt for end in ends if end.relay_doubt}.items():
+        yield f"{name} does not count: the relay, a process that makes packets late here, {doubt}."
 
 
 def _closings(records: Sequence[Record], ends: Mapping[RunKey, EndRecord]) -> Iterator[str]:

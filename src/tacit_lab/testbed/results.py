@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 TIMED_OUT = 124
 """The return code of a run that was stopped at its time limit, as timeout(1) has it."""
 
+_MOST_OF_A_CORE = 0.5
+_LATE_SHARE, _LATE_SECONDS = 0.05, 0.5e-3
+"""How much later than wanted packets may be in the mean: a share of that, and at least so many seconds."""
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -60,6 +64,35 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Relayed:
+    """How the relay kept up, a process that makes packets late or loses them where the kernel cannot.
+
+    Attributes:
+        cores: The most of a processor core that it took in any second.
+        wanted: Seconds by which packets should have been late, in the mean.
+        late: Seconds by which they were later than that, in the mean.
+    """
+
+    cores: float
+    wanted: float
+    late: float
+
+    @property
+    def doubt(self) -> str | None:
+        """Why what was measured over such links does not count; None if it does."""
+        if self.cores > _MOST_OF_A_CORE:
+            return f"took {self.cores:.2f} of a processor core in its busiest second"
+        if self.late > max(_LATE_SHARE * self.wanted, _LATE_SECONDS):
+            return f"made packets {1e3 * self.late:.2f} ms later than it should"
+        return None
+
+    def __str__(self) -> str:
+        """One line."""
+        doubt = f"; the numbers do not count, as it {self.doubt}" if self.doubt else ""
+        return f"relay of the links: {self.cores:.2f} of a core in its busiest second{doubt}"
+
+
+@dataclass(frozen=True)
 class Result:
     """The result of a run.
 
@@ -70,6 +103,7 @@ class Result:
         seconds: How long it took.
         notes: What ranks could not write down, each once.
         endings: How each rank ended that did not end well, the first failure first.
+        relayed: How the relay of its links kept up; None where there is none.
     """
 
     returncode: int
@@ -78,6 +112,7 @@ class Result:
     seconds: float
     notes: tuple[str, ...] = ()
     endings: tuple[Ending, ...] = ()
+    relayed: Relayed | None = None
 
     @property
     def ok(self) -> bool:

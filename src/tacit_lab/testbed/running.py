@@ -17,7 +17,7 @@ from tacit.errors import TestbedError
 from tacit_lab.testbed import wire
 from tacit_lab.testbed.failure_attribution import Node, agreed, parted, silent
 from tacit_lab.testbed.outputs import OnLine, Output
-from tacit_lab.testbed.results import TIMED_OUT, Failure, Result
+from tacit_lab.testbed.results import TIMED_OUT, Failure, Relayed, Result
 
 GRACE = 5.0
 """Seconds that the other nodes have to print their errors once one has failed."""
@@ -81,6 +81,7 @@ class RunMonitor:
         self._first_failure: float | None = None
         self._dismissed: float | None = None
         self._notes: list[str] = []
+        self._relayed: Relayed | None = None
         self._terminated: float | None = None
         self._sweeping = self._swept = self._timed_out = False
         self._selector = selectors.DefaultSelector()
@@ -157,6 +158,8 @@ class RunMonitor:
                     f"{message['lost']} has ended (exit code {message['code']}), and what is measured would "
                     "be without it: run it again"
                 )
+            if message["relayed"] is not None:
+                self._relayed = Relayed(*message["relayed"])
         else:
             self._nodes[message["ended"]].end(message["code"])
 
@@ -285,4 +288,5 @@ class RunMonitor:
             seconds,
             tuple(self._notes),
             tuple(ending for _, ending in endings),
+            self._relayed,
         )

@@ -23,6 +23,7 @@ _LAUNCHER = "torch.distributed.run"
 _WORKER = "tacit_lab.recipes.worker"
 _SLOW = ("torch._dynamo", _WORKER)
 """What each rank of a recipe would import, in two seconds of a processor; optimizers import dynamo."""
+_RELAY = "the relay that makes packets late"
 
 
 class Supervisor:
@@ -102,7 +103,8 @@ class Supervisor:
                 if node is not None:
                     self._tell({"ended": node, "code": code})
                 elif (what := self._beside.pop(ended[0], None)) is not None:
-                    self._tell({"lost": what, "code": code})
+                    relayed = self._relay.told() if self._relay is not None and what == _RELAY else None
+                    self._tell({"lost": what, "code": code, "relayed": relayed})
         except ChildProcessError:
             return False
         return True
@@ -141,7 +143,7 @@ class Supervisor:
     def _start_relay(self) -> None:
         """Have a process delay packets until all are ended, if that is to be done."""
         if self._relay is not None:
-            self._start_beside("the relay that makes packets late", relay.NAME, self._relay.carry)
+            self._start_beside(_RELAY, relay.NAME, self._relay.carry)
 
     def _start_beside(self, what: str, name: str, work: Callable[[], NoReturn]) -> None:
         process = os.fork()

@@ -22,6 +22,7 @@ from tacit_lab.cluster import Cluster
 from tacit_lab.recipes.progress import Progress, line_of
 from tacit_lab.records import EndRecord
 from tacit_lab.testbed import Failure, Result
+from tacit_lab.testbed.results import Relayed
 
 WELL = Result(0, (), timed_out=False, seconds=1.0)
 PROGRESS = Progress(algorithm="topk", epoch=0, step=1, steps=2, seconds=0.1, loss=2.0, accuracy=None, mb=None)
@@ -113,6 +114,15 @@ def test_all_algorithms_and_the_limit_share_one_testbed(options: CompareOptions)
     assert [record.algorithm for record in heads] == ["ddp", "topk", "compute-only"]
     assert list(records.read(options.records)) == recorder.records
     assert [each.algorithm for each in timelines.read(options.timeline)] == ["ddp", "topk", "compute-only"]
+
+
+def test_a_run_says_what_its_relay_took(options: CompareOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = replace(WELL, relayed=Relayed(0.7, 0.03, 1e-4))
+    monkeypatch.setattr(Bed, "play", staticmethod(lambda algorithm: result))
+    runner.train_all(options, Screen(), ComparisonRecorder(options))
+    ends = [each for each in records.read(options.records) if isinstance(each, records.EndRecord)]
+    assert {each.relay_cores for each in ends} == {0.7}
+    assert {each.relay_doubt for each in ends} == {result.relayed and result.relayed.doubt}
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,13 @@ def test_the_table_says_what_it_assumes_and_where_which_one_wins(profile: str) -
     assert [row[1] for row in rows] == ["topk", "topk"]
 
 
+def test_a_plan_says_that_it_knows_nothing_of_loss(profile: str) -> None:
+    for link, said in (("1%loss", True), ("1ms", False)):
+        done = called("plan", "--profile", profile, "--cluster", f"2x1@1mbit,{link}", "--algorithms", "ddp")
+        assert done.code == 0, done.err
+        assert ("without the links' loss" in done.err) == said
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -67,6 +67,14 @@ def test_a_failed_base_leaves_the_others_to_be_told() -> None:
         ("2x2@1gbit", "1 Gbit/s links"),
         ("4x1@2.5gbit,20ms", "2.5 Gbit/s links with 20 ms of latency"),
         ("2x1@500kbit", "500 kbit/s links"),
+        (
+            "2x1@1gbit,5ms±1ms,0.1%loss,mtu=1280",
+            "1 Gbit/s links with 5 ms of latency, ± 1 ms, 0.1 % of packets lost, an MTU of 1,280 bytes",
+        ),
+        (
+            "nodes=[1@1gbit,1@1gbit,1%loss]",
+            "1 Gbit/s links, whose loss, jitter or MTU differs",
+        ),
         ("2x2", "full-speed links"),
         ("what?", "what?"),
         ("4x1@1gbit+load=50mbit", "1 Gbit/s links, each with a background load of 50 Mbit/s"),
@@ -190,3 +198,14 @@ def test_seeds_that_change_nothing_are_told_and_a_base_that_is_loaded_is_not() -
 def test_runs_of_other_lengths_are_told() -> None:
     (told,) = summary.doubts([*begun("ddp", 0, 1.0), *begun("topk", 0, 1.0, steps=4)])
     assert told == "The algorithms did not take the same number of steps: ddp 9, topk 4."
+
+
+def test_runs_do_not_count_whose_relay_did_not_keep_up() -> None:
+    busy = replace(TOPK, relay_cores=0.9, relay_doubt="took 0.90 of a processor core in its busiest second")
+    found = comparison(replace(DDP, relay_cores=0.2), busy)
+    assert summary.doubts(found)[0] == (
+        "topk:ratio=0.01 does not count: the relay, a process that makes packets late here, took 0.90 of a "
+        "processor core in its busiest second."
+    )
+    assert "at most 0.90 of a core in any second" in reports.page(found)
+    assert "relay of the links" not in reports.page(WHOLE)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tacit_lab.cluster import Cluster
 from tacit_lab.cluster_plans import FRAMES
 from tacit_lab.testbed import Testbed
 from tacit_lab.testbed.network import relay
+from tacit_lab.testbed.results import Relayed
 
 pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("namespaces")]
 
@@ -55,6 +57,12 @@ def measured(cluster: str, program: Path, trips: int = 40, pause: float = 0.01, 
     return found
 
 
+def assert_carries(payload: float, rates: list[float]) -> None:
+    """Check that a link carries so many bit/s, but for moments in which the machine does something else."""
+    assert max(rates) >= 0.95 * payload
+    assert statistics.median(each for each in rates if each > 0.8 * payload) <= 1.05 * payload
+
+
 @pytest.mark.parametrize(("cluster", "latency", "rate"), [("2x1@100mbit,30ms", 30e-3, 1e8)])
 def test_packets_are_late_and_links_carry_their_rate(
     programs: Path, cluster: str, latency: float, rate: float
@@ -62,12 +70,45 @@ def test_packets_are_late_and_links_carry_their_rate(
     found = measured(cluster, programs / "late.py")
     assert len(found["trips"]) == 40
     assert 0.95 * latency <= min(found["trips"]) / 2 <= 1.05 * latency
-    assert 0.95 * rate <= max(found["rates"]) / FRAMES <= 1.05 * rate
+    assert_carries(rate * FRAMES, found["rates"])
 
 
 def test_nodes_can_be_late_by_different_times(programs: Path) -> None:
     found = measured("nodes=[1x1@100mbit,1ms,1x1@100mbit,19ms]", programs / "late.py")
     assert 19e-3 <= min(found["trips"]) <= 21e-3
+
+
+def test_jitter_spreads_what_packets_take(programs: Path) -> None:
+    found = measured("2x1@100mbit,10ms±4ms", programs / "late.py", trips=200)
+    assert len(found["trips"]) == 200
+    assert 12e-3 <= min(found["trips"]) <= 16e-3  # of two links, at the least 6 ms each
+    assert max(found["trips"]) >= 24e-3
+    assert abs(statistics.median(found["trips"]) - 20e-3) <= 1.5e-3
+
+
+def test_packets_are_lost_by_their_share(programs: Path) -> None:
+    found = measured("2x1@100mbit,5%loss", programs / "late.py", trips=1500, pause=0.001)
+    there_and_back = 0.95**2
+    assert abs(len(found["trips"]) / 1500 - there_and_back) <= 4 * (there_and_back * 0.0975 / 1500) ** 0.5
+    assert max(found["rates"]) < 0.95 * 1e8
+
+
+def test_packets_are_no_larger_than_the_mtu(programs: Path) -> None:
+    found = measured("2x1@100mbit,mtu=600", programs / "late.py")
+    assert found["refused"] == [601]  # bytes of a packet that must not be cut
+    assert_carries(1e8 * (600 - 52) / 614, found["rates"])
+
+
+def test_a_busy_relay_is_told() -> None:
+    assert Relayed(0.2, 0.03, 1e-4).doubt is None
+    assert "0.70 of a processor core" in str(Relayed(0.7, 0.03, 1e-4))
+    assert "2.00 ms later" in str(Relayed(0.2, 0.03, 2e-3))
+    with Testbed(Cluster.parse("2x1@20ms")) as testbed:
+        relayed = testbed.run(["-c", "pass"], timeout=60).relayed
+    assert relayed is not None
+    assert 0 <= relayed.cores < 0.5
+    assert relayed.wanted == pytest.approx(0.02)
+    print(relayed, relayed.late)
 
 
 def test_a_relay_that_ends_ends_the_run(programs: Path) -> None:
@@ -90,4 +131,4 @@ def test_a_relay_that_ends_ends_the_run(programs: Path) -> None:
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "_TUN", "/dev/net/none")
     with pytest.raises(TestbedError, match=r"sch_netem.* needs /dev/net/none, .*modprobe tun"):
-        relay.Relay(None, 0, [])
+        relay.Relay(None, 0, Cluster.parse("2x1@5ms"))

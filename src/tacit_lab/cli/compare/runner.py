@@ -117,11 +117,15 @@ class _RecipeRunner(_Runner):
     """Runs the worker of the recipes."""
 
     def _train(self, key: RunKey) -> None:
+        ends: list[EndRecord] = []
+
         def handle(node: int, line: str) -> None:
             if (progress := Progress.from_line(line)) is not None:
                 self._display.advanced(replace(progress, algorithm=self._options.label(key)))
             elif (record := record_in(line)) is None:
                 self._keep(key, node, line)
+            elif isinstance(record, EndRecord):
+                ends.append(record)
             elif not isinstance(record, Timeline) or key.seed == self._options.seeds[0]:
                 self._recorder.add(record)
 
@@ -131,6 +135,10 @@ class _RecipeRunner(_Runner):
             timeout=self._options.timeout,
             servers=self._serving(key),
         )
+        for end in ends:
+            if (relay := result.relayed) is not None:
+                end = replace(end, relay_cores=relay.cores, relay_doubt=relay.doubt)
+            self._recorder.add(end)
         if not result.ok:
             raise self._failed(key, self._reason(result))
 

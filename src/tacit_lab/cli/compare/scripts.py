@@ -188,6 +188,8 @@ class ScriptRun:
             validation=-last.numbers["loss"] if validation is None else validation,
             metrics=metrics,
             traffic=result.traffic,
+            relay_cores=None if result.relayed is None else result.relayed.cores,
+            relay_doubt=None if result.relayed is None else result.relayed.doubt,
         )
         return [head, *between, end]
 

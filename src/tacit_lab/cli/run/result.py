@@ -26,7 +26,7 @@ from tacit_lab.cluster import Cluster
 from tacit_lab.profiling import profile as profiles
 from tacit_lab.records import Environment, Status
 from tacit_lab.testbed import Failure, Result
-from tacit_lab.testbed.results import verb
+from tacit_lab.testbed.results import Relayed, verb
 
 MEANINGS = {
     "seconds": "from the launch to the end of all, imports included",
@@ -67,6 +67,7 @@ class RunResult:
         error: Why the run failed, in one line; None if it did not.
         ranks: What each rank wrote: which functions of tacit it called, and its sessions' numbers.
         servers: What each parameter server wrote: its counts.
+        relayed: How the relay of the links kept up; None where there is none.
         profile: Where the ranks' processor time went; None without --profile.
         environment: The machine and the versions of the software.
     """
@@ -90,6 +91,7 @@ class RunResult:
     error: str | None = None
     ranks: tuple[Mapping[str, Any], ...] = ()
     servers: tuple[Mapping[str, Any], ...] = ()
+    relayed: Relayed | None = None
     profile: profiles.Summary | None = None
     environment: Environment
 
@@ -116,7 +118,8 @@ class RunResult:
         told = ["", *self.profile.lines()] if self.profile else []
         traffic = printed(self.traffic, Cluster.parse(self.cluster).nodes)
         failed = [] if self.error is None else [f"tacit: {self.error}", *self.why(), ""]
-        return [*failed, head, *table, *traffic, *told]
+        relay = [f"  {self.relayed}"] if self.relayed else []
+        return [*failed, head, *table, *relay, *traffic, *told]
 
     def why(self) -> list[str]:
         """Behind its error: the errors of the ranks, and where their tracebacks are."""
@@ -160,6 +163,7 @@ def summarize(
         error=error,
         ranks=tuple(ranks),
         servers=tuple(servers),
+        relayed=result.relayed,
         profile=profiles.Summary.of(profiled) if profiled else None,
         environment=Environment.here(),
     )

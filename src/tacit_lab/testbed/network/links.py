@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from tacit.errors import TestbedError, installing
-from tacit_lab.cluster import Cluster
+from tacit_lab.cluster import Cluster, Impairment
 from tacit_lab.testbed.network import peers
 from tacit_lab.testbed.network.linux import Clone, join, unshare
 from tacit_lab.testbed.network.nodes import INTERFACE, PREFIX, SWITCH, address, mac
-from tacit_lab.testbed.network.relay import Relay
+from tacit_lab.testbed.network.relay import Relay, needed
 
 _OWN_NETWORK = "/proc/self/ns/net"
 _BURST_SECONDS = 0.004  # what the slowest kernel clock (HZ=250) lets through between two ticks
@@ -58,8 +58,7 @@ def build(cluster: Cluster) -> Fabric:
         bridge = _add(hub, "switch", kind="bridge")
         if cluster.loaded:
             hub.addr("add", index=bridge, address=SWITCH, prefixlen=PREFIX)
-        latencies = [cluster.latency_of(node) for node in range(cluster.places)]
-        relay = Relay(hub, bridge, latencies) if any(latencies) and not _has_netem(hub) else None
+        relay = Relay(hub, bridge, cluster) if needed(cluster) and not _has_netem(hub) else None
         nodes = []
         for node in range(cluster.places):
             unshare(Clone.NETWORK)
@@ -85,12 +84,17 @@ def _connect(
     link = inside.link_lookup(ifname=INTERFACE)[0]
     inside.addr("add", index=link, address=address(node), prefixlen=PREFIX)
     inside.link("set", index=inside.link_lookup(ifname="lo")[0], state="up")
-    rate = cluster.rate_of(node)
+    rate, impairment = cluster.rate_of(node), cluster.impairment_of(node)
+    for routes, end in ((hub, port), (inside, link)):
+        routes.link("set", index=end, mtu=impairment.mtu)
     inside.link("set", index=link, state="up", **_packets(rate))
-    _shape(inside, link, rate, 0.0 if relay else cluster.latency_of(node))
-    _shape(hub, port, rate, 0.0)
+    place, latency = dict[str, str](), cluster.latency_of(node)
     if relay is not None:
         relay.intercept(port, node)
+    elif latency or impairment.of_single_packets:
+        place["parent"] = _impair(inside, link, rate, latency, impairment)
+    _shape(inside, link, rate, **place)
+    _shape(hub, port, rate)
 
 
 def _has_netem(hub: Any) -> bool:
@@ -115,14 +119,23 @@ def _add(routes: Any, name: str, *, up: bool = True, **link: Any) -> int:
     return index
 
 
-def _shape(routes: Any, link: int, rate: float | None, latency: float) -> None:
-    """Have an interface send no faster than the rate, and later by the latency."""
-    if latency:
-        packets = 1000 + int((rate or 10e9) / 8 * latency / 500)
-        options = {"handle": _HANDLE_NETEM, "delay": round(latency * 1e6), "limit": packets}
-        _queue(routes, "netem", link, "emulate latency", **options)
+def _impair(routes: Any, link: int, rate: float | None, latency: float, impairment: Impairment) -> str:
+    """Have the kernel delay and lose what an interface sends. Returns where to shape it."""
+    if impairment.of_single_packets:
+        routes.link("set", index=link, gso_max_segs=1)
+    options = {
+        "delay": round(latency * 1e6),
+        "jitter": round(impairment.jitter * 1e6),
+        "loss": 100 * impairment.loss,
+        "limit": 1000 + int((rate or 10e9) / 8 * (latency + impairment.jitter) / 500),
+    }
+    _queue(routes, "netem", link, "emulate latency", handle=_HANDLE_NETEM, **options)
+    return _HANDLE_NETEM
+
+
+def _shape(routes: Any, link: int, rate: float | None, **place: str) -> None:
+    """Have an interface send no faster than the rate."""
     if rate is not None:
-        place = {"parent": _HANDLE_NETEM} if latency else {}
         options = {"handle": _HANDLE_TBF, "rate": int(rate / 8), "burst": burst(rate), "limit": _limit(rate)}
         _queue(routes, "tbf", link, "shape links", **options, **place)
 

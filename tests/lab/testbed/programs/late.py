@@ -5,6 +5,7 @@ Arguments: how many round trips, how many seconds between two of them, and how m
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -14,6 +15,7 @@ import time
 
 from tacit_lab.testbed.network.nodes import address
 
+IP_MTU_DISCOVER, IP_PMTUDISC_DO = 10, 2
 PORT, SECONDS, WINDOW = 5000, 4.0, 0.5
 
 
@@ -44,6 +46,20 @@ def trips(count: int, pause: float) -> list[float]:
         return [*took]
 
 
+def refused() -> list[int]:
+    """The smallest size of an IP packet that the node does not send whole."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.connect((address(1), PORT + 1))
+        client.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
+        for size in range(500, 1600):
+            try:
+                client.send(bytes(size - 28))
+            except OSError as error:
+                if error.errno == errno.EMSGSIZE:  # else it says that nobody listens
+                    return [size]
+    return []
+
+
 def send(connection: socket.socket, until: float) -> None:
     with connection:
         while time.monotonic() < until:
@@ -69,6 +85,7 @@ def first(count: int, pause: float, connections: int) -> None:
             time.sleep(0.1)
     time.sleep(0.2)
     print(json.dumps({"trips": trips(count, pause)}), flush=True)
+    print(json.dumps({"refused": refused()}), flush=True)
     until = time.monotonic() + SECONDS
     threads = [threading.Thread(target=send, args=(each, until)) for each in opened[1:]]
     run(*threads)
