@@ -257,3 +257,16 @@ def test_batch_norm_statistics_travel_beside_parameters() -> None:
         session.sync()
     assert model.module[1].running_var.isfinite().all()
     assert dist.is_initialized()
+
+
+def test_a_training_on_a_gpu_is_diagnosed() -> None:
+    model = wrapped(network().to(CUDA))
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, "dense") as session:
+        diagnosing = session.diagnose(4)
+        steps(model, optimizer, on(CUDA, batches(13)))
+    found = diagnosing.result
+    assert found is not None
+    assert sum(found.parts.values()) == pytest.approx(found.seconds, rel=0.01)
+    assert found.parts["computing"] > 0
+    assert [note for note in found.notes if "processors only" in note]

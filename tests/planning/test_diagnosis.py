@@ -125,6 +125,17 @@ def test_a_slow_rank_is_named_and_what_is_slow_about_it() -> None:
     assert "rank 2 " in first.says
 
 
+def test_on_a_gpu_the_host_the_products_and_the_exchange_are_looked_at() -> None:
+    def of_gpu(rank: int, launching: float) -> RankSteps:
+        return of_rank(rank, 0.1, 0.02, gpu="a GPU", launching=launching)
+
+    one, two, three = found(facts(*(of_gpu(rank, 0.033) for rank in range(2)), tf32_gain=0.5))
+    assert (one.kind, one.seconds) == ("TF32", pytest.approx(0.5 * (0.1 / 3 + 0.1 / 2)))
+    assert (two.kind, two.seconds) == ("links", pytest.approx(0.02))
+    assert (three.kind, three.seconds) == ("launches", 0.0)
+    assert kinds(facts(*(of_gpu(rank, 0.02) for rank in range(2)), tf32_gain=0.01)) == ["links"]
+
+
 def test_ranks_that_are_slow_in_turn_are_no_slow_rank() -> None:
     turns = [of_rank(r, wall=tuple(0.3 if s % 4 == r else 0.1 for s in range(STEPS))) for r in range(4)]
     assert "slow rank" not in kinds(facts(*turns))

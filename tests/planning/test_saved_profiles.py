@@ -3,6 +3,7 @@
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import made_training as made
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from tacit.errors import ConfigError
+from tacit.planning import step_timer
 from tacit.planning.profile import Profile
 from tacit.planning.step_timer import StepTimer
 
@@ -87,6 +89,64 @@ def test_steps_are_timed_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     model(torch.ones(3, 4)).sum().backward()
     optimizer.step()
     assert len(timer.steps) == before, "a closed timer times nothing"
+
+
+class Gpu:
+    """A clock that work queued by the host moves on, as a GPU's does; it is never behind the host's."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def launch(self, seconds: float) -> None:
+        """Queue work of so many seconds."""
+        self.now = max(self.now, time.perf_counter()) + seconds
+
+    def event(self) -> SimpleNamespace:
+        at = self.now = max(self.now, time.perf_counter())
+        return SimpleNamespace(
+            at=at, elapsed_time=lambda later: 1e3 * (later.at - at), synchronize=lambda: None
+        )
+
+
+@pytest.mark.parametrize("host", [0.0, 0.02], ids=["the GPU is behind", "the host is behind"])
+def test_steps_on_a_gpu_are_timed_by_its_clock(monkeypatch: pytest.MonkeyPatch, host: float) -> None:
+    gpu = Gpu()
+    monkeypatch.setattr(step_timer, "recorded_event", gpu.event)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    timer = StepTimer(model, [optimizer], dict(model.named_parameters()))
+    timer.on_gpu, timer._own = True, time.thread_time
+
+    def computing(*_: object) -> None:
+        slow(None, host)
+        gpu.launch(0.001 if host else 0.1)
+
+    model[0].register_forward_hook(computing)
+    model[1].weight.register_hook(lambda grad: gpu.launch(0.2))
+    optimizer.register_step_pre_hook(lambda *_: gpu.launch(0.04))  # after the timer's: the optimizer's work
+    gpu.launch(1.0)
+    for _ in range(4):
+        loss = model(torch.ones(3, 4)).sum()
+        loss.backward()
+        gpu.launch(0.3)  # an exchange
+        optimizer.step()
+        optimizer.zero_grad()
+        if host:
+            time.sleep(max(0.0, gpu.now - time.perf_counter()))  # as .item() would
+    step = timer.steps[-1]
+    assert step.backward == pytest.approx(0.2, abs=0.01)
+    assert step.ready["0.weight"] == pytest.approx(0.2, abs=0.01)
+    assert step.ready["1.weight"] == pytest.approx(0.2, abs=0.01)
+    assert step.exchanging == pytest.approx(0.3, abs=0.01)
+    assert step.optimizer == pytest.approx(0.04, abs=0.01)
+    if host:
+        assert step.forward == pytest.approx(step.launching, abs=0.01), "the GPU waits for the host"
+        assert step.launching >= host
+    else:
+        assert step.forward == pytest.approx(0.1)
+        assert step.launching < 0.05
+        assert step.data == pytest.approx(0.0)
+        assert step.wall == pytest.approx(0.64)
 
 
 def test_no_step_is_an_error_that_says_what_is_missing() -> None:

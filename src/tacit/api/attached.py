@@ -283,7 +283,7 @@ class Attached:
             An object whose `result` is None until then, and then a `Diagnosis`, equal on all ranks.
 
         Raises:
-            AttachError: attach got no optimizer, or the model is on a GPU.
+            AttachError: attach got no optimizer.
             ConfigError: this number of steps is not possible.
         """
         from tacit.planning.live_diagnosis import Diagnosing

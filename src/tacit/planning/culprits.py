@@ -25,6 +25,8 @@ _TINY_BYTES, _SEVERAL_BUCKETS = 1 << 20, 4
 _PAUSED = 0.006
 """The share of waiting for links that each node with BBR costs: the median of five pairs of runs with cubic
 and with BBR, on 4 and on 8 nodes, where it was 0.002 to 0.013 (dev/log, 2026-11-25)."""
+_BEHIND = 0.95
+"""A host that launches a pass in this share of the GPU's time for it leaves it nothing to be behind with."""
 _HOW_TO_LOAD = "more worker processes (num_workers=), prefetch_factor=, or data that is decoded beforehand"
 
 
@@ -259,6 +261,45 @@ def _congestion_control(facts: Facts, taken: Shares) -> Iterable[Finding]:
         )
 
 
+def _launches(facts: Facts, _: Shares) -> Iterable[Finding]:
+    """A GPU that is never behind the host waits for it."""
+    launching = median_low(each.launching for each in facts.ranks)
+    forward = typical(facts, "forward")
+    if launching >= _BEHIND * forward > 0:
+        yield Finding(
+            "launches",
+            f"the host takes {in_ms(launching)} to launch a forward pass, and the GPU is done with it after "
+            f"{in_ms(forward)}: it waits for the host",
+            'a larger batch, torch.compile(model), or torch.compile(model, mode="reduce-overhead")',
+        )
+
+
+def _tf32(facts: Facts, _: Shares) -> Iterable[Finding]:
+    costs = facts.tf32_gain * (typical(facts, "forward") + typical(facts, "backward"))
+    if costs >= WORTH * facts.seconds:
+        yield Finding(
+            "TF32",
+            f"products of float32 matrices run without TF32, which saves {100 * facts.tf32_gain:.0f} % of "
+            "one here; of a step, at most what is said",
+            'torch.set_float32_matmul_precision("high"), or autocast',
+            costs,
+        )
+
+
+def _exchange(facts: Facts, taken: Shares) -> Iterable[Finding]:
+    """What waiting costs on GPUs, where the planner predicts no strategy."""
+    costs = taken.parts["links"]
+    if facts.ranks[0].gpu and costs >= WORTH * facts.seconds:
+        yield Finding(
+            "links",
+            f"from the last gradient to the optimizer's step {in_ms(costs)} pass, in which gradients are "
+            "exchanged, or clipped and unscaled",
+            "an algorithm that sends less, such as attach(model, optimizer, 'lowbit'); compare seconds of a "
+            "step under TACIT_ALGORITHM=ddp and others",
+            costs,
+        )
+
+
 def _strategy(facts: Facts, taken: Shares) -> Iterable[Finding]:
     """The cost of the exchange, if another strategy would be faster."""
     costs = facts.saved("strategy")
@@ -285,6 +326,9 @@ _RULES: tuple[Callable[[Facts, Shares], Iterable[Finding]], ...] = (
     _slow_interface,
     _buffers,
     _congestion_control,
+    _launches,
+    _tf32,
+    _exchange,
     _strategy,
 )
 

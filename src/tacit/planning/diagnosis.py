@@ -35,8 +35,10 @@ class RankSteps(Saved):
         exposed: waiting for an exchange.
         parts: the medians of the parts of the rank's work: "loading" (it waits for a loader), "data" (it
             works between steps), "forward", "backward", "optimizer".
-        threads: the number of threads for computing.
+        threads: the number of the processor's threads that compute; 1 if a GPU does.
         cores: the number of cores of the machine.
+        gpu: the name of the GPU that computes; "": the processor does.
+        launching: the host's seconds of a forward pass that a GPU computes.
         passes: the number of forward passes in a step.
         sent: the bytes a step that the busiest interface of its node has sent.
         interface: the name of that interface.
@@ -59,6 +61,8 @@ class RankSteps(Saved):
     parts: Mapping[str, float]
     threads: int
     cores: int
+    gpu: str = ""
+    launching: float = 0.0
     passes: int = 1
     sent: float = 0.0
     interface: str = ""
@@ -92,6 +96,7 @@ class Facts:
         waits: of these, the planner's seconds of waiting for "encoding" and for "links".
         changes: by name, the planner's seconds of a step with this change.
         threads_gain: the share of computing that one thread a rank would save, as measured.
+        tf32_gain: the share of a product of float32 matrices that TF32 saves on this GPU, if it is off.
         best: the text of the strategy that the planner predicts to be fastest; its seconds are in `changes`.
     """
 
@@ -108,6 +113,7 @@ class Facts:
     waits: Mapping[str, float] = field(default_factory=dict)
     changes: Mapping[str, float] = field(default_factory=dict)
     threads_gain: float = 0.0
+    tf32_gain: float = 0.0
     best: str = ""
 
     @property

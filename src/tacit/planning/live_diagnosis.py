@@ -88,7 +88,7 @@ class Diagnosing:
         result: the diagnosis, equal on all ranks; None before.
 
     Raises:
-        AttachError: there is no optimizer whose steps could be timed, or the model is on a GPU.
+        AttachError: there is no optimizer whose steps could be timed.
         ConfigError: so many steps are not possible.
     """
 
@@ -166,7 +166,7 @@ class Diagnosing:
 
     def _mine(self, after: Sequence[Interface]) -> RankSteps:
         """This rank's measurements."""
-        steps = [*self._timer.steps]
+        steps = self._timer.steps
         waits = [
             span
             for level in self._session.levels
@@ -182,8 +182,10 @@ class Diagnosing:
             data=tuple(step.data for step in steps),
             exposed=tuple(_exposed(step, waits) for step in steps),
             parts=_parts(steps),
-            threads=torch.get_num_threads(),
+            threads=1 if self._timer.on_gpu else torch.get_num_threads(),
             cores=cores(),
+            gpu=torch.cuda.get_device_name() if self._timer.on_gpu else "",
+            launching=median(step.launching for step in steps) if self._timer.on_gpu else 0.0,
             passes=max(step.passes for step in steps),
             buffer=socket_buffer(),
             congestion_control=congestion_control(),
@@ -194,10 +196,6 @@ class Diagnosing:
 def _check(options: AttachSpec, steps: int | None) -> None:
     if not options.optimizers:
         raise AttachError("diagnose() counts steps of the optimizer: give attach the optimizer")
-    if any(p.is_cuda for p in options.named.values()):
-        raise AttachError(
-            "diagnose() cannot measure steps on a GPU: its clock knows processors. Use torch.profiler there"
-        )
     if steps is not None:
         checks.whole("steps", steps, 2, _MOST, "write how many steps are measured, such as 20")
 

@@ -25,7 +25,7 @@ KEPT = 50
 
 @dataclass
 class StepTimes:
-    """One step, in seconds.
+    """One step, in seconds. Those of a model on a GPU are the GPU's, by events in its stream.
 
     Attributes:
         data, forward, backward, optimizer: see `StepProfile`.
@@ -33,8 +33,9 @@ class StepTimes:
         wall: the whole step in wall-clock time, waiting included.
         waited: in `data`, the seconds in which the main thread did not run.
         exchanging: wall-clock time from the last gradient until the optimizer's step begins: an exchange that
-            is not hidden.
-        between: of these, the seconds in which the main thread ran.
+            is not hidden, and on a GPU also what the script does there.
+        between: of these, the seconds in which the main thread ran; unknown on a GPU, and 0.
+        launching: the host's wall-clock time of the forward pass.
         passes: the number of forward passes of training in it.
         marks: by `time.perf_counter`: when it began, when the last gradient was computed, when the
             optimizer's step began, and when it ended.
@@ -49,20 +50,72 @@ class StepTimes:
     waited: float = 0.0
     exchanging: float = 0.0
     between: float = 0.0
+    launching: float = 0.0
     passes: int = 1
     marks: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class _Clocks:
-    """Readings of the three clocks at one time."""
+class _Moment:
+    """Readings of the clocks at one time.
+
+    Attributes:
+        own: of the main thread; the wall clock, where a processor's threads compute together.
+        wall: by `time.perf_counter`.
+        event: recorded in the GPU's stream; None: the model is on the host.
+    """
 
     own: float
     wall: float
+    event: Any = None
+
+    def until(self, later: _Moment) -> float:
+        """Seconds until a later moment, waiting included: the GPU's, where there is one."""
+        return later.wall - self.wall if self.event is None else self._on_gpu(later)
+
+    def work_until(self, later: _Moment) -> float:
+        """The same without waiting on a processor."""
+        return later.own - self.own if self.event is None else self._on_gpu(later)
+
+    def _on_gpu(self, later: _Moment) -> float:
+        return float(self.event.elapsed_time(later.event)) / 1e3
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The moments of a step, from the end of the one before."""
+
+    before: _Moment
+    forward: _Moment
+    forward_done: _Moment
+    ready: dict[str, _Moment]
+    last_ready: _Moment
+    stepping: _Moment
+    ended: _Moment
+    passes: int
+
+    def times(self) -> StepTimes:
+        data = self.before.until(self.forward)
+        host = self.forward.wall - self.before.wall - (self.forward.own - self.before.own)
+        on_gpu = self.ended.event is not None
+        return StepTimes(
+            data=data,
+            forward=self.forward.work_until(self.forward_done),
+            backward=self.forward_done.work_until(self.last_ready),
+            optimizer=self.stepping.work_until(self.ended),
+            ready={name: self.forward_done.work_until(at) for name, at in self.ready.items()},
+            wall=self.before.until(self.ended),
+            waited=min(data, max(0.0, host)),
+            exchanging=self.last_ready.until(self.stepping),
+            between=0.0 if on_gpu else self.stepping.own - self.last_ready.own,
+            launching=self.forward_done.wall - self.forward.wall,
+            passes=self.passes,
+            marks=(self.before.wall, self.last_ready.wall, self.stepping.wall, self.ended.wall),
+        )
 
 
 class StepTimer:
-    """Times every step from the second on, until it is closed.
+    """Times every step from the second on, until it is closed. It never waits for a GPU while it does.
 
     Args:
         module: the model whose forward pass is timed; DDP's `module`, not the wrapper.
@@ -71,7 +124,8 @@ class StepTimer:
         kept: the number of last steps that are recorded.
 
     Attributes:
-        steps: the last steps, in order.
+        on_gpu: whether the parameters are on a GPU.
+        autocast: whether the last forward pass ran under autocast there.
     """
 
     def __init__(
@@ -81,15 +135,18 @@ class StepTimer:
         named: Mapping[str, Tensor],
         kept: int = KEPT,
     ) -> None:
-        self.steps: deque[StepTimes] = deque(maxlen=kept)
+        self.on_gpu = any(p.is_cuda for p in named.values())
+        self.autocast = False
+        self._steps: deque[_Step] = deque(maxlen=kept)
         self._named = named
-        self._own = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-        self._begun: _Clocks | None = None
-        self._forward: _Clocks | None = None
-        self._forward_done: _Clocks | None = None
-        self._ready: dict[str, float] = {}
-        self._last_ready: _Clocks | None = None
-        self._stepping: _Clocks | None = None
+        alone = self.on_gpu or torch.get_num_threads() == 1
+        self._own = time.thread_time if alone else time.perf_counter
+        self._ended: _Moment | None = None
+        self._forward: _Moment | None = None
+        self._forward_done: _Moment | None = None
+        self._ready: dict[str, _Moment] = {}
+        self._last_ready: _Moment | None = None
+        self._stepping: _Moment | None = None
         self._passes = 0
         self._handles: list[Any] = [
             module.register_forward_pre_hook(OnlyHere(lambda *_: self._forward_begins())),
@@ -102,55 +159,48 @@ class StepTimer:
                 optimizers[-1].register_step_post_hook(lambda *_: self._optimizer_ends()),
             ]
 
+    @property
+    def steps(self) -> list[StepTimes]:
+        """The last steps, in order. Waits until a GPU has ended them."""
+        if self.on_gpu and self._steps:
+            self._steps[-1].ended.event.synchronize()
+        return [each.times() for each in self._steps]
+
     def close(self) -> None:
         """Remove its hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
-    def _now(self) -> _Clocks:
-        return _Clocks(self._own(), time.perf_counter())
+    def _now(self) -> _Moment:
+        return _Moment(self._own(), time.perf_counter(), recorded_event() if self.on_gpu else None)
 
     def _forward_begins(self) -> None:
         self._forward, self._ready = self._now(), {}
         self._passes += torch.is_grad_enabled()
+        self.autocast = self.on_gpu and torch.is_autocast_enabled("cuda")
 
     def _forward_ends(self) -> None:
         self._forward_done = self._now()
 
     def _is_ready(self, name: str, _: Tensor) -> None:
         if self._forward_done is not None:
-            self._last_ready = self._now()
-            self._ready[name] = self._last_ready.own - self._forward_done.own
+            self._last_ready = self._ready[name] = self._now()
 
     def _optimizer_begins(self) -> None:
         self._stepping = self._now()
 
     def _optimizer_ends(self) -> None:
-        before, now = self._begun, self._now()
-        passes, self._begun, self._passes = self._passes, now, 0
+        before, now = self._ended, self._now()
+        passes, self._ended, self._passes = self._passes, now, 0
         forward, forward_done, stepping = self._forward, self._forward_done, self._stepping
         if before is None or forward is None or forward_done is None or stepping is None:
             return
         # FSDP2 sets the gradients of its shards itself, and torch calls no hook: all count as ready at the
         # end.
         last = self._last_ready or stepping
-        data = forward.wall - before.wall
-        self.steps.append(
-            StepTimes(
-                data=data,
-                forward=forward_done.own - forward.own,
-                backward=last.own - forward_done.own,
-                optimizer=now.own - stepping.own,
-                ready=self._ready,
-                wall=now.wall - before.wall,
-                waited=max(0.0, data - (forward.own - before.own)),
-                exchanging=stepping.wall - last.wall,
-                between=stepping.own - last.own,
-                passes=passes,
-                marks=(before.wall, last.wall, stepping.wall, now.wall),
-            )
-        )
+        step = _Step(before, forward, forward_done, self._ready, last, stepping, now, passes)
+        self._steps.append(step)
 
     def profile(self, skipped: int = 2) -> StepProfile:
         """The median step, without the first `skipped`.
@@ -158,7 +208,8 @@ class StepTimer:
         Raises:
             ConfigError: there are too few steps.
         """
-        steps = [*self.steps][skipped:] if len(self.steps) > skipped + 2 else [*self.steps]
+        steps = self.steps
+        steps = steps[skipped:] if len(steps) > skipped + 2 else steps
         if not steps:
             raise ConfigError(
                 "no step of the training was measured: it takes two calls of optimizer.step() at least, each "
@@ -189,6 +240,13 @@ class StepTimer:
             parameters=tuple(parameters),
             loading=loading,
         )
+
+
+def recorded_event() -> Any:
+    """An event that takes the GPU's time, recorded in the current stream."""
+    event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 def _on_gradient(parameter: Any, call: Callable[[Tensor], None]) -> Any:

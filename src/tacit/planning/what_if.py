@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -25,7 +25,7 @@ from tacit.planning.simulation.clock import Network
 from tacit.planning.simulation.rehearsal import rehearse
 from tacit.planning.step_prediction import StepPredictor
 from tacit.planning.step_profiler import take
-from tacit.planning.step_timer import StepTimer
+from tacit.planning.step_timer import StepTimer, recorded_event
 from tacit.strategy import Accept, AnyStrategy
 from tacit.topologies import Hierarchical
 from tacit.transports.probing import ring_cost
@@ -37,6 +37,8 @@ _LARGE = 25 << 20
 _SMALLER = 10 << 20
 _COPIED = 16 << 20
 _SIDE, _PRODUCTS, _TIMES = 384, 10, 3
+_LARGE_SIDE, _HAS_TF32 = 4096, (8, 0)
+"""Of a product on a GPU; and the least version of GPUs with TF32."""
 
 
 def considered(
@@ -52,6 +54,9 @@ def considered(
     """
     asking = _Asking(facts, timer, options)
     asking.measure(links)
+    if timer.on_gpu:
+        asking.notes.append("what would be faster, as the planner's clock knows processors only")
+        return asking.facts, asking.notes
     try:
         asking.ask()
     except TacitError as error:
@@ -67,7 +72,7 @@ class _Asking:
     notes: list[str] = field(default_factory=list)
 
     def measure(self, links: Links | None) -> None:
-        """Measure the links, the copies into buckets, and whether threads slow each other down."""
+        """Measure the links, the copies into buckets, and what threads and TF32 do to products."""
         if links is None and len({each.node for each in self.facts.ranks}) > MOST_NODES:
             self.notes.append(f"the links one by one, as there are more than {MOST_NODES} nodes")
         elif links is None:
@@ -76,7 +81,11 @@ class _Asking:
             except TacitError as error:  # equal on all ranks
                 self.notes.append(f"the links one by one ({first_line(error)})")
         self.facts = replace(
-            self.facts, links=links, copying=self._copying(), threads_gain=self._threads_gain()
+            self.facts,
+            links=links,
+            copying=self._copying(),
+            threads_gain=self._threads_gain(),
+            tf32_gain=self._tf32_gain(),
         )
 
     def _copying(self) -> float:
@@ -85,15 +94,46 @@ class _Asking:
         if ddp is None or ddp.gradient_as_bucket_view:
             return 0.0
         nbytes = sum(p.numel() * p.element_size() for p in self.options.named.values())
-        source = torch.ones(min(nbytes, _COPIED) // 4, dtype=torch.float32)
+        device = next(iter(self.options.named.values())).device
+        source = torch.ones(min(nbytes, _COPIED) // 4, dtype=torch.float32, device=device)
         target = torch.empty_like(source)
-        took = []
-        for _ in range(_TIMES):
-            begun = time.thread_time()
+
+        def both() -> None:
             target.copy_(source)
             source.copy_(target)
-            took.append(time.thread_time() - begun)
-        mine = min(took) * nbytes / max(4 * source.numel(), 1)
+
+        mine = self._took(both) * nbytes / max(4 * source.numel(), 1)
+        return median(self._everyones(mine))
+
+    def _took(self, work: Callable[[], object]) -> float:
+        """The seconds of a processor or GPU that some work takes, the least of a few."""
+        took: list[float] = []
+        for _ in range(_TIMES):
+            if self.timer.on_gpu:
+                begun = recorded_event()
+                work()
+                done = recorded_event()
+                done.synchronize()
+                took.append(begun.elapsed_time(done) / 1e3)
+            else:
+                began = time.thread_time()
+                work()
+                took.append(time.thread_time() - began)
+        return min(took)
+
+    def _tf32_gain(self) -> float:
+        """The share of a matrix product's time that TF32 would save on the GPU, where it is off."""
+        mine, off = 0.0, torch.get_float32_matmul_precision() == "highest" and not self.timer.autocast
+        if self.timer.on_gpu and off and torch.cuda.get_device_capability() >= _HAS_TF32:
+            p = next(iter(self.options.named.values()))
+            if p.dtype == torch.float32:
+                x = torch.ones(_LARGE_SIDE, _LARGE_SIDE, dtype=p.dtype, device=p.device)
+                now = self._took(lambda: torch.mm(x, x))
+                torch.set_float32_matmul_precision("high")
+                try:
+                    mine = max(0.0, 1 - self._took(lambda: torch.mm(x, x)) / now)
+                finally:
+                    torch.set_float32_matmul_precision("highest")
         return median(self._everyones(mine))
 
     def _threads_gain(self) -> float:
@@ -101,7 +141,7 @@ class _Asking:
         ranks = self.facts.ranks
         here = next(each for each in ranks if each.rank == rank_in())
         mates = sum(each.machine == here.machine for each in ranks)
-        now, wanted = torch.get_num_threads(), max(1, here.cores // mates)
+        now, wanted = here.threads, max(1, here.cores // mates)
         if not any(self._everyones(float(mates * now > here.cores and now > 1))):
             return 0.0
         many = self._product_seconds()
