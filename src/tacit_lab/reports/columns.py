@@ -26,25 +26,31 @@ def explained(
 ) -> str:
     """The table with a row for each algorithm, or what else is `first`, and what its columns mean.
 
-    Every cell carries the name of its column, which narrow screens show: there each row is a card.
-
     Args:
         columns: what each means, in order; before them stands the first one, of names.
         lines: the rows.
         between: HTML that stands below the table.
     """
-    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in (first, *columns))
-    rows = "\n".join(_row(line, list(columns)) for line in lines)
-    terms = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(said)}</dd>" for name, said in columns.items())
+    return f"{cards(columns, lines, first)}\n{between}{meanings(columns)}"
+
+
+def cards(columns: Iterable[str], lines: Iterable[TableRow], first: str = "algorithm") -> str:
+    """The table alone. Every cell carries the name of its column, for screens on which a row is a card."""
+    names = list(columns)
+    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in (first, *names))
+    rows = "\n".join(_row(line, names) for line in lines)
     return f"""<div class="scroll" tabindex="0"><table class="cards">
 <thead><tr>{heads}</tr></thead>
 <tbody>
 {rows}
 </tbody>
-</table></div>
-{between}<dl>
-{terms}
-</dl>"""
+</table></div>"""
+
+
+def meanings(columns: Mapping[str, str]) -> str:
+    """What each column means."""
+    terms = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(said)}</dd>" for name, said in columns.items())
+    return f"<dl>\n{terms}\n</dl>"
 
 
 def _row(line: TableRow, columns: Sequence[str]) -> str:

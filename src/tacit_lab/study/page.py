@@ -7,7 +7,7 @@ from html import escape
 from typing import Any, TypeAlias
 
 from tacit_lab.reports.charts.figures import DASHES, PALETTE, Chart, Figure, Style, line_at
-from tacit_lab.reports.columns import TableRow, explained
+from tacit_lab.reports.columns import TableRow, cards, meanings
 from tacit_lab.reports.document import document
 from tacit_lab.reports.sections import section, swatch
 
@@ -64,7 +64,7 @@ def page(title: str, rows: Sequence[Row], plain: str) -> str:
     found = [each for each in found if each[1]]
     head = f'<header>\n<p class="brand">tacit study</p>\n<h1>{escape(title)}</h1>\n</header>'
     tables = [_table(rows, steps, plain, paint) for steps in reversed(lengths)]
-    parts = [head, *tables, *(html for html, _ in found)]
+    parts = [head, *tables, meanings(COLUMNS), *(html for html, _ in found)]
     return document(title, parts, [chart for _, charts in found for chart in charts], "tacit study")
 
 
@@ -84,7 +84,7 @@ def _table(rows: Sequence[Row], steps: int, plain: str, paint: Mapping[str, Styl
         ]
         mark = swatch(paint[row["arm"]]) if row["arm"] in paint else ""
         lines.append(TableRow(row["arm"], texts, mark=mark))
-    return f'<section class="results">\n<h2>{steps:,} steps</h2>\n{explained(COLUMNS, lines)}\n</section>'
+    return f'<section class="results">\n<h2>{steps:,} steps</h2>\n{cards(COLUMNS, lines)}\n</section>'
 
 
 def _scale(row: Row) -> int:
