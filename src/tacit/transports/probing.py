@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from time import perf_counter, process_time
@@ -28,9 +28,11 @@ _COUNTED_BYTES, _COUNTED = 1 << 20, 40
 """The sizes of messages that measure processor time, and their number; a tenth as many of the large one."""
 _BUDGET = 0.25
 """The seconds after which no more of a size are measured; at least two are."""
+_TRIPS = 6
+"""The round trips that a transfer takes at least: TCP sends little in the first ones."""
 _SMALL = 4096
 _LONG_ENOUGH = 0.02
-_TAG_PING, _TAG_SIZE, _TAG_DATA, _TAG_DONE = range(4)
+_TAG_PING, _TAG_SIZE, _TAG_READY, _TAG_BEGUN, _TAG_DATA, _TAG_DONE = range(6)
 
 
 def measure(
@@ -108,6 +110,7 @@ class _Link:
         seconds: the seconds that a transfer should take.
         lower: whether this end leads, and has the results.
         nodes: for errors.
+        trip: the seconds of a round trip, once they are measured.
     """
 
     flows: Sequence[dist.ProcessGroup]
@@ -115,6 +118,7 @@ class _Link:
     seconds: float
     lower: bool
     nodes: tuple[int, int]
+    trip: float = 0.0
 
     def latency(self) -> float:
         """Half of a round trip, in seconds: the shortest of many, as other load only adds to it."""
@@ -128,52 +132,47 @@ class _Link:
                 self._wait(self._receive(message, _TAG_PING))
                 self._wait(self._send(message, _TAG_PING))
             trips.append(perf_counter() - start)
-        return min(trips) / 2
+        self.trip = min(trips)
+        return self.trip / 2
 
     def rate(self, flows: int, *, to_upper: bool) -> float:
         """The bit/s of several streams in one direction; at the lower end."""
-        sends = self.lower == to_upper
-
-        def transfer(data: Sequence[Tensor]) -> None:
-            move = self._send if sends else self._receive
-            works = [move(each, _TAG_DATA, flow) for flow, each in enumerate(data)]
-            for work in works:
-                self._wait(work)
-            self._answer(back=not sends)
-
-        return self._grown(flows, transfer)
+        return self._grown(flows, sends=self.lower == to_upper, receives=self.lower != to_upper)
 
     def both(self) -> float:
         """The bit/s in each direction, of one stream each."""
+        return self._grown(1, sends=True, receives=True)
 
-        def transfer(data: Sequence[Tensor]) -> None:
-            # Gloo halves the rate if the send is posted first.
-            works = [self._receive(torch.empty_like(data[0]), _TAG_DATA), self._send(data[0], _TAG_DATA)]
-            for work in works:
-                self._wait(work)
-            self._answer(back=not self.lower)
-
-        return self._grown(1, transfer)
-
-    def _answer(self, *, back: bool) -> None:
-        """The receiver's acknowledgement, which ends the sender's time."""
-        done = torch.zeros(1, dtype=torch.float32)
-        self._wait(self._send(done, _TAG_DONE) if back else self._receive(done, _TAG_DONE))
-
-    def _grown(self, flows: int, transfer: Callable[[Sequence[Tensor]], None]) -> float:
+    def _grown(self, flows: int, *, sends: bool, receives: bool) -> float:
         """Increase the size until a transfer takes long enough, then repeat it. Returns the better bit/s."""
         size = last = _FIRST_BYTES
         while size:
-            took = self._timed(size, flows, transfer)
-            last, size = size, self._agreed(_next(size, took, self.seconds))
-        return 8 * last * flows / min(took, self._timed(last, flows, transfer))
+            took = self._timed(size, flows, sends, receives)
+            last, size = size, self._agreed(_next(size, took, max(self.seconds, _TRIPS * self.trip)))
+        return 8 * last * flows / min(took, self._timed(last, flows, sends, receives))
 
-    @staticmethod
-    def _timed(size: int, flows: int, transfer: Callable[[Sequence[Tensor]], None]) -> float:
-        data = [torch.empty(size, dtype=torch.uint8) for _ in range(flows)]
+    def _timed(self, size: int, flows: int, sends: bool, receives: bool) -> float:
+        """The seconds of a transfer, at the lower end, but for those of the way there and back."""
+        token = torch.zeros(1, dtype=torch.float32)
+        into, out = ([torch.empty(size, dtype=torch.uint8) for _ in range(flows)] for _ in range(2))
+        # Who is to receive is ready before the clock starts: Gloo sends nothing before that, and has half of
+        # the rate if the send comes first.
+        works = [self._receive(each, _TAG_DATA, flow) for flow, each in enumerate(into) if receives]
+        if self.lower:
+            done = self._receive(token.clone(), _TAG_DONE)
+            self._wait(self._receive(token.clone(), _TAG_READY))
+        else:
+            begun = self._receive(token.clone(), _TAG_BEGUN)
+            self._wait(self._send(token, _TAG_READY))
+            self._wait(begun)
         start = perf_counter()
-        transfer(data)
-        return perf_counter() - start
+        works += [self._send(token, _TAG_BEGUN)] if self.lower else []
+        works += [self._send(each, _TAG_DATA, flow) for flow, each in enumerate(out) if sends]
+        for work in works:
+            self._wait(work)
+        self._wait(done if self.lower else self._send(token, _TAG_DONE))
+        took = perf_counter() - start
+        return max(took - self.trip, took / 2)
 
     def _agreed(self, size: int) -> int:
         """The next size, as the lower end chooses; 0: there is none."""

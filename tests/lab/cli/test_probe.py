@@ -39,6 +39,17 @@ def test_links_are_measured_as_they_are_shaped(namespaces: None, tmp_path: Path)
     assert "One stream, Mbit/s" in drawn.read_text()
 
 
+def test_a_late_link_is_measured_by_transfers_that_are_long_enough(namespaces: None) -> None:
+    done = called("probe", "--cluster", "2x1@100mbit,30ms", "--json")
+    assert done.code == 0, done.err
+    links = Links.from_json(done.out)
+    (latency, back), (rate, other) = links.between(links.latency), links.between(links.rate_of_flows)
+    assert latency == back
+    assert abs(latency - 30e-3) <= 1.5e-3
+    assert 90e6 <= min(rate, other) <= max(rate, other) <= 105e6
+    assert min(links.between(links.rate)) >= 80e6
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
