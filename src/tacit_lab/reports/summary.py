@@ -47,6 +47,7 @@ def headline(comparison: Comparison) -> str:
 
 def _counted(base: Row, others: Sequence[Row]) -> str:
     """The same of replicas in one process, of which no seconds are known."""
+    others = [row for row in others if row.reduction is not None]
     if not others:
         return f"{base.algorithm} reached {base.accuracy or math.nan:.3f} accuracy, with {IN_PROCESS}."
     as_good = [row for row in others if not _loses(row)]

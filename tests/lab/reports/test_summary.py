@@ -48,6 +48,20 @@ def test_without_a_shaped_network_the_headline_says_so() -> None:
     assert "as fast as ddp on local:4 (no network was shaped)" in headline(DDP, TOPK, head=head)
 
 
+def test_of_replicas_in_one_process_bytes_and_accuracy_are_told() -> None:
+    head = replace(HEAD, cluster="4x1", shaped=False, in_process=True)
+    ddp, topk = (
+        replace(each, seconds=None, mb_between_nodes=None, mb_by_count=each.mb_between_nodes)
+        for each in (DDP, TOPK)
+    )
+    assert headline(ddp, topk, head=head) == (
+        "topk:ratio=0.01 sent 95.0 % less than ddp, at 0.972 against 0.980 accuracy, with all replicas in "
+        "one process."
+    )
+    for alone in ((ddp,), (replace(ddp, mb_by_count=0.0), topk)):
+        assert headline(*alone, head=head) == "ddp reached 0.980 accuracy, with all replicas in one process."
+
+
 def test_one_algorithm_and_none() -> None:
     assert headline(DDP) == (
         "ddp trained in 60.0 s over 100 Mbit/s links and sent 1000.0 MB, at 0.980 accuracy."

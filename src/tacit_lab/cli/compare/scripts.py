@@ -72,11 +72,11 @@ class ScriptRun:
 
     Args:
         script: the script and its arguments, for the records.
-        counted: whether bytes are counted by report; else they are those of the whole run, servers included.
     """
 
     def __init__(self, script: Sequence[str], cluster: Cluster, key: RunKey, target: float | None) -> None:
         self._script, self._cluster, self._trial, self._target = " ".join(script), cluster, key, target
+        # Else bytes are those of the whole run, servers included.
         self._counted = not cluster.servers and not any(map(cluster.load_of, range(cluster.nodes)))
         self._said: list[Said] = []
         self._sessions: list[Said] = []
