@@ -10,7 +10,7 @@ from functools import partial
 from statistics import fmean
 
 from tacit.algorithms import parse
-from tacit.errors import TestbedError
+from tacit.errors import TacitError, TestbedError
 from tacit.strategy import AnyStrategy
 from tacit_lab import recipes
 from tacit_lab.cli.compare.display import Display
@@ -22,8 +22,6 @@ from tacit_lab.records import CHOOSING, EndRecord, Environment, EpochRecord, Rec
 from tacit_lab.study.carrying_out import say, train_at_once
 from tacit_lab.study.replicas import Replicas
 
-PLAIN = {"ddp": "dense"}
-"""What is trained in place of DDP, whose exchange is torch's own: it computes the same."""
 EVERY = 2.0
 """Seconds between two progress messages of a run."""
 
@@ -65,8 +63,9 @@ def train_all(options: CompareOptions, display: Display, recorder: ComparisonRec
             recorder.add(record)
 
     def fail(key: RunKey, error: Exception) -> None:
-        recorder.add(EndRecord(**key._asdict(), status="failed", error=str(error)))
-        failed[key.algorithm] = f"{options.label(key)} failed: {error}"
+        why = str(error) if isinstance(error, TacitError) else f"{type(error).__name__}: {error}"
+        recorder.add(EndRecord(**key._asdict(), status="failed", error=why))
+        failed[key.algorithm] = f"{options.label(key)} failed: {why}"
 
     train = partial(_train, replace(options, strategies=()))  # a process makes its own of the names
     cores = len(os.sched_getaffinity(0))
@@ -76,7 +75,10 @@ def train_all(options: CompareOptions, display: Display, recorder: ComparisonRec
 
 
 def _strategy(key: RunKey) -> AnyStrategy:
-    return parse(PLAIN.get(key.algorithm, key.algorithm))
+    """The algorithm; in place of DDP, whose exchange is torch's own, one that computes the same."""
+    strategy = parse(key.algorithm)
+    exchanged = any(level.subject != "nothing" for level in strategy.levels)
+    return strategy if exchanged else parse("dense")
 
 
 def _train(options: CompareOptions, key: RunKey) -> list[Record]:
