@@ -1,0 +1,238 @@
+"""What a network gives: the emulated links as they are, and what several connections bring over them.
+
+    python benchmarks/network.py            # about 12 minutes
+    python benchmarks/network.py --quick    # about 3 minutes: fewer connections, latencies and seconds
+    python benchmarks/network.py --table benchmarks/results/DATE-network.json
+
+* `links`: one-way delay by UDP, the rate of four TCP connections, and what the relay takes, if there is one.
+* `tcp`: the rate of 1 to 8 connections by latency, loss and congestion control, once they have started.
+* `gloo`: all-reduces of 64 MB in pieces of 4 MB, with the interface named 1 to 8 times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import statistics
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from launched import heard, last_words, tell
+from markdown_tables import markdown
+from paired import add_table, conclude, hardware
+from tacit_lab.testbed.network.nodes import INTERFACE, address
+
+LINKS = ("2x1@100mbit,1ms", "2x1@100mbit,30ms", "2x1@1gbit,10ms", "2x1@1gbit,10ms,0.01%loss")
+TCP = (
+    *("2x1@1gbit", "2x1@1gbit,30ms", "2x1@1gbit,100ms"),
+    *("2x1@100mbit,30ms,0.1%loss", "2x1@100mbit,30ms,1%loss", "2x1@100mbit,100ms,0.1%loss"),
+)
+GLOO = ("2x1@1gbit", "2x1@1gbit,30ms", "2x1@1gbit,100ms", "2x1@100mbit,30ms,0.1%loss")
+QUICK = {LINKS: LINKS[1:3], TCP: (TCP[1], TCP[3]), GLOO: GLOO[1:2]}
+CONTROLS = ("reno", "cubic", "bbr")
+CONNECTIONS = (1, 2, 4, 8)
+_PORT, _PINGS = 6000, 100
+_PIECES, _PIECE = 16, 4 << 20
+_GLOO_ROUNDS = 6
+_ABORT = struct.pack("ii", 1, 0)  # SO_LINGER: what still waits is not sent
+
+
+def _connections(quick: bool) -> tuple[int, ...]:
+    return (1, 4) if quick else CONNECTIONS
+
+
+def _joined(rank: int) -> Iterator[socket.socket]:
+    """The connections that the second rank accepts and the first one makes, without end."""
+    if rank:
+        with socket.create_server((address(1), _PORT), backlog=64) as server:
+            while True:
+                yield server.accept()[0]
+    while True:
+        try:
+            yield socket.create_connection((address(1), _PORT))
+        except ConnectionRefusedError:  # it does not listen yet
+            time.sleep(0.1)
+
+
+def _send(connection: socket.socket, control: str) -> None:
+    data = bytes(1 << 18)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
+    try:
+        while True:
+            connection.sendall(data)
+    except OSError:
+        return
+
+
+def _receive(connection: socket.socket, counts: list[int]) -> None:
+    buffer = bytearray(1 << 20)
+    try:
+        while count := connection.recv_into(buffer):
+            counts.append(count)
+    except OSError:
+        return
+
+
+def _carried(rank: int, found: Iterator[socket.socket], count: int, control: str, seconds: float) -> float:
+    """The bit/s of payload that so many connections carry in the last two thirds of some seconds."""
+    meeting = next(found)
+    opened, counts = [next(found) for _ in range(count)], list[int]()
+    work = [(_receive, counts) if rank else (_send, control)] * count
+    for each, (do, what) in zip(opened, work, strict=True):
+        threading.Thread(target=do, args=(each, what), daemon=True).start()
+    rate = 0.0
+    if rank:
+        time.sleep(seconds / 3)
+        start, before = time.monotonic(), sum(counts)
+        time.sleep(2 * seconds / 3)
+        rate = 8 * (sum(counts) - before) / (time.monotonic() - start)
+        meeting.sendall(struct.pack("d", rate))
+    else:
+        rate = struct.unpack("d", meeting.recv(8, socket.MSG_WAITALL))[0]
+    for each in opened:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
+        with suppress(OSError):  # the other end was first
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
+    meeting.close()
+    return rate
+
+
+def _echo(datagrams: socket.socket) -> None:
+    while True:
+        data, peer = datagrams.recvfrom(64)
+        datagrams.sendto(data, peer)
+
+
+def _delay(rank: int, found: Iterator[socket.socket]) -> float:
+    """The median of seconds one way, by UDP; at the first rank."""
+    datagrams, trips = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), list[float]()
+    if rank:
+        datagrams.bind((address(1), _PORT))
+        threading.Thread(target=_echo, args=(datagrams,), daemon=True).start()
+        next(found)
+        return 0.0
+    next(found)
+    datagrams.settimeout(1)
+    while len(trips) < _PINGS:
+        with suppress(TimeoutError):  # it was lost
+            start = time.perf_counter()
+            datagrams.sendto(b"ping", (address(1), _PORT))
+            datagrams.recv(64)
+            trips.append(time.perf_counter() - start)
+    return statistics.median(trips) / 2
+
+
+def _gloo(quick: bool) -> dict[str, float]:
+    """Bit/s of all-reduces, by how often the interface is named: bytes that leave a rank, over seconds."""
+    import torch
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+    dist.init_process_group("gloo")
+    found, data = {}, [torch.ones(_PIECE // 4) for _ in range(_PIECES)]
+    for count in _connections(quick):
+        os.environ["GLOO_SOCKET_IFNAME"] = ",".join([INTERFACE] * count)
+        group, took = dist.new_group(backend="gloo"), []
+        for _ in range(_GLOO_ROUNDS):
+            dist.barrier(group)
+            start = time.perf_counter()
+            for work in [dist.all_reduce(each, group=group, async_op=True) for each in data]:
+                work.wait()
+            took.append(time.perf_counter() - start)
+        found[str(count)] = 8 * _PIECES * _PIECE / statistics.median(took[1:])
+    dist.destroy_process_group()
+    return found
+
+
+def rank_main(part: str, quick: bool) -> None:
+    """Measure one part on one cluster; the first rank tells."""
+    rank, seconds, found = int(os.environ["RANK"]), 3.0 if quick else 6.0, dict[str, Any]()
+    if part == "gloo":
+        found = _gloo(quick)
+    else:
+        joined = _joined(rank)
+        if part == "links":
+            found = {"delay": _delay(rank, joined), "rate": _carried(rank, joined, 4, "cubic", seconds)}
+        else:
+            for control in CONTROLS:
+                for count in _connections(quick):
+                    found[f"{control} {count}"] = _carried(rank, joined, count, control, seconds)
+    if rank == 0:
+        tell(found)
+
+
+def rows(part: str, clusters: Sequence[str], quick: bool) -> list[dict[str, Any]]:
+    """Each cluster's measurement, with what the relay took."""
+    found = []
+    for cluster in clusters:
+        lines: list[str] = []
+        words = [__file__, "--rank", part, *(["--quick"] if quick else [])]
+        result, told = heard(cluster, words, lambda node, line, to=lines: to.append(f"node {node}: {line}"))
+        if not result.ok or not told:
+            raise SystemExit(f"{part} on {cluster}: {last_words(result, lines)}\n" + "\n".join(lines[-5:]))
+        relay = result.relayed
+        about = {} if relay is None else {"cores": relay.cores, "late": relay.late, "doubt": relay.doubt}
+        found.append({"cluster": cluster, "found": told[0], "relay": about})
+        print(cluster, found[-1]["found"], about, flush=True)
+    return found
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """A saved result as Markdown."""
+    parts = []
+    for found in result["rows"].values():
+        names = [*dict.fromkeys(name for row in found for name in row["found"])]
+        lines = []
+        for row in found:
+            cores = f"{row['relay']['cores']:.2f}" if row["relay"] else "–"
+            doubt = " (does not count)" if row["relay"].get("doubt") else ""
+            cells = [_shown(name, row["found"].get(name)) for name in names]
+            lines.append([row["cluster"], *cells, cores + doubt])
+        heads = {"delay": "ms one way", "rate": "Mbit/s, 4 connections"}
+        head = ["cluster", *(heads.get(name, name) for name in names), "cores of the relay"]
+        parts.append(markdown(head, lines))
+    return "\n\n".join(parts)
+
+
+def _shown(name: str, value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{1e3 * value:.2f}" if name == "delay" else f"{value / 1e6:.3g}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, print, and with --save keep the result under benchmarks/results/."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer connections, latencies and seconds")
+    parser.add_argument("--only", metavar="PART", choices=("links", "tcp", "gloo"), help="links, tcp or gloo")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-network.json")
+    add_table(parser)
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.table is not None:
+        print(table(options.table))
+        return
+    if options.rank:
+        rank_main(options.rank, options.quick)
+        return
+    parts = {"links": LINKS, "tcp": TCP, "gloo": GLOO}
+    found = {
+        part: rows(part, QUICK[clusters] if options.quick else clusters, options.quick)
+        for part, clusters in parts.items()
+        if options.only in (None, part)
+    }
+    result = {"benchmark": "network", "quick": options.quick, "hardware": hardware(), "rows": found}
+    conclude(result, table(result), options)
+
+
+if __name__ == "__main__":
+    main()
