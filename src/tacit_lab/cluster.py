@@ -7,6 +7,7 @@ The text form is what users write after ``--cluster``:
 * ``4x1@100mbit,5ms±2ms``: 3 to 7 ms later, by chance, so packets overtake each other (also ``5ms+-2ms``).
 * ``4x1@100mbit,30ms,0.1%loss``: one packet of a thousand that a node sends is lost.
 * ``4x1@100mbit,mtu=1280``: packets of at most 1,280 bytes, as in a VPN's tunnel.
+* ``4x1@100mbit,nat``: nobody can open a connection to a node but the first, as behind a home router.
 * ``2x2``: links as fast as the machine allows.
 * ``local:4``: 4 processes on this machine, no emulated network.
 * ``4x1+1@100mbit``: 4 nodes of 1 rank, and 1 parameter server, on a separate node.
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import groupby
 from typing import Any
@@ -40,6 +41,7 @@ _GROUP = re.compile(rf"(?:{_COUNT}x)?{_COUNT}@([^@+]+)(?:\+load=([^@+]+))?", re.
 _LOAD = "+load="
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)", re.ASCII)
 _LOSS = re.compile(r"(\d+(?:\.\d+)?)%loss", re.ASCII)
+_NAT = "nat"
 _MTU = re.compile(r"mtu=(\d{1,9})", re.ASCII)
 _MOST_NODES = 1023
 """As many ports has a bridge of Linux."""
@@ -70,11 +72,13 @@ class Impairment:
         loss: The share that is lost, each by chance.
         jitter: The most seconds by which a packet is earlier or later than the latency says, each by chance.
         mtu: The bytes of the largest packet, with its IP header.
+        nat: Whether the node is as behind a NAT: it opens connections, and nobody opens one to it.
     """
 
     loss: float = 0.0
     jitter: float = 0.0
     mtu: int = ETHERNET
+    nat: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values that no link can have."""
@@ -99,7 +103,8 @@ class Impairment:
     def words(self) -> list[str]:
         """Its parts of a cluster's text, but for the jitter, which is written with the latency."""
         lost = [f"{(Decimal(repr(float(self.loss))) * 100).normalize():f}%loss"] if self.loss else []
-        return lost + ([f"mtu={self.mtu}"] if self.mtu != ETHERNET else [])
+        small = [f"mtu={self.mtu}"] if self.mtu != ETHERNET else []
+        return [*lost, *small, *([_NAT] if self.nat else [])]
 
 
 _PERFECT = Impairment()
@@ -278,10 +283,15 @@ class Cluster:
         return self.loads[place] if self.loads else self.load
 
     def impairment_of(self, place: int) -> Impairment:
-        """What else a node's link does to packets; a server's is that of the node that loses fewest."""
-        if not self.impairments:
-            return self.impairment
-        return self.impairments[place] if place < self.nodes else min(self.impairments)
+        """What else a node's link does to packets; a server's is that of the node that loses fewest.
+
+        Without a NAT: servers, and the first node of nodes that are alike, where all meet.
+        """
+        if self.impairments:
+            found = self.impairments[place] if place < self.nodes else min(self.impairments)
+        else:
+            found = self.impairment
+        return replace(found, nat=found.nat and self.nodes > place >= (0 if self.impairments else 1))
 
     def free_rate_of(self, place: int) -> float | None:
         """The rate of a node's link without the load; None: it has no rate."""
@@ -331,7 +341,7 @@ class Cluster:
     def _link_text(self, node: int) -> str:
         """The text after a node: its rate, latency, impairment and load."""
         rate, latency, load = self.rate_of(node), self.latency_of(node), self.load_of(node)
-        impairment = self.impairment_of(node)
+        impairment = self.impairments[node] if self.impairments else self.impairment
         link = [_written(rate, _RATES)] if rate is not None else []
         spread = f"{_SPREAD}{_written(impairment.jitter, _TIMES)}" if impairment.jitter else ""
         link += [_written(latency, _TIMES) + spread] if latency else []
@@ -404,6 +414,9 @@ def _link(text: str, whole: str) -> dict[str, Any]:
         if (mtu := _MTU.fullmatch(word)) and "mtu" not in others:
             others["mtu"] = int(mtu[1])
             continue
+        if word == _NAT and "nat" not in others:
+            others["nat"] = True
+            continue
         quantity, spread, jitter = word.partition(_SPREAD)
         value, unit = _quantity(quantity, whole)
         if unit in _TIMES and latency is None:
@@ -416,7 +429,7 @@ def _link(text: str, whole: str) -> dict[str, Any]:
         if unit not in _TIMES:
             raise ConfigError(
                 f"cannot read {text!r} in the cluster {whole!r}: after @ comes one rate, then one latency, "
-                f"with its jitter, and a loss and an MTU, each at most once. {_EXAMPLES}"
+                f"with its jitter, and a loss, an MTU and nat, each at most once. {_EXAMPLES}"
             )
     return {"rate": rate, "latency": latency or 0.0, "impairment": Impairment(**others)}
 

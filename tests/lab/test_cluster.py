@@ -34,6 +34,11 @@ from tacit_lab.testbed import Testbed
         ("nodes=[1x1@1gbit,1x1@1gbit+load=1mbit]", Cluster(2, 1, 1e9, loads=(0, 1e6))),
         ("4x1@100mbit,30ms,0.1%loss", Cluster(4, 1, 1e8, 0.03, impairment=Impairment(loss=1e-3))),
         ("4x1@100mbit,5ms±2ms", Cluster(4, 1, 1e8, 5e-3, impairment=Impairment(jitter=2e-3))),
+        ("2x1@100mbit,nat", Cluster(2, 1, 1e8, impairment=Impairment(nat=True))),
+        (
+            "nodes=[1x1@1gbit,nat,1x1@1gbit]",
+            Cluster(2, 1, 1e9, impairments=(Impairment(nat=True), Impairment())),
+        ),
         ("4x1@mtu=1280+load=1mbit", Cluster(4, 1, impairment=Impairment(mtu=1280), load=1e6)),
         (
             "nodes=[1x1@1gbit,5ms±1ms,2%loss,mtu=576,1x1@1gbit]+1",
@@ -144,6 +149,8 @@ def test_text_of_uneven_nodes_says_it_all(
         "2x2@1gbit,mtu=575",
         "2x2@1gbit,mtu=9001",
         "2x2@1gbit,mtu=",
+        "2x2@1gbit,nat,nat",
+        "2x2@1gbit,nats",
         "2x2@1gbit,5ms±6ms",
         "2x2@1gbit,±1ms",
         "2x2@1gbit,5ms±",
@@ -259,6 +266,15 @@ def test_a_server_loses_as_little_as_the_best_node() -> None:
     cluster = Cluster.parse("nodes=[1@1gbit,2%loss,1@1gbit,1%loss,mtu=1280]+1")
     assert [cluster.impairment_of(place).loss for place in range(3)] == [0.02, 0.01, 0.01]
     assert cluster.shaped
+
+
+def test_servers_and_the_first_of_equal_nodes_are_behind_no_nat() -> None:
+    def hidden(text: str) -> list[bool]:
+        cluster = Cluster.parse(text)
+        return [cluster.impairment_of(place).nat for place in range(cluster.places)]
+
+    assert hidden("3x1+1@1gbit,nat") == [False, True, True, False]
+    assert hidden("nodes=[1@1gbit,nat,1@1gbit]+1") == [True, False, False]
 
 
 @for_each("values", [{"loss": 1.0}, {"loss": float("nan")}, {"jitter": float("inf")}, {"mtu": 100}])

@@ -143,7 +143,7 @@ def command(
     grid = [] if rates is None else _sweep(shape, found, network, texts, rates)
     title = f"{recipe or profile} on {shape}"
     if shape.impaired:
-        typer.echo("The plan is made without the links' loss, jitter and MTU: it is too good.", err=True)
+        typer.echo("The plan is made without the links' loss, jitter, MTU and NAT.", err=True)
     typer.echo(
         json.dumps(drawing.to_json(made, title, grid)) if as_json else drawing.to_text(made, title, grid)
     )

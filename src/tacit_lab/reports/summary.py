@@ -83,7 +83,7 @@ def links(cluster: str) -> str:
     late = f" with {parsed.latency * 1e3:g} ms of latency" if parsed.latency else ""
     if parsed.latencies:
         late = f" with {_span(parsed.latencies, lambda each: f'{each * 1e3:g}')} ms of latency"
-    late += ", whose loss, jitter or MTU differs" if parsed.impairments else _impaired(parsed.impairment)
+    late += ", whose loss, jitter, MTU or NAT differs" if parsed.impairments else _impaired(parsed.impairment)
     busy = f", each with a background load of {_rate(parsed.load)}" if parsed.load else ""
     if parsed.loads:
         busy = f", with background loads of {_span(parsed.loads, _rate)}"
@@ -93,7 +93,8 @@ def links(cluster: str) -> str:
 def _impaired(impairment: Impairment) -> str:
     jitter = f", ± {impairment.jitter * 1e3:g} ms" if impairment.jitter else ""
     loss = f", {100 * impairment.loss:g} % of packets lost" if impairment.loss else ""
-    return jitter + loss + (f", an MTU of {impairment.mtu:,} bytes" if impairment.mtu != ETHERNET else "")
+    mtu = f", an MTU of {impairment.mtu:,} bytes" if impairment.mtu != ETHERNET else ""
+    return jitter + loss + mtu + (", behind NATs" if impairment.nat else "")
 
 
 def _span(values: Sequence[float], shown: Callable[[float], str]) -> str:

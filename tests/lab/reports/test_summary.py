@@ -87,7 +87,7 @@ def test_a_failed_base_leaves_the_others_to_be_told() -> None:
         ),
         (
             "nodes=[1@1gbit,1@1gbit,1%loss]",
-            "1 Gbit/s links, whose loss, jitter or MTU differs",
+            "1 Gbit/s links, whose loss, jitter, MTU or NAT differs",
         ),
         ("2x2", "full-speed links"),
         ("what?", "what?"),

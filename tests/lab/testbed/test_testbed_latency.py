@@ -99,6 +99,23 @@ def test_packets_are_no_larger_than_the_mtu(programs: Path) -> None:
     assert_carries(1e8 * (600 - 52) / 614, found["rates"])
 
 
+@pytest.mark.parametrize(
+    ("cluster", "reaches"),
+    [
+        ("3x1@nat", {0: [], 1: [0], 2: [0]}),
+        ("nodes=[2x1@1gbit,1x1@1gbit,nat]", {0: [1], 1: [0], 2: [0, 1]}),
+    ],
+)
+def test_nobody_opens_a_connection_to_a_node_behind_a_nat(
+    programs: Path, cluster: str, reaches: dict[int, list[int]]
+) -> None:
+    lines: list[str] = []
+    with Testbed(Cluster.parse(cluster)) as testbed:
+        words = [str(programs / "reach.py")]
+        assert testbed.run(words, on_line=lambda _, line: lines.append(line), timeout=60).ok, lines
+    assert {each["node"]: each["reaches"] for each in map(json.loads, lines)} == reaches
+
+
 def test_a_busy_relay_is_told() -> None:
     assert Relayed(0.2, 0.03, 1e-4).doubt is None
     assert "0.70 of a processor core" in str(Relayed(0.7, 0.03, 1e-4))

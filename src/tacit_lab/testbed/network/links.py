@@ -14,7 +14,7 @@ from typing import Any
 
 from tacit.errors import TestbedError, installing
 from tacit_lab.cluster import Cluster, Impairment
-from tacit_lab.testbed.network import peers
+from tacit_lab.testbed.network import nftables, peers
 from tacit_lab.testbed.network.linux import Clone, join, unshare
 from tacit_lab.testbed.network.nodes import INTERFACE, PREFIX, SWITCH, address, mac
 from tacit_lab.testbed.network.relay import Relay, needed
@@ -65,12 +65,25 @@ def build(cluster: Cluster) -> Fabric:
             _prepare_network()
             with suppress(OSError):  # where the kernel cannot count so, it is not known who sent to whom
                 peers.begin()
+            if cluster.impairment_of(node).nat:
+                _hide()
             nodes.append(os.open(_OWN_NETWORK, os.O_RDONLY))
             inside = stack.enter_context(IPRoute())
             join(switch, Clone.NETWORK)
             _connect(hub, bridge, inside, nodes[-1], node, cluster, relay)
     os.close(switch)
     return Fabric(nodes, relay)
+
+
+def _hide() -> None:
+    """Have the node of the calling process be as behind a NAT."""
+    try:
+        nftables.drop_new()
+    except OSError as error:
+        raise TestbedError(
+            f"this kernel cannot emulate a NAT, as it does not follow connections (nf_conntrack): {error}. "
+            "Leave nat out of the cluster."
+        ) from error
 
 
 def _connect(
