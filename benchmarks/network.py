@@ -16,6 +16,7 @@ import os
 import socket
 import statistics
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -167,20 +168,17 @@ def rank_main(part: str, quick: bool) -> None:
         tell(found)
 
 
-def rows(part: str, clusters: Sequence[str], quick: bool) -> list[dict[str, Any]]:
-    """Each cluster's measurement, with what the relay took."""
-    found = []
-    for cluster in clusters:
-        lines: list[str] = []
-        words = [__file__, "--rank", part, *(["--quick"] if quick else [])]
-        result, told = heard(cluster, words, lambda node, line, to=lines: to.append(f"node {node}: {line}"))
-        if not result.ok or not told:
-            raise SystemExit(f"{part} on {cluster}: {last_words(result, lines)}\n" + "\n".join(lines[-5:]))
-        relay = result.relayed
-        about = {} if relay is None else {"cores": relay.cores, "late": relay.late, "doubt": relay.doubt}
-        found.append({"cluster": cluster, "found": told[0], "relay": about})
-        print(cluster, found[-1]["found"], about, flush=True)
-    return found
+def row(part: str, cluster: str, quick: bool) -> dict[str, Any]:
+    """One cluster's measurement, with what the relay took."""
+    lines: list[str] = []
+    words = [__file__, "--rank", part, *(["--quick"] if quick else [])]
+    result, told = heard(cluster, words, lambda node, line: lines.append(f"node {node}: {line}"))
+    if not result.ok or not told:
+        raise SystemExit(f"{part} on {cluster}: {last_words(result, lines)}\n" + "\n".join(lines[-5:]))
+    relay = result.relayed
+    about = {} if relay is None else {"cores": relay.cores, "late": relay.late, "doubt": relay.doubt}
+    print(cluster, told[0], about, file=sys.stderr, flush=True)
+    return {"cluster": cluster, "found": told[0], "relay": about}
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -226,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     parts = {"links": LINKS, "tcp": TCP, "gloo": GLOO}
     found = {
-        part: rows(part, QUICK[clusters] if options.quick else clusters, options.quick)
+        part: [row(part, each, options.quick) for each in (QUICK[clusters] if options.quick else clusters)]
         for part, clusters in parts.items()
         if options.only in (None, part)
     }
