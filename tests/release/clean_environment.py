@@ -27,7 +27,8 @@ class Environment:
             [str(self.bin / command[0]), *command[1:]],
             cwd=self.folder,
             env=_variables()
-            | {"PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
+            | {"PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+            | {"TACIT_KERNELS": "reference"},  # those of this installation have not been compiled
             capture_output=True,
             text=True,
             timeout=300,

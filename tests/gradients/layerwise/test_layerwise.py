@@ -6,7 +6,7 @@ from layerwise_checks import CHECKS
 from rank_processes import Ended, assert_passed, ranks
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, 3])
 def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
     return ranks(
         "layerwise_checks.py", request.param, str(tmp_path_factory.mktemp("checkpoints")), seconds=240
