@@ -8,6 +8,7 @@ import torch
 from sharded_setup_checks import CHECKS
 
 from rank_processes import Ended, assert_passed, ranks
+from tacit.attaching.failures import Failures
 from tacit.errors import AttachError
 from tacit.fsdp.model import _check_placed
 
@@ -37,3 +38,10 @@ def test_what_is_offloaded_to_the_cpu_is_refused() -> None:
         AttachError, match=r"w is on cpu, and its mesh is for cuda \(CPU offload\).*leave offload_policy out"
     ):
         _check_placed("w", p)
+
+
+def test_whoever_waits_for_ranks_with_other_meshes_says_what_its_own_is() -> None:
+    """Ranks then wait for others than wait for them, and no message passes by which they could compare."""
+    spec: Any = SimpleNamespace(sharded=SimpleNamespace(shards=3))
+    unused: Any = None
+    assert "call with one mesh, here of 3 shards a replica: " in Failures(spec, [], unused, None)._doing

@@ -47,7 +47,10 @@ class Failures:
         self._detector: FailureDetector | None = None
         self._noted: BaseException | None = None
         self._since = time.monotonic()
-        self._doing = "comparing the arguments of tacit.attach, which all ranks must call: "
+        mesh = ""
+        if spec.sharded is not None:  # with different ones torch hangs, and says nothing of meshes
+            mesh = f" with one mesh, here of {spec.sharded.shards} shards a replica"
+        self._doing = f"comparing the arguments of tacit.attach, which all ranks must call{mesh}: "
 
     def watch(self, host: int | None = None) -> None:
         """Start to compare with the other ranks, if there are any, before there are levels.
