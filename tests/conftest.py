@@ -77,6 +77,7 @@ PROCESSES = (
     "tests/lab/cli/test_study.py::test_a_s",
     "tests/lab/recipes/test_cache.py::test_of_many_processes",
     "tests/lab/reports/test_page_in_browser.py",
+    "tests/lab/study/test_carrying_out.py",
     "tests/lab/testbed/",
     "tests/planning/test_cluster_prediction.py::test_thousands_of_ranks",
     "tests/release/",

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import pickle
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tacit.errors import TestbedError
 from tacit.files import spared
 from tacit_lab.study.jobs import Ended, StudyRun, append
 
 J = TypeVar("J")
 R = TypeVar("R")
-_SAID: Any = None
-"""In a process that trains: what it says is put here."""
+_SAYS, _ENDS, _FAILS = "says", "ends", "fails"
+_PIPE: Any = None
+"""In a process that trains: to the one that waits for it."""
 
 
 def carry_out(
@@ -78,10 +83,9 @@ def train_at_once(
         minutes: none is begun after so many.
     """
     until, tried = time.monotonic() + 60 * minutes, set[J]()
-    context = multiprocessing.get_context("spawn")
-    said = context.SimpleQueue()
-    with context.Pool(jobs, _begin, (said,)) as pool:
-        running: dict[J, Any] = {}
+    idle: list[_Worker] = []
+    running: dict[_Worker, J] = {}
+    try:
         while True:
             for job in missing() if len(running) < jobs else ():
                 if len(running) >= jobs or time.monotonic() > until:
@@ -89,38 +93,80 @@ def train_at_once(
                 if job not in tried:
                     tried.add(job)
                     begin(job)
-                    running[job] = pool.apply_async(train, (job,))
+                    worker = idle.pop() if idle else _Worker(train)
+                    running[worker] = job
+                    worker.pipe.send(job)
             if not running:
                 return
-            time.sleep(0.2)
-            while not said.empty():
-                hear(said.get())
-            for job in [job for job, result in running.items() if result.ready()]:
+            heard: Any = wait([worker.pipe for worker in running], 0.2)
+            for worker in [worker for worker in running if worker.pipe in heard]:
                 try:
-                    found = running.pop(job).get()
-                except Exception as error:
-                    fail(job, error)
+                    kind, value = worker.pipe.recv()
+                except (EOFError, OSError):
+                    worker.process.join()
+                    fail(running.pop(worker), TestbedError(f"its process {_end(worker.process.exitcode)}"))
+                    continue
+                if kind == _SAYS:
+                    hear(value)
+                    continue
+                job = running.pop(worker)
+                idle.append(worker)
+                if kind == _FAILS:
+                    fail(job, value)
                 else:
-                    keep(job, found)
+                    keep(job, value)
+    finally:
+        for worker in (*idle, *running):
+            worker.process.kill()
+            worker.process.join()
+
+
+class _Worker:
+    """A process that trains what is sent to it, one after the other, and answers (kind, value)."""
+
+    def __init__(self, train: Callable[[Any], Any]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(train, theirs), daemon=True)
+        self.process.start()
+        theirs.close()  # else nobody is told that the process has died
+
+
+def _end(code: int | None) -> str:
+    return "was killed, perhaps as memory ran out" if code == -signal.SIGKILL else f"ended with code {code}"
 
 
 def say(what: object) -> None:
     """In a process that trains: have the one that waits for it hear this."""
-    _SAID.put(what)
+    _PIPE.send((_SAYS, what))
 
 
-def _begin(said: Any) -> None:
+def _work(train: Callable[[Any], Any], pipe: Any) -> None:
     """In a process that trains: one thread, and no longer than the command."""
-    global _SAID
-    import signal
-
+    global _PIPE
     import torch
 
     from tacit_lab.testbed.network.linux import die_with_parent
 
-    _SAID = said
+    _PIPE = pipe
     torch.set_num_threads(1)
     die_with_parent(signal.SIGKILL)
+    while True:
+        job = pipe.recv()
+        try:
+            answer = _ENDS, train(job)
+        except Exception as error:
+            answer = _FAILS, _portable(error)
+        pipe.send(answer)
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or one that says the same where it cannot be sent to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return TestbedError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def told(job: StudyRun) -> str:
