@@ -414,6 +414,11 @@ def _link(text: str, whole: str) -> dict[str, Any]:
         if (mtu := _MTU.fullmatch(word)) and "mtu" not in others:
             others["mtu"] = int(mtu[1])
             continue
+        if "%" in word or "loss" in word:
+            raise ConfigError(
+                f"cannot read {word!r} as a loss in the cluster {whole!r}: write it once, for example "
+                f"1%loss. {_EXAMPLES}"
+            )
         if word == _NAT and "nat" not in others:
             others["nat"] = True
             continue

@@ -175,6 +175,12 @@ def test_bad_text_is_refused_with_an_example(text: str) -> None:
         Cluster.parse(text)
 
 
+@for_each("word", ["1%", "loss=1%", "0.01loss", "1%lost"])
+def test_a_loss_in_another_form_is_refused_with_the_right_one(word: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'{word}' as a loss .* for example 1%loss\."):
+        Cluster.parse(f"4x1@100mbit,30ms,{word}")
+
+
 @for_each("text", ["local:2@100mbit", "local:2+load=5mbit"])
 def test_local_processes_have_no_links(text: str) -> None:
     with pytest.raises(ConfigError, match=r"plain local processes have no links.* Write for example 2x2@"):

@@ -51,7 +51,7 @@ def command(
         str,
         typer.Option(
             help="The cluster to emulate, NODESxRANKS@RATE,LATENCY or local:RANKS for plain processes, "
-            "e.g. 4x1@1gbit"
+            "e.g. 4x1@1gbit,20ms, or with jitter and loss 4x1@100mbit,30ms±2ms,1%loss"
         ),
     ] = "2x2@100mbit",
     algorithm: Annotated[
