@@ -16,7 +16,7 @@ from tacit.strategy import Strategy
 
 @algorithm(
     family="synchronous",
-    paper="survey: Ouyang et al. 2020, arXiv 2003.03009",
+    paper="PyTorch Distributed: Li et al., VLDB 2020, arXiv 2006.15704",
     compresses=False,
     changes="nothing: PyTorch's own DDP, the baseline",
 )

@@ -1,22 +1,22 @@
-"""`tacit report`: write the page of a comparison, and its traces, from its records."""
+"""`tacit report`: write the page of a comparison or a study, or what a paper takes of it."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from tacit import files
 from tacit.errors import ConfigError
 from tacit_lab.cli import parsing
+from tacit_lab.cli.importing import Modules, import_own
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tacit.timelines import Timeline
 
 PAGE = "report.html"
@@ -24,11 +24,12 @@ RECORDS = "records.jsonl"
 TIMELINE = "timeline.jsonl"
 DESCRIPTION = "comparison.json"
 TRACES = "traces"
+STUDY, RUNS, STUDY_PAGE = "study.json", "runs.jsonl", "study.html"
 
 
 def command(
     folder: Annotated[
-        str, typer.Argument(help="The folder that tacit compare wrote, e.g. my-run", metavar="DIR")
+        str, typer.Argument(help="The folder that tacit compare or study wrote, e.g. my-run", metavar="DIR")
     ],
     out: Annotated[
         str | None,
@@ -64,46 +65,111 @@ def command(
             show_default=False,
         ),
     ] = None,
+    modules: Modules = None,
 ) -> None:
     """Build report.html from the records in a folder; also of a run that failed, or still goes on.
 
     Next to it is a trace of each algorithm, traces/ALGORITHM.json, for ui.perfetto.dev or chrome://tracing,
-    if the folder has timelines. For a paper there are --latex, --csv and --png. E.g.
+    if the folder has timelines. For a paper there are --latex, --csv and --png. Of a study it
+    builds study.html. E.g.
     tacit report tacit-out/20260101-120000-digits
     """
     source, page = parsing.path("DIR", folder), parsing.path("--out", out)
     assert source is not None
-    if not os.path.isfile(source / RECORDS):  # False, and no error, if a name is too long
-        raise ConfigError(f"{source} holds no {RECORDS}: give the folder that tacit compare wrote")
+    if not any(os.path.isfile(source / each) for each in (RECORDS, STUDY)):  # False if a name is too long
+        raise ConfigError(
+            f"{source} holds no {RECORDS} or {STUDY}: give the folder that tacit compare or study wrote"
+        )
+    import_own(modules)
+    of_study = (source / STUDY).is_file()
     for_paper = [parsing.path("--latex", latex), parsing.path("--csv", csv), parsing.path("--png", png)]
-    lines = _write_for_paper(source, *for_paper) if any(for_paper) else []
-    if page is not None or not lines:
+    lines = []
+    if any(for_paper):
+        lines = _write_for_paper(_study(source) if of_study else _comparison(source), *for_paper)
+    if (page is not None or not lines) and of_study:
+        lines += _write_page_of_study(source, page or source / STUDY_PAGE)
+    elif page is not None or not lines:
         lines += write(source / RECORDS, page or source / PAGE)
     for line in lines:
         typer.echo(line)
 
 
-def _write_for_paper(source: Path, latex: Path | None, csv: Path | None, png: Path | None) -> list[str]:
+class _ForPaper(NamedTuple):
+    latex: Callable[[], str]
+    csv: Callable[[], str]
+    draw: Callable[[Path], None]
+    algorithms: Sequence[str]
+
+
+def _write_for_paper(made: _ForPaper, latex: Path | None, csv: Path | None, png: Path | None) -> list[str]:
+    from tacit_lab.reports import paper
+
+    lines = []
+    if latex is not None:
+        beside = latex.with_suffix(".bib")
+        files.put(latex, made.latex())
+        files.put(beside, paper.to_bibtex(made.algorithms))
+        lines += [f"Table: {latex}, for \\usepackage{{booktabs}}", f"Methods: {beside}"]
+    if csv is not None:
+        files.put(csv, made.csv())
+        lines.append(f"Numbers: {csv}")
+    if png is not None:
+        made.draw(png)
+        lines.append(f"Figure: {png}")
+    return lines
+
+
+def _comparison(source: Path) -> _ForPaper:
     from tacit_lab import records as schema
     from tacit_lab import reports
     from tacit_lab.reports import paper
 
     found, _ = reports.salvage(source / RECORDS, schema.read)
     comparison = reports.compare(found)
-    lines = []
-    if latex is not None:
-        runs = [record for record in found if isinstance(record, schema.RunRecord)]
-        beside = latex.with_suffix(".bib")
-        files.put(latex, paper.to_latex(comparison, runs, _command(source)))
-        files.put(beside, paper.to_bibtex(row.algorithm for row in comparison.rows))
-        lines += [f"Table: {latex}, for \\usepackage{{booktabs}}", f"Methods: {beside}"]
-    if csv is not None:
-        files.put(csv, paper.to_csv(comparison))
-        lines.append(f"Numbers: {csv}")
-    if png is not None:
-        paper.draw(comparison, found, png)
-        lines.append(f"Figure: {png}")
-    return lines
+    runs = [record for record in found if isinstance(record, schema.RunRecord)]
+    return _ForPaper(
+        lambda: paper.to_latex(comparison, runs, _command(source)),
+        lambda: paper.to_csv(comparison),
+        lambda target: paper.draw(comparison, found, target),
+        [row.algorithm for row in comparison.rows],
+    )
+
+
+def _study(source: Path) -> _ForPaper:
+    from tacit_lab.study import jobs, paper
+
+    study = _read_study(source)
+    rows, runs = study["rows"], jobs.read(source / RUNS)
+    hardware = next((ended.hardware for ended in runs.values()), {})
+    return _ForPaper(
+        lambda: paper.to_latex(study, hardware),
+        lambda: paper.to_csv(rows),
+        lambda target: paper.draw(rows, study["plain"], target),
+        list(dict.fromkeys(row["arm"] for row in rows)),
+    )
+
+
+def _write_page_of_study(source: Path, target: Path) -> list[str]:
+    from tacit_lab.study import page
+
+    study = _read_study(source)
+    files.put(target, page.page(f"{study['task']}: gaps to {study['plain']}", study["rows"], study["plain"]))
+    return [f"Report: {target}"]
+
+
+def _read_study(source: Path) -> dict[str, Any]:
+    """What is known of a study.
+
+    Raises:
+        ConfigError: it cannot be read, or no training has a partner yet.
+    """
+    try:
+        study: dict[str, Any] = json.loads((source / STUDY).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {source / STUDY}: {error}") from error
+    if not study["rows"]:
+        raise ConfigError(f"{source / STUDY} holds no gap yet: call tacit study --out {source} again")
+    return study
 
 
 def _command(source: Path) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +17,7 @@ from tacit.errors import ConfigError
 from tacit_lab.cli import parsing
 from tacit_lab.cli.importing import Modules, folder_of, import_own
 from tacit_lab.cli.interrupts import interruptible
+from tacit_lab.cli.report import RUNS, STUDY, STUDY_PAGE
 
 if TYPE_CHECKING:
     from tacit.strategy import AnyStrategy
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
 
 PLAIN = "dense"
 CLUSTER = "4x1@100mbit"
-RUNS, ROWS, PAGE = "runs.jsonl", "study.json", "study.html"
 
 
 def command(
@@ -124,6 +126,7 @@ def command(
     from tacit_lab import recipes
     from tacit_lab.cli.compare.options import rates_of, refuse_choices, script_of, seeds_of
     from tacit_lab.cli.study_scripts import StudiedScript
+    from tacit_lab.reports.summary import TWO_SEEDS
     from tacit_lab.study import page as report
     from tacit_lab.study.carrying_out import carry_out
     from tacit_lab.study.jobs import read
@@ -172,14 +175,29 @@ def command(
             train = partial(_train, choices)
             done = carry_out(missing, train, read(path), path, jobs=at_once, minutes=most, tell=_tell)
     rows = study.rows(done, wanted, numbers)
-    result = {"task": name, "plain": PLAIN, "seeds": numbers, "rates": factors, "rows": rows}
+    called = shlex.join(["tacit", *sys.argv[1:]])
+    result = {
+        "task": name,
+        "plain": PLAIN,
+        "seeds": numbers,
+        "rates": factors,
+        "rows": rows,
+        "command": called,
+    }
     try:
-        put(folder / ROWS, json.dumps(result) + "\n")
-        put(folder / PAGE, report.page(f"{name}: gaps to {PLAIN}", rows, PLAIN))
-        where = str(folder / PAGE)
+        put(folder / STUDY, json.dumps(result) + "\n")
+        put(folder / STUDY_PAGE, report.page(f"{name}: gaps to {PLAIN}", rows, PLAIN))
+        where = str(folder / STUDY_PAGE)
     except ConfigError as error:
         where = f"none, {error}"
-    typer.echo("\n".join(["", table(rows), "", f"Trainings: {path}", f"Page: {where}"]), err=as_json)
+    meanings = {
+        **report.COLUMNS,
+        "accuracy": "held out, 0..1, the mean over the seeds; of a script without one minus its loss",
+    }
+    legend = [f"{name}: {meanings[name]}" for name in ("rate", "bytes", "accuracy", "gap")]
+    notes = ["", f"Note: {TWO_SEEDS}"] if len(numbers) == 2 else []
+    ends = ["", f"Trainings: {path}", f"Page: {where}"]
+    typer.echo("\n".join(["", table(rows), "", *legend, *notes, *ends]), err=as_json)
     if as_json:
         typer.echo(json.dumps(result))
 

@@ -21,7 +21,10 @@ _REPORTED = {
     "accuracy": "as last reported, 0..1, mean over the ranks",
     "loss": "as last reported, mean over the ranks",
 }
-_SEEDS = {"gap": "to ddp (without it: to the first row), paired by seed, ± half the 95 % interval"}
+_SEEDS = {
+    "gap": "to ddp (without it: to the first row), in points of accuracy (of a script without one, of its "
+    "loss), paired by seed, ± half the 95 % interval"
+}
 _RATES = {
     "rate": "what the learning rate was multiplied by: the best on validation, chosen with another seed"
 }
@@ -34,8 +37,6 @@ _PACE = {
     "of compute-only": "seconds without any communication / seconds",
 }
 _IN_PROCESS = {
-    "seconds": "not known: there was no network",
-    "MB between nodes": "not known: there was no interface",
     "MB by count": "what all ranks sent, inside nodes too, by the formulas of ring collectives / 10^6",
     "reduction": _PACE["reduction"],
 }
@@ -130,7 +131,7 @@ class Comparison:
         """What was trained, in a few words."""
         epochs = [] if self.epochs is None else [f"epochs {self.epochs}"]
         seeds = f"seed{'' if len(self.seeds) == 1 else 's'} {', '.join(map(str, self.seeds))}"
-        target = [] if self.target is None else [f"target accuracy {self.target:g}"]
+        target = [f"target accuracy {self.target:g}"] if "to target" in self.columns else []
         return ", ".join([*epochs, seeds, *target])
 
     def to_dict(self) -> dict[str, Any]:

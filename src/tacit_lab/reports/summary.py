@@ -10,6 +10,7 @@ from tacit_lab.cluster import ETHERNET, Cluster, Impairment
 from tacit_lab.records import COMPUTE_ONLY, EndRecord, EpochRecord, Record, RunKey, RunRecord
 from tacit_lab.reports.comparison import BASE, IN_PROCESS, UNSHAPED, Comparison, Row, compare
 
+TWO_SEEDS = "Two seeds: an interval of two pairs says next to nothing; three are the least."
 UNFINISHED = "it was still running, or was killed"
 
 
@@ -183,12 +184,12 @@ def _of_numbers(comparison: Comparison | None) -> Iterator[str]:
     if comparison is None:
         return
     if len(comparison.seeds) == 2:
-        yield "Two seeds: an interval of two pairs says next to nothing; three are the least."
-    fast = [row.algorithm for row in comparison.rows if (row.of_compute_only or 0.0) > 1.05]
+        yield TWO_SEEDS
+    fast = [row.algorithm for row in comparison.rows if round(row.of_compute_only or 0.0, 3) > 1]
     if fast:
         yield (
             f"{', '.join(fast)} took less time than training without communication, which cannot be: that "
-            "ran once, and the machine was busy with other work then."
+            "ran once, and seconds move from run to run."
         )
 
 

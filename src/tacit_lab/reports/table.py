@@ -58,7 +58,7 @@ def cells(row: Row, columns: Iterable[str]) -> list[str]:
         "rate": f"x{row.rate:g}",
         "accuracy": _number(row.accuracy, "{:.4f}"),
         "loss": _number(row.loss, "{:.4f}"),
-        "gap": _interval(row.gap, "{:+.4f}"),
+        "gap": _interval(row.gap, "{:+.4f}") if row.accuracy is None else _points(row.gap),
         "seconds": _number(row.seconds, "{:.1f}"),
         "to target": _number(row.seconds_to_target, "{:.1f}"),
         "speedup": _number(row.speedup, "{:.2f}x"),
@@ -69,6 +69,11 @@ def cells(row: Row, columns: Iterable[str]) -> list[str]:
     }
     name = row.algorithm if row.status == "ok" else f"{row.algorithm} ({row.status})"
     return [name, *(texts[column] for column in columns)]
+
+
+def _points(gap: Mean | None) -> str:
+    half = None if gap is None or gap.half is None else 100 * gap.half
+    return _interval(gap and Mean(100 * gap.mean, half, gap.count), "{:+.2f}")
 
 
 def _interval(value: Mean | None, form: str) -> str:

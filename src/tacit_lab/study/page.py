@@ -49,12 +49,12 @@ def page(title: str, rows: Sequence[Row], plain: str) -> str:
     paint = {
         arm: Style(f"--c{i % PALETTE}", DASHES[i // PALETTE % len(DASHES)]) for i, arm in enumerate(arms)
     }
-    shown = [row for row in rows if row["arm"] != plain]
+    others = [row for row in rows if row["arm"] != plain]
     lengths = sorted({row["steps"] for row in rows})
-    by_steps = [_against_steps(shown, paint)] if len(lengths) > 1 else []
-    lengths_ = sorted({row["steps"] for row in shown})
-    costs = ["bytes", *(["seconds"] if any(row["on_cluster"] for row in shown) else [])]
-    drawn = [_against(shown, paint, steps, cost) for cost in costs for steps in lengths_]
+    by_steps = [_against_steps(others, paint)] if len(lengths) > 1 else []
+    lengths_ = sorted({row["steps"] for row in others})
+    costs = ["bytes", *(["seconds"] if any(row["on_cluster"] for row in others) else [])]
+    drawn = [_against(others, paint, steps, cost) for cost in costs for steps in lengths_]
     by_cost = [chart for chart in drawn if chart is not None]
     key = "\n".join(f"<li>{swatch(style)}{escape(arm)}</li>" for arm, style in paint.items())
     found = [
@@ -73,32 +73,37 @@ def _table(rows: Sequence[Row], steps: int, plain: str, paint: Mapping[str, Styl
     best = front([row for row in here if row["arm"] != plain and row["bytes"] is not None])
     lines = []
     for row in sorted(here, key=lambda row: (row["bytes"] is None, row["bytes"])):
-        texts = [
-            "–" if row["bytes"] is None else f"{row['bytes']:.2%}",
-            f"{_scale(row) * row['accuracy']['mean']:.{2 if _scale(row) > 1 else 4}f}",
-            "–" if row["arm"] == plain else _gap(row),
-            f"{row['seconds']:.1f}",
-            str(row["gap"]["count"]),
-            f"x{row['rate']:g}",
-            "yes" if row in best else "",
-        ]
+        texts = [*shown(row, plain).values(), "yes" if row in best else ""]
         mark = swatch(paint[row["arm"]]) if row["arm"] in paint else ""
         lines.append(TableRow(row["arm"], texts, mark=mark))
     return f'<section class="results">\n<h2>{steps:,} steps</h2>\n{cards(COLUMNS, lines)}\n</section>'
 
 
-def _scale(row: Row) -> int:
+def shown(row: Row, plain: str) -> dict[str, str]:
+    """A row as texts, by column, but for the front."""
+    return {
+        "bytes": "–" if row["bytes"] is None else f"{row['bytes']:.2%}",
+        "accuracy": f"{scale(row) * row['accuracy']['mean']:.{2 if scale(row) > 1 else 4}f}",
+        "gap": "–" if row["arm"] == plain else _gap(row),
+        "seconds": f"{row['seconds']:.1f}",
+        "seeds": str(row["gap"]["count"]),
+        "rate": f"x{row['rate']:g}",
+    }
+
+
+def scale(row: Row) -> int:
     """Points of accuracy are hundredths; losses stay as they are."""
     return 1 if row["by_loss"] else 100
 
 
 def _gap(row: Row) -> str:
-    gap, scale = row["gap"], _scale(row)
-    half = "" if gap["half"] is None else f" ±{scale * gap['half']:.{2 if scale > 1 else 4}f}"
-    return f"{scale * gap['mean']:+.{2 if scale > 1 else 4}f}{half}"
+    gap, digits = row["gap"], 2 if scale(row) > 1 else 4
+    half = "" if gap["half"] is None else f" ±{scale(row) * gap['half']:.{digits}f}"
+    return f"{scale(row) * gap['mean']:+.{digits}f}{half}"
 
 
-def _unit(rows: Sequence[Row]) -> str:
+def unit(rows: Sequence[Row]) -> str:
+    """What gaps are, for an axis."""
     return "gap of minus the loss" if rows[0]["by_loss"] else "gap, points"
 
 
@@ -111,7 +116,7 @@ def _against_steps(rows: Sequence[Row], paint: Mapping[str, Style]) -> Chart:
     ticks = {"type": "log", "tickvals": steps, "ticktext": [f"{each:,}" for each in steps]}
     layout: Figure = {
         "xaxis": {"title": {"text": "steps (log scale)"}, **ticks},
-        "yaxis": {"title": {"text": _unit(rows)}},
+        "yaxis": {"title": {"text": unit(rows)}},
         **line_at("y", 0.0, "plain training"),
     }
     return Chart(
@@ -127,21 +132,21 @@ def _against(rows: Sequence[Row], paint: Mapping[str, Style], steps: int, cost: 
     here = [row for row in rows if row["steps"] == steps and row[cost] is not None]
     if not here:
         return None
-    scale, axis = (100, "bytes, % of plain training's") if cost == "bytes" else (1, "training seconds")
+    factor, axis = (100, "bytes, % of plain training's") if cost == "bytes" else (1, "training seconds")
     best = front(here, cost)
     line = {
         "type": "scatter",
         "mode": "lines",
         "name": "front",
         "hoverinfo": "skip",
-        "x": [scale * row[cost] for row in best],
-        "y": [_scale(row) * row["gap"]["mean"] for row in best],
+        "x": [factor * row[cost] for row in best],
+        "y": [scale(row) * row["gap"]["mean"] for row in best],
         "line": {"color": "var(--limit)", "width": 1.5, "dash": "dot", "shape": "hv"},
     }
-    traces = [_trace(row["arm"], [scale * row[cost]], [row], paint[row["arm"]], "markers") for row in here]
+    traces = [_trace(row["arm"], [factor * row[cost]], [row], paint[row["arm"]], "markers") for row in here]
     layout: Figure = {
         "xaxis": {"title": {"text": f"{axis} (log scale)"}, "type": "log"},
-        "yaxis": {"title": {"text": _unit(rows)}},
+        "yaxis": {"title": {"text": unit(rows)}},
         **line_at("y", 0.0, "plain training"),
     }
     return Chart(
@@ -154,13 +159,13 @@ def _against(rows: Sequence[Row], paint: Mapping[str, Style], steps: int, cost: 
 
 def _trace(arm: str, xs: Sequence[float], rows: Sequence[Row], style: Style, mode: str) -> Figure:
     colour = f"var({style.colour})"
-    halves = [_scale(row) * (row["gap"]["half"] or 0.0) for row in rows]
+    halves = [scale(row) * (row["gap"]["half"] or 0.0) for row in rows]
     return {
         "type": "scatter",
         "mode": mode,
         "name": escape(arm),
         "x": list(xs),
-        "y": [_scale(row) * row["gap"]["mean"] for row in rows],
+        "y": [scale(row) * row["gap"]["mean"] for row in rows],
         "error_y": {"type": "data", "array": halves, "color": colour, "thickness": 1},
         "line": {"color": colour, "width": 2.5, "dash": style.dash},
         "marker": {"size": 9, "color": colour},

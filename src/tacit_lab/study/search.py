@@ -257,8 +257,8 @@ def _collapsed(done: Done, chosen: StudyRun, leading: Ended) -> bool:
     )
 
 
-def table(found: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as text, task by task and length by length."""
+def table(found: Sequence[Mapping[str, Any]], plain: str = "dense") -> str:
+    """Rows as text, task by task and length by length; the arm to which gaps are has none."""
     lines: list[str] = []
     for task, steps in dict.fromkeys((row["task"], row["steps"]) for row in found):
         here = [row for row in found if (row["task"], row["steps"]) == (task, steps)]
@@ -269,8 +269,6 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
             half, gap, scale = row["gap"]["half"], row["gap"]["mean"], 1 if by_loss else 100
             width = "one seed" if half is None else f"± {scale * half:.2f}"
             sent = f"{'–':>7}" if row["bytes"] is None else f"{row['bytes']:7.2%}"
-            lines.append(
-                f"{row['arm']:44} x{row['rate']:<4g} {sent} {row['accuracy']['mean']:8.4f} "
-                f"{scale * gap:+7.2f} {width:>8}"
-            )
+            shown = f"{'–':>7}" if row["arm"] == plain else f"{scale * gap:+7.2f} {width:>8}"
+            lines.append(f"{row['arm']:44} x{row['rate']:<4g} {sent} {row['accuracy']['mean']:8.4f} {shown}")
     return "\n".join(lines).strip()

@@ -73,7 +73,7 @@ class Screen(Display):
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
-    def started(self, algorithm: str) -> None:
+    def started(self, algorithm: str, place: str) -> None:
         self.seen.append(algorithm)
 
     def advanced(self, progress: Progress) -> None:

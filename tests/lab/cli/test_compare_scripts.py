@@ -52,8 +52,8 @@ def test_what_was_interrupted_goes_on(tmp_path: Path) -> None:
     again = called("compare", *TWO, *words, cwd=tmp_path)
     assert again.code == 0, again.err
     assert [line for line in again.err.splitlines() if "launching" in line] == [
-        "topk: launching",
-        "compute-only: launching",
+        "topk: launching, training 2 of 3",
+        "compute-only: launching, training 3 of 3",
     ]
     found = [*records.read(tmp_path / "out" / "records.jsonl")]
     ends = [each.algorithm for each in found if isinstance(each, records.EndRecord)]

@@ -12,7 +12,7 @@ ENDED = replace(FIRST, epoch=1, step=10, seconds=3.0, loss=0.25, accuracy=0.9, m
 
 def shown(console: Console, *messages: Progress) -> str:
     with display.open_display(console, ["ddp", "topk"]) as screen:
-        screen.started("topk")
+        screen.started("topk", "training 2 of 3")
         for message in messages:
             screen.advanced(message)
     assert isinstance(console.file, io.StringIO)
@@ -22,7 +22,7 @@ def shown(console: Console, *messages: Progress) -> str:
 def test_without_a_terminal_there_is_a_line_for_each_epoch() -> None:
     text = shown(Console(file=io.StringIO(), width=80), FIRST, ENDED, replace(ENDED, step=11))
     assert text.splitlines() == [
-        "topk: launching",
+        "topk: launching, training 2 of 3",
         "topk: step 10/20, loss 0.250  accuracy 0.900  3.0 s  12.3 MB",
     ]
 

@@ -1,9 +1,11 @@
 """`tacit report`, and the page that `tacit compare` leaves behind."""
 
+import csv
+import itertools
 import json
 import sys
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ from tacit_lab.cli import report
 from tacit_lab.cli.compare import options
 from tacit_lab.cli.compare.recorder import ComparisonRecorder
 from tacit_lab.cli.interrupts import Interrupted
+from tacit_lab.study.jobs import Ended, StudyRun, append
+from tacit_lab.study.search import Rule, Study
 
 
 def write(path: Path, *lines: Line) -> None:
@@ -69,7 +73,7 @@ def test_what_cannot_be_is_one_line_and_no_page(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert called(monkeypatch, str(tmp_path / "nowhere")) == 2
-    assert "nowhere holds no records.jsonl" in capsys.readouterr().err
+    assert "nowhere holds no records.jsonl or study.json" in capsys.readouterr().err
     assert called(monkeypatch, str(folder), "--out", str(tmp_path / "nowhere" / "page.html")) == 2
     assert "cannot write" in capsys.readouterr().err
     with (folder / "records.jsonl").open("a") as file:
@@ -104,12 +108,21 @@ def test_the_commands_agree_on_the_names_of_files() -> None:
     assert (report.RECORDS, report.TIMELINE) == (options.RECORDS, options.TIMELINE)
 
 
-def run_compare(monkeypatch: pytest.MonkeyPatch, folder: Path, error: BaseException | None) -> int:
-    """The exit code of a comparison that writes a run down and ends so, without training anything."""
+def run_compare(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, error: BaseException | None, finished: bool = False
+) -> int:
+    """The exit code of a comparison that writes a run down and ends so, without training anything.
+
+    Args:
+        finished: whether another run ended well.
+    """
 
     def train_all(asked: options.CompareOptions, shown: object, recorder: ComparisonRecorder) -> None:
         recorder.add(HEAD)
         recorder.add(DDP if error is None else replace(DDP, status="interrupted", error=str(error)))
+        if finished:
+            recorder.add(replace(HEAD, algorithm="topk"))
+            recorder.add(replace(DDP, algorithm="topk"))
         if error is not None:
             raise error
 
@@ -136,6 +149,15 @@ def test_an_interrupted_comparison_leaves_a_page_too(
     assert f"Report: {tmp_path / 'report.html'}" in capsys.readouterr().err
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "ddp was interrupted: stopped by SIGTERM" in text
+
+
+def test_an_interrupted_comparison_shows_the_table_of_what_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_compare(monkeypatch, tmp_path, Interrupted(15), finished=True) == 143
+    told = capsys.readouterr().err
+    assert "ddp (interrupted)" in told
+    assert [line.split()[-1] for line in told.splitlines() if line.startswith("topk ")] == ["–"]
 
 
 def test_a_page_that_cannot_be_built_does_not_spoil_the_comparison(
@@ -200,3 +222,55 @@ def test_a_folder_for_traces_that_cannot_be_is_said(
     (timed_folder / "traces").touch()
     assert called(monkeypatch, str(timed_folder)) == 2
     assert f"cannot write {timed_folder / 'traces'}" in capsys.readouterr().err
+
+
+@pytest.fixture
+def studied(tmp_path: Path) -> Path:
+    """The folder of a study of two algorithms and two lengths."""
+    found = {}
+    for steps, arm, lost in itertools.product((100, 200), ("dense", "topk", "powersgd"), (0, 0.01)):
+        seed = int(lost > 0)
+        job = StudyRun("digits", arm, steps, seed, 0.5)
+        gap = 0.0 if arm == "dense" else 0.05 + lost
+        share = {"dense": 1.0, "topk": 0.03, "powersgd": 0.02}[arm]
+        found[job] = Ended(job, 0.9 - gap, 0.9, 0.1, share, 1.0, asdict(HEAD.environment))
+    folder = tmp_path / "study"
+    folder.mkdir()
+    for each in found.values():
+        append(folder / report.RUNS, each)
+    wanted = [("digits", arm, steps) for steps in (100, 200) for arm in ("dense", "topk", "powersgd")]
+    rows = Study({"digits": Rule()}, "dense", (0.5,)).rows(found, wanted, (0, 1))
+    study = {"task": "digits", "plain": "dense", "seeds": [0, 1], "rates": [0.5], "rows": rows}
+    (folder / report.STUDY).write_text(json.dumps({**study, "command": "tacit study digits"}))
+    return folder
+
+
+def test_of_a_study_there_are_a_page_and_what_a_paper_takes(
+    studied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert called(monkeypatch, str(studied)) == 0
+    assert "digits: gaps to dense" in (studied / "study.html").read_text()
+    files = [str(tmp_path / f"t.{ending}") for ending in ("tex", "csv", "png")]
+    assert called(monkeypatch, str(studied), "--latex", files[0], "--csv", files[1], "--png", files[2]) == 0
+    text = (tmp_path / "t.tex").read_text()
+    assert "% digits; seeds 0, 1\n% command: tacit study digits\n% python: " in text
+    assert "% topk, 100 steps: learning rate x0.5\n" in text
+    assert (
+        r"\texttt{topk}~\cite{arxiv-1704.05021,arxiv-1809.07599} & 200 & 3.00\% & 84.50 & $-$5.50~$\pm$~6.35"
+        in text
+    )
+    assert r"& 100 & 100.00\% & 90.00 & -- \\" in text
+    assert "{arxiv-1905.13727," in (tmp_path / "t.bib").read_text()
+    rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
+    assert [row["steps"] for row in rows] == ["100"] * 3 + ["200"] * 3
+    assert float(rows[1]["gap"]) == pytest.approx(-0.055)
+    assert rows[1]["seeds"] == "2"
+    assert (tmp_path / "t.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_of_a_study_without_a_gap_there_is_nothing(
+    studied: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (studied / report.STUDY).write_text(json.dumps({"task": "digits", "plain": "dense", "rows": []}))
+    assert called(monkeypatch, str(studied), "--csv", "t.csv") == 2
+    assert "holds no gap yet" in capsys.readouterr().err

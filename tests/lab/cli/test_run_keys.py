@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tacit.algorithms import parse
 from tacit_lab.cli.compare.options import CompareOptions
-from tacit_lab.cli.compare.run_keys import missing
+from tacit_lab.cli.compare.run_keys import missing, place
 from tacit_lab.cluster import Cluster
 from tacit_lab.records import CHOOSING, EndRecord, RunKey
 
@@ -56,6 +56,13 @@ def test_the_best_rate_is_searched_with_another_seed_beyond_the_ends_too() -> No
         ("topk", 4.0),
         ("compute-only", 1.0),
     }
+
+
+def test_how_many_there_are_is_said_as_far_as_it_is_known() -> None:
+    ends = {key: EndRecord(**key._asdict(), status="ok") for key in (RunKey("ddp", 0, 1.0),)}
+    assert place(OPTIONS, {}, 0) == "training 1 of 5"
+    assert place(OPTIONS, ends, 1) == "training 3 of 5"
+    assert place(replace(OPTIONS, rates=(0.5, 1.0, 2.0)), {}, 0) == "training 1 of about 11"
 
 
 def test_the_search_ends_where_every_rate_is_worse_than_the_next() -> None:

@@ -22,6 +22,11 @@ def test_a_study_is_a_table_a_page_and_goes_on(tmp_path: Path) -> None:
     topk = told["rows"][1]
     assert topk["gap"]["count"] == 2
     assert 0.01 < topk["bytes"] < 0.05
+    assert "Note: Two seeds: an interval of two pairs says next to nothing" in done.err
+    assert "gap: to plain training, paired by seed" in done.err
+    (dense,) = {line.split()[-1] for line in done.err.splitlines() if line.startswith("dense  ")}
+    assert dense == "–"
+    assert told["command"] == f"tacit study digits {' '.join(words)} --seeds 0..1"
     assert "5 steps" in (tmp_path / "out" / "study.html").read_text()
     assert len((tmp_path / "out" / "runs.jsonl").read_text().splitlines()) == 8
     again = called("study", "digits", *words, "--seeds", "0..2", cwd=tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sample_records import ALONE, DDP, HEAD, TOPK, comparison
 
-from tacit.algorithms.registry import ENTRIES
+from tacit.algorithms.registry import ALGORITHMS, ENTRIES
 from tacit.errors import ConfigError
 from tacit_lab import records, reports
 from tacit_lab.reports import paper
@@ -67,8 +67,38 @@ def test_every_method_has_an_entry() -> None:
     assert all(year == of_number for year, of_number in years)
 
 
-def test_a_method_of_ones_own_has_none() -> None:
-    assert paper.to_bibtex(["unheard-of:ratio=1"]) == ""
+def test_tacit_is_cited_as_its_citation_file_says() -> None:
+    text = paper.to_bibtex([])
+    stated = (Path(__file__).resolve().parents[3] / "CITATION.cff").read_text()
+    for key in ("title", "version"):
+        (value,) = re.findall(rf'^{key}: "?([^"\n]*)', stated, re.MULTILINE)
+        assert f"  {key} = {{{value}}}" in text.replace("{{", "{").replace("}}", "}")
+
+
+def test_ddp_is_cited_by_its_own_paper() -> None:
+    assert "{arxiv-2006.15704," in paper.to_bibtex(["ddp"])
+    assert paper.cited("ddp") == r"\texttt{ddp}~\cite{arxiv-2006.15704}"
+
+
+def test_a_method_of_ones_own_is_cited_by_the_number_of_its_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert paper.to_bibtex(["unheard-of:ratio=1"]) == paper.to_bibtex([])
+    monkeypatch.setitem(ALGORITHMS, "mine", ALGORITHMS["topk"])
+    monkeypatch.setitem(ENTRIES, "mine", replace(ENTRIES["topk"], paper="Doe 2026, arXiv 2601.00001"))
+    assert paper.cited("mine:ratio=1") == r"\texttt{mine:ratio=1}~\cite{arxiv-2601.00001}"
+    assert "@misc{arxiv-2601.00001,\n  note = {Doe 2026, arXiv 2601.00001}," in paper.to_bibtex(["mine"])
+    monkeypatch.setitem(ENTRIES, "mine", replace(ENTRIES["topk"], paper="mine"))
+    assert "% mine: mine\n" in paper.to_bibtex(["mine"])
+
+
+def test_the_legend_lies_over_no_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
+    paper.draw(reports.compare(WHOLE), WHOLE, tmp_path / "curves.png")
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ddp", "topk:ratio=0.01"]
+    assert not any(legend.overlaps(axes.get_window_extent()) for axes in figure.axes)
 
 
 @pytest.mark.parametrize("ending", ["png", "pdf"])

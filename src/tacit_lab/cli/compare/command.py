@@ -11,7 +11,7 @@ import typer
 from tacit.errors import ConfigError, TestbedError
 from tacit_lab.cli import report
 from tacit_lab.cli.importing import Modules, folder_of, import_own
-from tacit_lab.cli.interrupts import interruptible
+from tacit_lab.cli.interrupts import Interrupted, interruptible
 from tacit_lab.reports import MEANINGS
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ def command(
     from tacit_lab.cli.compare.display import open_display
     from tacit_lab.cli.compare.recorder import ComparisonRecorder
     from tacit_lab.recipes import Choices
+    from tacit_lab.records import CHOOSING
 
     words = what or ["digits"]
     if replicas == compare_options.IN_PROCESS and algorithms == ALGORITHMS:
@@ -193,7 +194,8 @@ def command(
                 runner.train_all(options, display, recorder)
         except BaseException as error:
             # Trainings that had ended are worth a report.
-            if isinstance(error, TestbedError) and any(end.status == "ok" for end in recorder.ends.values()):
+            ended = any(end.status == "ok" and key.seed != CHOOSING for key, end in recorder.ends.items())
+            if isinstance(error, (TestbedError, Interrupted)) and ended:
                 _print_summary(reports.compare(recorder.records), recorder, options.records, screen)
             elif recorder.records:
                 _print_text(screen, _write_report(options.records))

@@ -21,8 +21,12 @@ class Display(ABC):
     """Shows the progress of one training after the other. A context manager."""
 
     @abstractmethod
-    def started(self, algorithm: str) -> None:
-        """Show that the ranks of this algorithm's training are being launched."""
+    def started(self, algorithm: str, place: str) -> None:
+        """Show that the ranks of this algorithm's training are being launched.
+
+        Args:
+            place: such as "training 7 of about 19".
+        """
 
     @abstractmethod
     def advanced(self, progress: Progress) -> None:
@@ -62,11 +66,11 @@ class Bars(Display):
             each: self._bars.add_task(each, total=None, start=False, numbers="") for each in algorithms
         }
 
-    def started(self, algorithm: str) -> None:
+    def started(self, algorithm: str, place: str) -> None:
         """The bar pulses until the first message."""
         if algorithm not in self._tasks:
             self._tasks[algorithm] = self._bars.add_task(algorithm, total=None, start=False, numbers="")
-        self._bars.update(self._tasks[algorithm], numbers="launching")
+        self._bars.update(self._tasks[algorithm], numbers=f"launching, {place}")
         self._bars.start_task(self._tasks[algorithm])
 
     def advanced(self, progress: Progress) -> None:
@@ -102,10 +106,10 @@ class Lines(Display):
         self._last = 0.0
         self._epochs: dict[str, int] = {}
 
-    def started(self, algorithm: str) -> None:
+    def started(self, algorithm: str, place: str) -> None:
         """Write a line."""
         self._epochs[algorithm] = 0
-        self._write(f"{algorithm}: launching")
+        self._write(f"{algorithm}: launching, {place}")
 
     def advanced(self, progress: Progress) -> None:
         """Write a line if an epoch has ended, or if the last line is more than `EVERY` seconds ago."""

@@ -16,7 +16,7 @@ from tacit_lab import recipes
 from tacit_lab.cli.compare.display import Display
 from tacit_lab.cli.compare.options import CompareOptions
 from tacit_lab.cli.compare.recorder import ComparisonRecorder
-from tacit_lab.cli.compare.run_keys import missing
+from tacit_lab.cli.compare.run_keys import missing, place
 from tacit_lab.recipes.progress import Progress
 from tacit_lab.records import CHOOSING, EndRecord, Environment, EpochRecord, Record, RunKey, RunRecord
 from tacit_lab.study.carrying_out import say, train_at_once
@@ -34,6 +34,7 @@ def train_all(options: CompareOptions, display: Display, recorder: ComparisonRec
         Interrupted: A signal came.
     """
     failed: dict[str, str] = {}
+    begun = set[RunKey]()
     recipe = recipes.get(options.recipe, options.choices)
     parameters = sum(each.numel() for each in recipe.model(0).parameters())
 
@@ -41,7 +42,9 @@ def train_all(options: CompareOptions, display: Display, recorder: ComparisonRec
         return (key for key in missing(options, recorder.ends) if key.algorithm not in failed)
 
     def begin(key: RunKey) -> None:
-        display.started(options.label(key))
+        ends = recorder.ends
+        display.started(options.label(key), place(options, ends, len(begun - {*ends})))
+        begun.add(key)
         head = RunRecord(
             **key._asdict(),
             strategy=repr(_strategy(key)),

@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tacit_lab.cli.compare.options import CompareOptions
-from tacit_lab.records import COMPUTE_ONLY, EndRecord, RunKey
+from tacit_lab.records import CHOOSING, COMPUTE_ONLY, EndRecord, RunKey
 from tacit_lab.study.jobs import Ended, StudyRun
 from tacit_lab.study.search import Rule, Study
+
+
+def place(options: CompareOptions, ends: Mapping[RunKey, EndRecord], begun: int) -> str:
+    """Which training is begun next, in words; while rates are searched nobody knows how many there will be.
+
+    Args:
+        begun: how many are under way.
+    """
+    due = list(missing(options, ends))
+    done = len([end for end in ends.values() if end.status == "ok"])
+    searched = {key.algorithm for key in due if key.seed == CHOOSING}
+    most = done + len(due) + len(searched) * len(options.seeds)
+    return f"training {done + begun + 1} of {'about ' if searched else ''}{most}"
 
 
 def missing(options: CompareOptions, ends: Mapping[RunKey, EndRecord]) -> Iterator[RunKey]:

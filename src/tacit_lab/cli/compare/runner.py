@@ -15,7 +15,7 @@ from tacit.timelines import Timeline
 from tacit_lab.cli.compare.display import Display
 from tacit_lab.cli.compare.options import CompareOptions
 from tacit_lab.cli.compare.recorder import ComparisonRecorder
-from tacit_lab.cli.compare.run_keys import missing
+from tacit_lab.cli.compare.run_keys import missing, place
 from tacit_lab.cli.compare.scripts import Said, ScriptRun, of_the_middle, run_script
 from tacit_lab.cli.interrupts import Interrupted
 from tacit_lab.cli.parsing import OUT
@@ -83,7 +83,7 @@ class _Runner(ABC):
 
     def run(self, key: RunKey) -> None:
         """Train to the end. If that fails, the reason is recorded, and the error raised."""
-        self._display.started(self._options.label(key))
+        self._display.started(self._options.label(key), place(self._options, self._recorder.ends, 0))
         try:
             self._train(key)
         except Interrupted as error:
