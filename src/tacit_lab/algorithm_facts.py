@@ -5,7 +5,10 @@ Accuracy is as `benchmarks/accuracy.py` measures it; docs/accuracy.md says how.
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
+import textwrap
 import typing
 from dataclasses import dataclass
 from functools import cache
@@ -30,7 +33,7 @@ class Parameter:
 
     Attributes:
         default: None where it is required.
-        meaning: "" for an algorithm of the user's own.
+        meaning: of an algorithm of the user's own by the `Args:` of its docstring, if it has one; else "".
     """
 
     name: str
@@ -68,17 +71,37 @@ def _collective(level: Strategy) -> str:
 def parameters_of(name: str) -> list[Parameter]:
     """The parameters of an algorithm's text form, in order."""
     build = ALGORITHMS[name]
-    ours = build.__module__.startswith(f"{algorithms.__name__}.")
+    ours, told = is_ours(name), _args(inspect.getdoc(build) or "")
     return [
         Parameter(
             key,
             _written(kind),
             None if default is Declared.empty else default,
             default is Declared.empty,
-            meaning(name, key) if ours else "",
+            meaning(name, key) if ours else told.get(key, ""),
         )
         for key, (kind, default) in parameters(build).items()
     ]
+
+
+def is_ours(name: str) -> bool:
+    """Whether an algorithm is tacit's, not one of the user's own."""
+    return ALGORITHMS[name].__module__.startswith(f"{algorithms.__name__}.")
+
+
+def summary_of(name: str) -> str:
+    """The first line of an algorithm's docstring; "" without one."""
+    return (inspect.getdoc(ALGORITHMS[name]) or "").partition("\n")[0]
+
+
+def _args(docstring: str) -> dict[str, str]:
+    """What the section `Args:` of a docstring, as Google writes it, says of each parameter."""
+    section = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)+)", docstring, re.MULTILINE)
+    if section is None:
+        return {}
+    text = textwrap.dedent(section[1])
+    found = re.findall(r"^(\w+)(?: \([^)\n]*\))?:(.*(?:\n[ \t]+.*)*)", text, re.MULTILINE)
+    return {name: " ".join(said.split()).rstrip(".") for name, said in found}
 
 
 def _written(kind: Any) -> str:

@@ -59,6 +59,7 @@ def _described(name: str) -> list[str]:
     costs = [*map(_cost, sorted(facts.gaps_of(name), key=lambda gap: (gap.task, -gap.steps)))]
     return [
         f"{name}: {entry.changes}",
+        *([] if facts.is_ours(name) or not facts.summary_of(name) else [facts.summary_of(name)]),
         f"{entry.family}; by {facts.collective_of(name)}{baseline}",
         entry.paper,
         *(["", f"Parameters, written {name}:key=value,key=value", *parameters] if parameters else []),
@@ -133,4 +134,7 @@ def _told(parameter: Parameter) -> str:
 
 def _format(parameter: Parameter) -> str:
     """Such as `ratio=0.01`, as the user types it after the colon."""
-    return f"{parameter.name}={'...' if parameter.required else parameter.default}"
+    default = parameter.default
+    if isinstance(default, float) and len(str(default)) > 8:
+        default = f"{default:.4g}"
+    return f"{parameter.name}={'...' if parameter.required else default}"

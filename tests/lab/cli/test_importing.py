@@ -41,7 +41,18 @@ def test_it_is_listed_with_its_parameters(home: Path, given: str) -> None:
     assert done.code == 0, done.err
     (row,) = json.loads(done.out)
     assert row["changes"] == "a share, by a name of our own"
-    assert [each["name"] for each in row["parameters"]] == ["share"]
+    assert [each["name"] for each in row["parameters"]] == ["share", "least"]
+
+
+def test_its_docstring_is_told(home: Path) -> None:
+    done = tacit("list", "mine", "--import", "my_method", cwd=home)
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[:2] == ["mine: a share, by a name of our own", "The largest entries."]
+    assert lines[-2:] == [
+        "  share=0.3333                of the entries, above 0 to 1 (float)",
+        "  least=1                     not used (int)",
+    ]
 
 
 def test_a_script_may_name_it_by_the_environment(home: Path) -> None:
