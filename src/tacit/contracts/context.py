@@ -117,7 +117,11 @@ class Context:
         return self.work.scratch(name, like, shape, dtype) if held is None else held
 
     def rng(self, *salt: object) -> torch.Generator:
-        """A generator with the same seed on all peers, unless the rank is part of `salt`."""
+        """A generator on the host with the same seed on all peers, unless the rank is part of `salt`.
+
+        The seed also follows from the round (not from the step), the bucket and the session's seed, so what
+        is drawn is new in every round, and is drawn again alike where a round is made again.
+        """
         return torch.Generator().manual_seed(zlib.crc32(self._salted(salt)))
 
     def draw(self, *salt: object) -> int:
