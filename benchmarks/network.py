@@ -1,12 +1,15 @@
 """What a network gives: the emulated links as they are, and what several connections bring over them.
 
-    python benchmarks/network.py            # about 12 minutes
+    python benchmarks/network.py            # about 15 minutes
     python benchmarks/network.py --quick    # about 3 minutes: fewer connections, latencies and seconds
     python benchmarks/network.py --table benchmarks/results/DATE-network.json
 
 * `links`: one-way delay by UDP, the rate of four TCP connections, and what the relay takes, if there is one.
 * `tcp`: the rate of 1 to 8 connections by latency, loss and congestion control, once they have started.
-* `gloo`: all-reduces of 64 MB in pieces of 4 MB, with the interface named 1 to 8 times.
+* `gloo`: all-reduces of 64 MB in pieces of 4 MB, with the interface named 1 to 8 times: bit/s.
+* `buffers`: one connection and four, as the kernel has its buffers, and with up to 64 MB.
+* `ddp`: steps of plain DDP on 38 MB of gradients, by the buckets' size and the interface's namings; then with
+  such buffers, and then without TCP's slow start after a pause.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from launched import heard, last_words, tell
@@ -33,13 +37,16 @@ TCP = (
     *("2x1@1gbit", "2x1@1gbit,30ms", "2x1@1gbit,100ms"),
     *("2x1@100mbit,30ms,0.1%loss", "2x1@100mbit,30ms,1%loss", "2x1@100mbit,100ms,0.1%loss"),
 )
-GLOO = ("2x1@1gbit", "2x1@1gbit,30ms", "2x1@1gbit,100ms", "2x1@100mbit,30ms,0.1%loss")
-QUICK = {LINKS: LINKS[1:3], TCP: (TCP[1], TCP[3]), GLOO: GLOO[1:2]}
+GLOO = ("2x1@1gbit", "2x1@1gbit,30ms", "2x1@1gbit,100ms")
+DDP = ("2x1@1gbit,30ms",)
+BUFFERS = ("2x1@1gbit,30ms", "2x1@1gbit,100ms")
+QUICK = {LINKS: LINKS[1:3], TCP: (TCP[1], TCP[3]), GLOO: GLOO[1:2], BUFFERS: BUFFERS[:1], DDP: DDP}
+PARTS = {"links": LINKS, "tcp": TCP, "gloo": GLOO, "buffers": BUFFERS, "ddp": DDP}
 CONTROLS = ("reno", "cubic", "bbr")
 CONNECTIONS = (1, 2, 4, 8)
 _PORT, _PINGS = 6000, 100
 _PIECES, _PIECE = 16, 4 << 20
-_GLOO_ROUNDS = 6
+_GLOO_ROUNDS, _STEPS = 6, 12
 _ABORT = struct.pack("ii", 1, 0)  # SO_LINGER: what still waits is not sent
 
 
@@ -129,17 +136,62 @@ def _delay(rank: int, found: Iterator[socket.socket]) -> float:
     return statistics.median(trips) / 2
 
 
+def _larger_buffers() -> None:
+    """Have TCP's buffers grow to 64 MB on the node of the calling process."""
+    for name in ("tcp_rmem", "tcp_wmem"):
+        setting = Path("/proc/sys/net/ipv4", name)
+        least, first, _ = setting.read_text().split()
+        setting.write_text(f"{least} {first} {64 << 20}")
+
+
+def _steady() -> None:
+    """Have TCP send as fast after a pause as before it."""
+    Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle").write_text("0")
+
+
+def _group(connections: int) -> Any:
+    """A process group of Gloo that has so many connections between two ranks."""
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = ",".join([INTERFACE] * connections)
+    return dist.new_group(backend="gloo")
+
+
+def _ddp(quick: bool) -> dict[str, float]:
+    """Seconds of a step, by MB of a bucket and how often the interface is named."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    found = {}
+    for name, setting in (("", None), (", buffers", _larger_buffers), (", no slow start", _steady)):
+        if setting is not None:
+            setting()
+        for bucket, count in ((25, 1), (25, 4), (4, 1), (4, 4)):
+            model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(9)))
+            wrapped = DistributedDataParallel(model, process_group=_group(count), bucket_cap_mb=bucket)
+            took = []
+            for _ in range(_STEPS // (2 if quick else 1)):
+                start = time.perf_counter()
+                loss = wrapped(torch.ones(8, 1024)).sum()
+                loss.backward()  # type: ignore[no-untyped-call]
+                took.append(time.perf_counter() - start)
+            found[f"{bucket} MB x {count}{name}"] = statistics.median(took[2:])
+    dist.destroy_process_group()
+    return found
+
+
 def _gloo(quick: bool) -> dict[str, float]:
     """Bit/s of all-reduces, by how often the interface is named: bytes that leave a rank, over seconds."""
     import torch
     import torch.distributed as dist
 
-    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
     dist.init_process_group("gloo")
     found, data = {}, [torch.ones(_PIECE // 4) for _ in range(_PIECES)]
     for count in _connections(quick):
-        os.environ["GLOO_SOCKET_IFNAME"] = ",".join([INTERFACE] * count)
-        group, took = dist.new_group(backend="gloo"), []
+        group, took = _group(count), []
         for _ in range(_GLOO_ROUNDS):
             dist.barrier(group)
             start = time.perf_counter()
@@ -154,12 +206,17 @@ def _gloo(quick: bool) -> dict[str, float]:
 def rank_main(part: str, quick: bool) -> None:
     """Measure one part on one cluster; the first rank tells."""
     rank, seconds, found = int(os.environ["RANK"]), 3.0 if quick else 6.0, dict[str, Any]()
-    if part == "gloo":
-        found = _gloo(quick)
+    if part in ("gloo", "ddp"):
+        found = (_gloo if part == "gloo" else _ddp)(quick)
     else:
         joined = _joined(rank)
         if part == "links":
             found = {"delay": _delay(rank, joined), "rate": _carried(rank, joined, 4, "cubic", seconds)}
+        elif part == "buffers":
+            for name in ("as they are", "64 MB"):
+                for count in (1, 4):
+                    found[f"{count}, {name}"] = _carried(rank, joined, count, "cubic", seconds)
+                _larger_buffers()
         else:
             for control in CONTROLS:
                 for count in _connections(quick):
@@ -201,7 +258,9 @@ def table(result: Mapping[str, Any]) -> str:
 def _shown(name: str, value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{1e3 * value:.2f}" if name == "delay" else f"{value / 1e6:.3g}"
+    if name == "delay":
+        return f"{1e3 * value:.2f}"
+    return f"{1e3 * value:.0f} ms" if "MB x" in name else f"{value / 1e6:.3g}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -210,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="fewer connections, latencies and seconds")
-    parser.add_argument("--only", metavar="PART", choices=("links", "tcp", "gloo"), help="links, tcp or gloo")
+    parser.add_argument("--only", metavar="PART", choices=[*PARTS], help=f"one of {', '.join(PARTS)}")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-network.json")
     add_table(parser)
@@ -222,10 +281,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.rank:
         rank_main(options.rank, options.quick)
         return
-    parts = {"links": LINKS, "tcp": TCP, "gloo": GLOO}
     found = {
         part: [row(part, each, options.quick) for each in (QUICK[clusters] if options.quick else clusters)]
-        for part, clusters in parts.items()
+        for part, clusters in PARTS.items()
         if options.only in (None, part)
     }
     result = {"benchmark": "network", "quick": options.quick, "hardware": hardware(), "rows": found}

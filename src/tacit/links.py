@@ -126,7 +126,9 @@ class Links(Saved):
         if gain > 1.25:
             found.append(
                 f"{self.flows} streams carry {gain:.1f} times as much as one: one connection does not fill "
-                "the link. Larger TCP buffers would help (net.ipv4.tcp_wmem, tcp_rmem), or several groups."
+                "the link. Larger TCP buffers would help (net.ipv4.tcp_wmem, tcp_rmem), several connections "
+                "(GLOO_SOCKET_IFNAME=eth0,eth0,eth0,eth0, with the interface's name), or, where packets are "
+                "lost, BBR (net.ipv4.tcp_congestion_control)."
             )
         if _gain(self.between(self.rate_both_ways), rates) < 0.7:
             found.append(

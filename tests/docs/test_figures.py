@@ -366,3 +366,22 @@ def test_predictions_are_as_good_as_was_found() -> None:
         f"accepted); the worst was {100 * max(over):.1f} % slower than the best"
     )
     assert said in " ".join(text_of("planning.md").split())
+
+
+def test_the_pages_rates_by_connections_and_congestion_control_are_the_files() -> None:
+    found = saved("2026-11-29-network")["rows"]
+    shown = [cells[1:] for cells in rows_of("network.md")]
+
+    def rates(row: Any, *names: str) -> list[str]:
+        return [f"{row['found'][name] / 1e6:.3g}" for name in names or row["found"]]
+
+    lossy = [row for row in found["tcp"] if "loss" in row["cluster"]]
+    names = ("reno 1", "reno 4", "cubic 1", "cubic 4", "cubic 8", "bbr 1", "bbr 4")
+    told = [
+        *(rates(row, *names) for row in lossy),
+        *(rates(row) for part in ("gloo", "buffers") for row in found[part]),
+    ]
+    assert len(told) == 8
+    steps = [f"{1e3 * each:,.0f}" for each in found["ddp"][0]["found"].values()]
+    told += [steps[:4], steps[4:8], steps[8:]]
+    assert all(row in shown for row in told)
