@@ -1,7 +1,7 @@
 """What a network gives: the emulated links as they are, and what several connections bring over them.
 
     python benchmarks/network.py            # about 15 minutes
-    python benchmarks/network.py --quick    # about 3 minutes: fewer connections, latencies and seconds
+    python benchmarks/network.py --quick    # about 5 minutes: fewer connections, latencies and seconds
     python benchmarks/network.py --table benchmarks/results/DATE-network.json
 
 * `links`: one-way delay by UDP, the rate of four TCP connections, and what the relay takes, if there is one.
@@ -176,7 +176,7 @@ def _ddp(quick: bool) -> dict[str, float]:
             for _ in range(_STEPS // (2 if quick else 1)):
                 start = time.perf_counter()
                 loss = wrapped(torch.ones(8, 1024)).sum()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 took.append(time.perf_counter() - start)
             found[f"{bucket} MB x {count}{name}"] = statistics.median(took[2:])
     dist.destroy_process_group()
