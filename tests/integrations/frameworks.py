@@ -1,4 +1,4 @@
-"""Two ranks that are forked from a process which has imported the frameworks, as that takes seconds."""
+"""Ranks that are forked from a process which has imported the frameworks, as that takes seconds."""
 
 import ctypes
 import json
@@ -24,6 +24,8 @@ from rank_processes import Ended, Processes, store_of_a_launcher
 HERE = Path(__file__).resolve().parent
 PAGE = ROOT / "docs" / "frameworks.md"
 WORLD = 2
+SHARDED = "fsdp_checks.py"
+"""The script that has two nodes of two ranks."""
 LAUNCHER = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RUN_ID": "tests"}
 STEPS = 8
 """Of the optimizer, in each run."""
@@ -31,13 +33,13 @@ PR_SET_PDEATHSIG = 1
 
 
 def launched(script: str, *names: str) -> list[Ended]:
-    """Run a script of this folder, which calls `run`: how its two ranks have ended, and itself."""
-    store = store_of_a_launcher()
+    """Run a script of this folder, which calls `run`: how its ranks have ended, and itself."""
+    store, ranks = store_of_a_launcher(), range(2 * WORLD if script == SHARDED else WORLD)
     with tempfile.TemporaryDirectory() as folder, Processes() as processes:
         env = LAUNCHER | {"MASTER_PORT": store.port, "PYTHONWARNINGS": ""}
         process = processes.start(str(HERE / script), folder, *names, fresh=True, **env)
         launcher_text = processes.ended(process, 280).text
-        texts = [*(_read(Path(folder) / f"{rank}.txt") for rank in range(WORLD)), launcher_text]
+        texts = [*(_read(Path(folder) / f"{rank}.txt") for rank in ranks), launcher_text]
     codes = [-1 if "exit code 0" not in each.splitlines()[-1:] else 0 for each in texts]
     return [Ended(code, _said(each), each) for code, each in zip(codes, texts, strict=True)]
 
@@ -50,11 +52,12 @@ def _said(text: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in text.splitlines() if line.startswith('{"check"')]
 
 
-def run(checks: Checks, alone: Checks) -> None:
+def run(checks: Checks, alone: Checks, nodes: int = 1) -> None:
     """Fork the ranks, which run `checks`; and run those for one process in this one."""
     folder, *names = sys.argv[1:]
     os.chdir(folder)  # frameworks make folders where they are
-    children = [_forked(rank, Path(folder), checks, names) for rank in range(WORLD)]
+    ranks = range(nodes * WORLD)
+    children = [_forked(rank, len(ranks), Path(folder), checks, names) for rank in ranks]
     for child in children:
         os.waitpid(child, 0)
     for name in (*LAUNCHER, "MASTER_PORT"):
@@ -73,7 +76,7 @@ def _error(check: Callable[[], None]) -> str | None:
     return None
 
 
-def _forked(rank: int, folder: Path, checks: Checks, names: Sequence[str]) -> int:
+def _forked(rank: int, world: int, folder: Path, checks: Checks, names: Sequence[str]) -> int:
     child = os.fork()
     if child:
         return child
@@ -83,8 +86,9 @@ def _forked(rank: int, folder: Path, checks: Checks, names: Sequence[str]) -> in
         with open(folder / f"{rank}.txt", "w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
-        os.environ |= {"WORLD_SIZE": str(WORLD), "LOCAL_WORLD_SIZE": str(WORLD)}
+        node, local = divmod(rank, WORLD)
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(node)}
+        os.environ |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(WORLD)}
         checks.run([name for name in checks if not names or name in names])
         code = 0
     except BaseException:

@@ -237,12 +237,13 @@ def a_run_of_the_trainer_goes_on_from_its_checkpoint() -> None:
             dist.barrier()
             bare = Tacit(algorithm, trainer_of(algorithm, folder), checkpoint=folder)
             says = "write Tacit(..., checkpoint=FOLDER)"
-            raises(CheckpointError, lambda bare=bare, says=says: bare._saved(*_at(4)), says)
+            raises(CheckpointError, lambda bare=bare, says=says: bare._files(*_at(4)), says)
             dist.barrier()
             (folder / "checkpoint-4" / "tacit" / "rank1.pt").write_bytes(b"PK half")
             half = Tacit(algorithm, trainer_of(algorithm, folder), checkpoint=folder / "checkpoint-4")
             says = "cannot be read (it is damaged, or cut short"
-            raises(CheckpointError, lambda half=half, says=says: half._saved(*_at(4)), says)
+            files = half._files(*_at(4))
+            raises(CheckpointError, lambda file=files[1], says=says: transformers._read(file), says)
             dist.barrier()
         same(again, (losses[4:], parameters))
 
@@ -309,9 +310,9 @@ def gradients_that_bypass_the_trainers_ddp_are_an_error() -> None:
 @check
 def the_page_is_right() -> None:
     accelerator()
-    frameworks.run_page("accelerator.prepare")
+    frameworks.run_page("Accelerator(cpu=")
     accelerator()
-    frameworks.run_page("add_callback(Tacit(")
+    frameworks.run_page("use_cpu=no_gpus")
 
 
 @check

@@ -42,8 +42,8 @@ class Tacit(_Callback):  # type: ignore[misc]
 
     Args:
         strategy: a value, or its text form such as "topk:ratio=0.01".
-        options: `policy`, `timeout`, `steps_per_epoch`, `epochs`, `weight`, `servers`, `seed` and
-            `exchange_on`, as `tacit.attach` has them.
+        options: `policy`, `timeout`, `steps_per_epoch`, `epochs`, `weight`, `servers`, `seed`,
+            `exchange_on`, and for sharded models `mesh`, `group` and `reduction`, as `tacit.attach` has them.
 
     Raises:
         ConfigError: the text is no strategy, or an option is none.
@@ -56,6 +56,7 @@ class Tacit(_Callback):  # type: ignore[misc]
         self._managed = ManagedSession(strategy, options)
         self._loaded: dict[str, Any] = {}
         self._first = 0
+        self._sharded: list[Any] = []
 
     @property
     def session(self) -> Any:
@@ -91,18 +92,35 @@ class Tacit(_Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach, now that the optimizers are there and a checkpoint is loaded."""
-        model = trainer.strategy.model
-        if not isinstance(model, DistributedDataParallel):
+        model, mesh = trainer.strategy.model, getattr(trainer.strategy, "device_mesh", None)
+        self._sharded = [each for each in model.modules() if hasattr(each, "set_requires_all_reduce")]
+        if not self._sharded and not isinstance(model, DistributedDataParallel):
             raise AttachError(
-                f"{type(trainer.strategy).__name__} has made no DistributedDataParallel of the model, and no "
-                'other is supported here: write Trainer(strategy="ddp"). Sharded models are, by tacit.attach'
+                f"{type(trainer.strategy).__name__} has made no DistributedDataParallel of the model, and "
+                'configure_model has not called fully_shard (FSDP2): write Trainer(strategy="ddp"), or for '
+                "FSDP2 Trainer(strategy=ModelParallelStrategy())"
+            )
+        sampler = getattr(trainer.train_dataloader, "sampler", None)
+        dealt = getattr(sampler, "num_replicas", trainer.world_size)
+        if self._sharded and dealt < trainer.world_size:
+            raise AttachError(
+                f"ModelParallelStrategy gives several ranks the same batches, {dealt} to "
+                f"{trainer.world_size} ranks, as for tensor parallelism: write DataLoader(..., "
+                "sampler=DistributedSampler(dataset)) in train_dataloader, which deals out to all ranks"
             )
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        session = self._managed.open(model, trainer.optimizers, scaler)
+        session = self._managed.open(model, trainer.optimizers, scaler, mesh)
         self._first = trainer.global_step
         loaded, self._loaded = self._loaded, {}
         if loaded:
             AllRanks(session).load_state_dict(loaded)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, i: int) -> None:
+        """Have a sharded model's gradients exchanged once a step, as those of DDP are."""
+        every, batches = trainer.accumulate_grad_batches, trainer.num_training_batches
+        last = (i + 1) % every == 0 or i + 1 >= batches or trainer.is_last_batch
+        for each in self._sharded:
+            each.set_requires_all_reduce(last, recurse=False)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Check after the first step that something was exchanged."""
@@ -128,7 +146,14 @@ class Tacit(_Callback):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """Of all ranks on rank 0; all of them are asked when a checkpoint is made."""
+        if self._sharded:
+            self._managed.sync()
         return {} if self._managed.session is None else AllRanks(self._managed.session).state_dict()
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Save what replicas of shards are since `state_dict`: the shards that are there are older copies."""
+        if self._sharded and self._managed.session is not None and self._managed.session.options.periodic:
+            checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep it until training starts."""

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from tacit.algorithms.registry import strategy_of
 from tacit.api.attach import attach
@@ -16,7 +17,7 @@ from tacit.api.attached import Attached
 from tacit.errors import AttachError, ConfigError, TacitError
 from tacit.strategy import AnyStrategy
 
-_GIVEN = ("model", "optimizer", "strategy", "scaler", "mesh", "group")
+_GIVEN = ("model", "optimizer", "strategy", "scaler")
 """What `attach` gets of the framework."""
 
 
@@ -69,7 +70,9 @@ class ManagedSession:
         ConfigError: the text is no strategy, or an option is none.
 
     Attributes:
+        options: of `attach`, as given.
         session: while it is open.
+        looked: whether it was seen that torch calls its hooks.
     """
 
     def __init__(self, strategy: AnyStrategy | str, options: dict[str, Any]) -> None:
@@ -81,20 +84,31 @@ class ManagedSession:
                     f"{name}= is no option here: the framework gives model, optimizer and scaler; "
                     f"others are {', '.join(known)}"
                 )
-        self._options = options
-        self._looked = False
+        self.options = options
+        self.looked = False
         self.session: Attached | None = None
 
-    def open(self, model: nn.Module, optimizers: Any, scaler: Any) -> Attached:
-        """Attach. A collective call."""
-        self.session = attach(model, optimizers, self.strategy, scaler=scaler, **self._options)
-        self._looked = False
+    @property
+    def names_replicas(self) -> bool:
+        """Whether the user says which ranks have the same shards, by `mesh=` or `group=`."""
+        return bool({"mesh", "group"} & self.options.keys())
+
+    def open(
+        self, model: nn.Module, optimizers: Any, scaler: Any, mesh: DeviceMesh | None = None
+    ) -> Attached:
+        """Attach. A collective call.
+
+        `mesh`: of a sharded model's replicas, unless the user gave one.
+        """
+        options = {"scaler": scaler, "mesh": mesh} | self.options
+        self.session = attach(model, optimizers, self.strategy, **options)
+        self.looked = False
         return self.session
 
     def stepped(self) -> None:
         """Check after every step: raises if torch has not called the hooks in the first one."""
-        if self.session is not None and not self._looked:
-            self._looked = True
+        if self.session is not None and not self.looked:
+            self.looked = True
             self.session.check_called()
 
     def sync(self) -> None:

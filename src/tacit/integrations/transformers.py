@@ -9,7 +9,7 @@ import torch
 
 from tacit import described
 from tacit.errors import AttachError, CheckpointError, ConfigError
-from tacit.integrations.accelerate import refuse_hook
+from tacit.integrations.accelerate import mesh_of, refuse_hook
 from tacit.integrations.checkpoints import load_ranks, state_of_rank
 from tacit.integrations.managed import ManagedSession, imported, require
 from tacit.strategy import AnyStrategy
@@ -32,8 +32,8 @@ class Tacit(_Callback):  # type: ignore[misc]
         checkpoint: the folder of `trainer.train(resume_from_checkpoint=...)`, which callbacks do not get. By
             default: `args.resume_from_checkpoint`, else the one of `args.output_dir` with the step. False:
             the session starts anew, also if training goes on from a checkpoint.
-        options: `policy`, `timeout`, `steps_per_epoch`, `epochs`, `weight`, `servers`, `seed` and
-            `exchange_on`, as `tacit.attach` has them.
+        options: `policy`, `timeout`, `steps_per_epoch`, `epochs`, `weight`, `servers`, `seed`,
+            `exchange_on`, and for sharded models `mesh`, `group` and `reduction`, as `tacit.attach` has them.
 
     Raises:
         ConfigError: the text is no strategy, an option is none, or `trainer` is no Trainer.
@@ -80,9 +80,11 @@ class Tacit(_Callback):  # type: ignore[misc]
         refuse_hook(trainer.accelerator)
         if self._managed.session is not None:
             self._managed.fail(RuntimeError("the training before was ended by an error"))
-        session = self._managed.open(trainer.model_wrapped, trainer.optimizer, trainer.accelerator.scaler)
+        scaler, mesh = trainer.accelerator.scaler, mesh_of(trainer.accelerator, self._managed)
+        session = self._managed.open(trainer.model_wrapped, trainer.optimizer, scaler, mesh)
         if state.global_step and self._checkpoint is not False:
-            load_ranks(session, self._saved(args, state))
+            files = self._files(args, state)
+            load_ranks(session, len(files), lambda rank: _read(files[rank]))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Check after the first step that something was exchanged; make replicas equal where that is due."""
@@ -100,7 +102,7 @@ class Tacit(_Callback):  # type: ignore[misc]
             return
         folder = _folder_of(args, state) / "tacit"
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save(state_of_rank(session), folder / f"rank{session.options.group.rank()}.pt")
+        torch.save(state_of_rank(session), folder / f"rank{args.process_index}.pt")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close."""
@@ -111,8 +113,8 @@ class Tacit(_Callback):  # type: ignore[misc]
         if control.should_evaluate or control.should_save or control.should_training_stop:
             self._managed.sync()
 
-    def _saved(self, args: Any, state: Any) -> list[dict[str, Any]]:
-        """What all ranks have written."""
+    def _files(self, args: Any, state: Any) -> list[Path]:
+        """What all ranks have written, in their order."""
         named = self._checkpoint or args.resume_from_checkpoint
         folder = (Path(named) if isinstance(named, str | Path) else _folder_of(args, state)) / "tacit"
         files = [folder / f"rank{rank}.pt" for rank in range(len([*folder.glob("rank*.pt")]))]
@@ -122,13 +124,16 @@ class Tacit(_Callback):  # type: ignore[misc]
                 "write Tacit(..., checkpoint=FOLDER) with the folder that train(resume_from_checkpoint=...) "
                 "is given, or checkpoint=False to begin without their state"
             )
-        try:
-            return [described.load(file) for file in files]
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"training goes on from step {state.global_step}, and one of the sessions in {folder} cannot "
-                f"be read ({error}): resume from an earlier checkpoint"
-            ) from error
+        return files
+
+
+def _read(file: Path) -> Any:
+    try:
+        return described.load(file)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"the session in {file} cannot be read ({error}): resume from an earlier checkpoint"
+        ) from error
 
 
 def _folder_of(args: Any, state: Any) -> Path:

@@ -127,13 +127,15 @@ def gathered(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
     return everyone
 
 
-def gather_objects(mine: object, group: dist.ProcessGroup) -> list[Any]:
+def gather_objects(mine: object, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Gather an object of every rank, in their order, on the first rank; [] on the others. Collective.
 
     Args:
         mine: anything that can be pickled.
-        group: of any backend.
+        group: of any backend; by default of all ranks.
     """
+    group = group or dist.group.WORLD
+    assert group is not None
     everyone = [None] * group.size() if group.rank() == 0 else None
     dist.gather_object(mine, everyone, group=control(group), group_dst=0)
     return everyone or []
