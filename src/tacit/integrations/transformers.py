@@ -14,7 +14,7 @@ from tacit.integrations.checkpoints import load_ranks, state_of_rank
 from tacit.integrations.managed import ManagedSession, imported, require
 from tacit.strategy import AnyStrategy
 
-LEAST = "5.0"
+LEAST = "4.57"
 """The first version of transformers that is supported."""
 transformers = imported("transformers", f"transformers[torch]>={LEAST}")
 _Callback: Any = transformers.TrainerCallback
