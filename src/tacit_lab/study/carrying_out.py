@@ -151,6 +151,7 @@ def _work(train: Callable[[Any], Any], pipe: Any) -> None:
     _PIPE = pipe
     torch.set_num_threads(1)
     die_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the command ends this process
     while True:
         job = pipe.recv()
         try:

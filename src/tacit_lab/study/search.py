@@ -264,7 +264,7 @@ def table(found: Sequence[Mapping[str, Any]], plain: str = "dense") -> str:
         here = [row for row in found if (row["task"], row["steps"]) == (task, steps)]
         by_loss = here[0]["by_loss"]
         judged, unit = ("- loss", "gap") if by_loss else ("accuracy", "gap, points")
-        lines += ["", f"{task}, {steps} steps", f"{'':50} {'bytes':>7} {judged:>8} {unit:>16}"]
+        lines += ["", f"{task}, {steps} steps", f"{'':44} {'rate':5} {'bytes':>7} {judged:>8} {unit:>16}"]
         for row in here:
             half, gap, scale = row["gap"]["half"], row["gap"]["mean"], 1 if by_loss else 100
             width = "one seed" if half is None else f"± {scale * half:.2f}"
