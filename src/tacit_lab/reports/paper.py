@@ -224,6 +224,12 @@ def save(figure: Figure, target: Path) -> None:
     Raises:
         ConfigError: matplotlib does not know the format, or the file cannot be written.
     """
+    from matplotlib.ticker import LogFormatter
+
+    for axes in figure.axes:
+        if axes.get_xscale() == "log":  # as 20, not as 2 x 10^1, of which few have room
+            axes.xaxis.set_major_formatter(LogFormatter())
+            axes.xaxis.set_minor_formatter(LogFormatter())
     named = {n: h for axes in figure.axes for h, n in zip(*axes.get_legend_handles_labels(), strict=True)}
     if named:
         looks: Any = {"loc": "outside upper center", "ncols": 3, "fontsize": 7, "frameon": False}

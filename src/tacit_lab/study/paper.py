@@ -65,8 +65,6 @@ def draw(rows: Sequence[Row], plain: str, target: Path) -> None:
     for place, steps in enumerate(lengths, 1):
         plot = figure.add_subplot(1, len(lengths), place, title=f"{steps:,} steps", xscale="log")
         plot.set_xlabel("bytes, % of plain training's")
-        for ticks in (plot.xaxis.set_major_formatter, plot.xaxis.set_minor_formatter):
-            ticks("{x:g}")
         plot.set_ylabel(unit(rows) if place == 1 else "")
         here = [row for row in rows if row["steps"] == steps]
         best = front(here)
