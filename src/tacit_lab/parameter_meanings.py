@@ -132,7 +132,8 @@ BY_ALGORITHM = {
         "variance": "Adam's: scaled to that of the mean gradient, or local; None: scaled, without `bound`",
     },
     "zeroone-adam": {
-        "freeze_step": "up to this step Adam's variance moves as usual, then it is kept: 3 / (1 - beta2)",
+        "freeze_step": "up to this step Adam's variance moves as usual, then it is kept: write "
+        "3 / (1 - beta2), so 60 for beta2 = 0.95, and 3000 for torch's 0.999",
         "bits": "bits an entry of the progress, 2 to 8",
         "entropy": "an entropy code writes entries of 2 to 4 bits in fewer",
         "gradient_bits": "bits an entry of the gradients, in steps in which these travel, 3 to 8",

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -198,3 +199,31 @@ def test_joined_states_have_the_checksums_of_all() -> None:
         mine = {**states[rank], key: flipped(whole[key])}
         with pytest.raises(CheckpointError, match=f"'{key}' is not what was saved"):
             session_state.load(mine, run.strategy, [run.seats[rank]])
+
+
+@pytest.mark.parametrize(
+    ("attached", "says"),
+    [
+        ("topk:ratio=0.1", "the checkpoint is of 'powersgd:rank=2', and attached is 'topk:ratio=0.1'"),
+        ("powersgd:rank=3", "the checkpoint is of 'powersgd:rank=2', and attached is 'powersgd:rank=3'"),
+    ],
+)
+def test_another_strategy_is_named_shortly_behind_what_to_do(attached: str, says: str) -> None:
+    _, _, state = saved("powersgd:rank=2")
+    strategy, levels, _ = saved(attached)
+    with pytest.raises(CheckpointError) as refused:
+        session_state.load(state, strategy, levels)
+    text = str(refused.value)
+    assert text.startswith("attach the same strategy, or start without the session's state: ")
+    assert says in text
+    assert len(text) < 400
+
+
+def test_of_two_strategies_of_one_name_what_differs_is_shown() -> None:
+    one, other = (replace(algorithms.parse(f"topk:ratio={ratio}"), name="mine") for ratio in (0.1, 0.2))
+    theirs, ours = session_state._told_apart(repr(one), other)
+    assert theirs.startswith("'mine' with ")
+    assert ours.startswith("'mine' with ")
+    assert "0.1" in theirs
+    assert "0.2" in ours
+    assert len(theirs + ours) < 200

@@ -148,6 +148,8 @@ def test_a_loader_that_starves_and_work_between_steps() -> None:
     assert (one.kind, one.seconds) == ("data loader", pytest.approx(0.03))
     several = facts(*(of_rank(r, parts={"loading": 0.05, "data": 0.03}, passes=4) for r in range(2)))
     assert kinds(several) == [], "with accumulation the other passes are among it"
+    assert "passes before the last, and data" in str(diagnosed(several))
+    assert "data, and what else the script does" in str(diagnosed(facts()))
 
 
 def test_a_slow_link_by_its_node() -> None:
@@ -251,3 +253,16 @@ def test_a_diagnosis_is_saved_and_read(tmp_path) -> None:  # type: ignore[no-unt
     assert "1.00 MB a step by eth0" in made.traffic
     with pytest.raises(ConfigError, match="holds no diagnosis"):
         Diagnosis.from_json("{}")
+
+
+@pytest.mark.parametrize(
+    ("best", "advice"),
+    [
+        ("onebit-adam:beta=0.9", '"onebit-adam:beta=0.9,freeze_step=N"), where N is a fifth'),
+        ("zeroone-adam", '"zeroone-adam:freeze_step=N"), where N is 3 / (1 - beta2)'),
+        ("lowbit", '"lowbit"), or "auto"'),
+    ],
+)
+def test_the_advice_has_what_must_be_set(best: str, advice: str) -> None:
+    (one,) = found(facts(predicted=0.12, changes={"strategy": 0.06}, best=best))
+    assert advice in one.advice

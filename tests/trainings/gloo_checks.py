@@ -1187,7 +1187,7 @@ def a_checkpoint_that_does_not_fit_changes_nothing() -> None:
         for bad, says in (
             (
                 good | {"strategy": "another", "strategy_without_rounds": "another"},
-                "the checkpoint is of another, and attached is Strategy(",
+                "the checkpoint is of one with another, and attached is one with Strategy(",
             ),
             (good | {"ranks": 7}, "of another number of ranks, and what rank"),
             (good | {"version": 99}, "update tacit"),

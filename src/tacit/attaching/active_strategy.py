@@ -199,7 +199,8 @@ class ActiveStrategy:
             if (sharded := self.spec.sharded) is not None:
                 sharded.reshard()
                 state_dict = sharded_state.mine(sharded, self.spec.named, state_dict, self._not_by_entry())
-            session_state.load(state_dict, self.spec.strategy, self.levels, self._own_replica(), agree)
+            shard = None if sharded is None else sharded.shard
+            session_state.load(state_dict, self.spec.strategy, self.levels, self._own_replica(), agree, shard)
         except CheckpointError:
             if not agreed:
                 with suppress(TacitError):

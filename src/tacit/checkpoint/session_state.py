@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import torch
@@ -130,10 +131,12 @@ def load(
     levels: Sequence[ActiveLevel],
     own: OwnReplica | None = None,
     fits: Callable[[int], None] = lambda _: None,
+    shard: int | None = None,
 ) -> None:
     """Go on from a saved state.
 
     `own`: this rank's replica. `fits`: called with the state's step before anything changes.
+    `shard`: the number of this rank's shard; None: the model is not sharded.
 
     If it was saved by another number of ranks, or with another topology, the residuals are divided again (see
     `resize`), and the log says so.
@@ -175,12 +178,11 @@ def load(
             "a checkpoint with rounds=%s goes on with %s: they are counted anew from step %d",
             *(", ".join(values.schedules), ", ".join(rounds), values.steps[0]),
         )
-    if resized and transport.place(WORLD).rank == 0:
+    if resized and transport.place(WORLD).rank == 0 and not shard:
         _log.warning(
-            "a checkpoint of %d ranks%s goes on with %d%s: each has got the mean of the old residuals",
-            *(values.ranks, _on(values.nodes), peers, _on(nodes)),
+            "a checkpoint of %d %s%s goes on with %d%s: each has got the mean of the old residuals",
+            *(values.ranks, "ranks" if shard is None else "replicas", _on(values.nodes), peers, _on(nodes)),
         )
-
     begun_anew = {name for level in levels for name, _ in level.session.store.mixing} if resized else set()
     if begun_anew and transport.place(WORLD).rank == 0:
         _log.warning(
@@ -364,9 +366,10 @@ def _found(
 
 def _check(values: SavedValues, strategy: AnyStrategy, levels: Sequence[ActiveLevel]) -> None:
     if values.strategy_without_rounds != _without_rounds(strategy) or len(values.steps) != len(levels):
+        theirs, ours = _told_apart(values.strategy, strategy)
         raise CheckpointError(
-            f"the checkpoint is of {values.strategy}, and attached is {strategy!r}: attach the "
-            "same strategy, or start without the session's state"
+            f"attach the same strategy, or start without the session's state: the checkpoint is of {theirs}, "
+            f"and attached is {ours}"
         )
     for i, level in enumerate(levels):
         under_way, rounds = values.pending_rounds[i], level.session.strategy.rounds
@@ -387,6 +390,17 @@ def _check(values: SavedValues, strategy: AnyStrategy, levels: Sequence[ActiveLe
         raise CheckpointError(
             f"the checkpoint is of another model: {sorted(saved ^ here)[0]} is in one of them only"
         )
+
+
+def _told_apart(saved: str, strategy: AnyStrategy) -> tuple[str, str]:
+    """Both names; where they are equal, or the saved one is not known, also the first part that differs."""
+    name = saved.rpartition("name=")[2].rstrip(")")
+    if name.startswith("'") and name != repr(strategy.name):
+        return name, repr(strategy.name)
+    parts = zip_longest(saved.split(", "), repr(strategy).split(", "), fillvalue="nothing more")
+    theirs, ours = next((pair for pair in parts if pair[0] != pair[1]), (saved, repr(strategy)))
+    which = name if name == repr(strategy.name) else "one"
+    return f"{which} with {theirs:.200}", f"{which} with {ours:.200}"
 
 
 def _names(level: ActiveLevel) -> list[list[str]]:

@@ -49,6 +49,7 @@ def diagnosed(facts: Facts, notes: Iterable[str] = ()) -> Diagnosis:
         findings=tuple(found),
         traffic=_traffic(facts),
         notes=tuple(notes),
+        passes=max(each.passes for each in facts.ranks),
     )
 
 
@@ -310,7 +311,19 @@ def _strategy(facts: Facts, taken: Shares) -> Iterable[Finding]:
         f"encoding; {facts.best} is predicted to take {in_ms(facts.seconds - costs)} a step"
     )
     kind = "encoding" if taken.parts["encoding"] > taken.parts["links"] else "links"
-    yield Finding(kind, says, f'attach(model, optimizer, "{facts.best}"), or "auto"', costs)
+    advice = f'attach(model, optimizer, "{facts.best}"), or "auto"'
+    name = facts.best.partition(":")[0]
+    if name in _FREEZE_STEP:
+        text = f"{facts.best}{',' if ':' in facts.best else ':'}freeze_step=N"
+        advice = f'attach(model, optimizer, "{text}"), where N is {_FREEZE_STEP[name]}'
+    yield Finding(kind, says, advice, costs)
+
+
+_FREEZE_STEP = {
+    "onebit-adam": "a fifth of the training's steps",
+    "zeroone-adam": "3 / (1 - beta2), 3000 with torch's default, which must be a small part of the training",
+}
+"""What a user must set, as the default is right for no other training."""
 
 
 _RULES: tuple[Callable[[Facts, Shares], Iterable[Finding]], ...] = (

@@ -19,6 +19,8 @@ _WORDS = {
     "encoding": "waiting for encoding and decoding",
     "links": "waiting for links",
 }
+ACCUMULATING = "passes before the last, and data"
+"""What "data" is with accumulation."""
 _BAR = 30
 
 
@@ -177,6 +179,7 @@ class Diagnosis(Saved):
         findings: what costs time, the most first.
         traffic: a sentence on what the links carry; "": unknown.
         notes: what could not be measured.
+        passes: the number of forward passes in a step: with accumulation all but the last are in "data".
     """
 
     what: ClassVar[str] = "diagnosis"
@@ -191,6 +194,7 @@ class Diagnosis(Saved):
     findings: tuple[Finding, ...]
     traffic: str = ""
     notes: tuple[str, ...] = ()
+    passes: int = 1
 
     def __str__(self) -> str:
         """A table of the parts, and the findings."""
@@ -202,7 +206,8 @@ class Diagnosis(Saved):
         for name in PARTS:
             share = self.parts[name] / self.seconds
             bar = "#" * round(_BAR * share)
-            lines.append(f"  {_WORDS[name]:36}{in_ms(self.parts[name]):>12}{100 * share:6.0f} %  {bar}")
+            words = ACCUMULATING if name == "data" and self.passes > 1 else _WORDS[name]
+            lines.append(f"  {words:36}{in_ms(self.parts[name]):>12}{100 * share:6.0f} %  {bar}")
         lines += [
             "",
             f"If communication cost nothing, a step would take {in_ms(self.limit)}.",

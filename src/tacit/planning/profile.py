@@ -54,6 +54,7 @@ class StepProfile:
         optimizer: the optimizer's step.
         parameters: in the order of the model.
         loading: of `data`, the seconds in which the main thread did not run, as it waited for the loader.
+        passes: the number of forward passes in it, more than one with accumulation.
     """
 
     data: Duration
@@ -62,6 +63,7 @@ class StepProfile:
     optimizer: Duration
     parameters: tuple[ParamReady, ...]
     loading: Duration = 0.0
+    passes: Whole = 1
 
     @property
     def seconds(self) -> float:
@@ -70,13 +72,13 @@ class StepProfile:
 
     def scaled(self, factor: float) -> StepProfile:
         """The same step, `factor` times as long, except waiting for the loader."""
-        return StepProfile(
+        return replace(
+            self,
             data=factor * (self.data - self.loading) + self.loading,
             forward=factor * self.forward,
             backward=factor * self.backward,
             optimizer=factor * self.optimizer,
             parameters=tuple(replace(each, ready=factor * each.ready) for each in self.parameters),
-            loading=self.loading,
         )
 
 

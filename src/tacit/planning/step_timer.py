@@ -239,6 +239,7 @@ class StepTimer:
             optimizer=_median(step.optimizer for step in steps),
             parameters=tuple(parameters),
             loading=loading,
+            passes=round(_median(step.passes for step in steps)),
         )
 
 

@@ -6,7 +6,8 @@ import gc
 import os
 import signal
 import sys
-from types import FrameType
+from importlib import import_module
+from types import FrameType, ModuleType
 
 __all__ = ["main"]
 
@@ -24,14 +25,30 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     _check_library()
     try:
-        from tacit_lab.cli import application
-
+        application = _application()
         code = application.run()
         gc.freeze()  # or the interpreter takes a second to look for cycles in what the system frees at once
         sys.exit(code)
     finally:
         if signal.getsignal(signal.SIGINT) is _stopped:  # else one came, and later ones are ignored
             signal.signal(signal.SIGINT, before)
+
+
+def _application() -> ModuleType:
+    """The commands.
+
+    Raises:
+        SystemExit: the extra `cli` is not installed.
+    """
+    try:
+        return import_module("tacit_lab.cli.application")
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        sys.exit(
+            f"tacit: the command needs {error.name}, which the extra `cli` installs: pip install '.[cli]' in "
+            "a clone of tacit, or pip install 'typer>=0.15' 'rich>=13'. The library works without it"
+        )
 
 
 def _check_library() -> None:

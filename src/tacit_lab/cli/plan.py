@@ -142,6 +142,12 @@ def command(
     made = cluster_plans.plan(found, network, texts, None if memory is None else memory * 1e9)
     grid = [] if rates is None else _sweep(shape, found, network, texts, rates)
     title = f"{recipe or profile} on {shape}"
+    if algorithms is None:
+        typer.echo(
+            "Not filtered by the optimizer: 'dgc' is for SGD alone, and 'topk', 'efsign' and 'powersgd' cost "
+            "accuracy with Adam, for which --algorithms plans onebit-adam or zeroone-adam.",
+            err=True,
+        )
     if shape.impaired:
         typer.echo("The plan is made without the links' loss, jitter, MTU and NAT.", err=True)
     typer.echo(

@@ -70,16 +70,18 @@ def command(
 
 
 def _told(profile: Profile) -> str:
+    from tacit.planning.diagnosis import ACCUMULATING
+
     step = profile.step
+    data = [("data", step.data - step.loading), ("waiting for the loader", step.loading)]
     parts = (
-        ("data", step.data - step.loading),
-        ("waiting for the loader", step.loading),
+        *([(ACCUMULATING, step.data)] if step.passes > 1 else data),
         ("forward", step.forward),
         ("backward", step.backward),
         ("optimizer", step.optimizer),
     )
     lines = [f"A step of a rank, ms: {1e3 * step.seconds:.1f}"]
-    lines += [f"  {name:24}{1e3 * seconds:10.1f}" for name, seconds in parts if seconds]
+    lines += [f"  {name:32}{1e3 * seconds:10.1f}" for name, seconds in parts if seconds]
     lines += [
         f"{profile.model_bytes / 1e6:.1f} MB of parameters; {profile.ranks} ranks on {profile.cores} cores, "
         f"{profile.threads} threads each; {profile.processor}",

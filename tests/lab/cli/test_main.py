@@ -351,3 +351,12 @@ def test_what_a_terminal_does_is_no_traceback(
     assert ended.returncode == code
     assert ended.stderr.startswith(says)
     assert ended.stderr.count("\n") == bool(says)
+
+
+def test_without_typer_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'typer'", name="typer")
+
+    monkeypatch.setattr("tacit_lab.cli.import_module", missing)
+    with pytest.raises(SystemExit, match=r"^tacit: the command needs typer, .* pip install '.\[cli\]'"):
+        cli.main()

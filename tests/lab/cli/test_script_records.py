@@ -1,6 +1,7 @@
 """What the ranks of a script say, as records."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,3 +101,14 @@ def test_a_script_that_reports_nothing_or_never_asks_is_refused() -> None:
     reporting.check("")
     with pytest.raises(ConfigError, match=r"--rates would do nothing, as train\.py --fast never calls"):
         reporting.check("--rates")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "says"),
+    [
+        ((0,), "rank 0 lost its peers by it, and was ended"),
+        ((0, 2), "ranks 0 and 2 lost their peers by it, and were ended"),
+    ],
+)
+def test_one_rank_is_told_of_as_one(ranks: tuple[int, ...], says: str) -> None:
+    assert says in replace(RESULT, dragged_along=ranks).why()

@@ -127,7 +127,8 @@ class RunResult:
         if not self.errors and self.failures and self.failures[0].traceback:
             lines += self.failures[0].traceback.splitlines()[-_LAST:]  # what the launcher printed last
         if self.dragged_along:
-            lines.append(f"{named(self.dragged_along)} lost their peers by it, and were ended")
+            whose, were = ("its", "was") if len(self.dragged_along) == 1 else ("their", "were")
+            lines.append(f"{named(self.dragged_along)} lost {whose} peers by it, and {were} ended")
         return [*lines, *([f"Whole tracebacks: {', '.join(self.tracebacks)}"] if self.tracebacks else [])]
 
 
