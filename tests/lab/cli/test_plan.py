@@ -11,6 +11,7 @@ import pytest
 from in_process_command import called
 from tacit.planning.profile import Profile
 from tacit.planning.step_profiler import processor
+from tacit_lab.cli.profile import _told
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples" / "01_ddp_topk.py")
 
@@ -134,3 +135,21 @@ def test_a_script_that_attaches_nothing_is_told_so(tmp_path: Path) -> None:
     assert done.code == 1
     assert "must attach tacit" in done.err
     assert called("profile").code == 2
+
+
+def test_passes_before_the_last_are_not_called_the_loader() -> None:
+    once = made.profile(loading=0.5)
+    assert "waiting for the loader" in _told(once)
+    told = _told(replace(once, step=replace(once.step, passes=4)))
+    assert "passes before the last, and data" in told
+    assert "loader" not in told
+
+
+def test_a_plan_says_that_it_does_not_look_at_the_optimizer_and_plans_those_for_adam(profile: str) -> None:
+    words = ("plan", "--profile", profile, "--cluster", "2x1@1mbit")
+    assert "Not filtered by the optimizer" in called(*words).err
+    done = called(*words, "--algorithms", "ddp,bf16,int8,lowbit,onebit-adam,zeroone-adam", "--json")
+    assert "optimizer" not in done.err
+    found = json.loads(done.out)
+    assert not found["refused"]
+    assert len(found["predictions"]) == 6
