@@ -11,6 +11,7 @@ or on two emulated machines of two ranks:
     tacit run --cluster 2x2@100mbit --algorithm diloco -- examples/05_fsdp2_diloco.py
 """
 
+import math
 import os
 
 import torch
@@ -64,7 +65,9 @@ def fractions(count: int, generator: torch.Generator) -> Tensor:
 def main() -> None:
     """Train, and say how well it goes on and what was sent."""
     dist.init_process_group("gloo")
-    near = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # the ranks of this machine
+    ours = [0] * dist.get_world_size()
+    dist.all_gather_object(ours, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    near = math.gcd(*ours)  # the ranks of a machine; what divides them, where machines differ
     far = dist.get_world_size() // near
     if far == 1:  # one machine: every rank is a replica
         near, far = 1, near

@@ -12,6 +12,7 @@ or on two emulated machines of two ranks:
     tacit run --cluster 2x2@100mbit --algorithm diloco -- examples/09_torchtitan.py
 """
 
+import math
 import os
 
 import torch
@@ -80,7 +81,9 @@ def main() -> None:
     dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
     if DEVICE == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    near = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # the ranks of this machine
+    ours = [0] * dist.get_world_size()
+    dist.all_gather_object(ours, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    near = math.gcd(*ours)  # the ranks of a machine; what divides them, where machines differ
     far = dist.get_world_size() // near
     if far == 1:  # one machine: every rank is a replica
         near, far = 1, near
