@@ -1,6 +1,6 @@
 """The README's first screen: run the demo, and put its table and the picture of its page where they stand.
 
-    python benchmarks/flagship.py              # about 2.5 minutes on a quiet machine
+    python benchmarks/flagship.py              # about two minutes on a quiet machine
     python benchmarks/flagship.py --from DIR   # of a run that `tacit compare` has left there
 
 Writes the table and its date into README.md, a picture into docs/images/report.png, and what was recorded
