@@ -73,6 +73,10 @@ class KeyValueStore(Protocol):
         """Give a key a value if it has the expected one; returns the value that it has then."""
 
 
+JOIN_SECONDS = 1.0
+"""Seconds that the thread of a store that answers has to end."""
+
+
 class BoundedStore(KeyValueStore):
     """A store whose calls time out, as a separate thread makes them.
 
@@ -126,7 +130,8 @@ class _Caller:
         )
         self._store = store
         self._unreachable = self._closed = False
-        threading.Thread(target=self._run, name="tacit-store", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="tacit-store", daemon=True)
+        self._thread.start()
 
     def ask(self, call: Callable[[KeyValueStore], T], seconds: float) -> T:
         answer: Future[T] = Future()
@@ -139,6 +144,10 @@ class _Caller:
     def close(self) -> None:
         self._closed = True
         self._calls.put(None)
+        if not self._unreachable and self._thread is not threading.current_thread():
+            self._thread.join(
+                JOIN_SECONDS
+            )  # one that gives up the store while Python ends aborts the process
 
     def _run(self) -> None:
         while (asked := self._calls.get()) is not None:
