@@ -75,6 +75,7 @@ PROCESSES = (
     "tests/lab/profiling/test_recorder.py::test_a_profile_is_written",
     "tests/lab/profiling/test_recorder.py::test_stages_of_an_exchange",
     "tests/lab/cli/test_study.py::test_a_s",
+    "tests/lab/cli/test_study.py::test_what_nothing_came_of",
     "tests/lab/recipes/test_cache.py::test_of_many_processes",
     "tests/lab/reports/test_page_in_browser.py",
     "tests/lab/study/test_carrying_out.py",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, TestbedError
 from tacit_lab.cli import parsing
 from tacit_lab.cli.importing import Modules, folder_of, import_own
 from tacit_lab.cli.interrupts import interruptible
@@ -200,6 +200,11 @@ def command(
     typer.echo("\n".join(["", table(rows), "", *legend, *notes, *ends]), err=as_json)
     if as_json:
         typer.echo(json.dumps(result))
+    there = {(row["arm"], row["steps"]) for row in rows}
+    if lacking := [f"{arm} of {each} steps" for _, arm, each in wanted if (arm, each) not in there]:
+        raise TestbedError(
+            f"nothing came of {', '.join(lacking)}: its lines above say why, or --minutes were over"
+        )
 
 
 def _tell(text: str) -> None:

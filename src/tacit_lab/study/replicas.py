@@ -209,7 +209,7 @@ class Worker:
                 made.session.schedule.follow(self.levels[-1].session.schedule)
         if taken is not None:
             taken.take(lambda: self.near.session.step)
-        self._late: list[Tensor] | None = None
+        self._late: dict[str, Tensor] | None = None
 
     @property
     def near(self) -> Level:
@@ -260,14 +260,18 @@ class Worker:
             flats.append(gathered.to(session.lanes.device))
             session.submit(i, flats[-1], lambda: None)
         session.flush()
+        means = {
+            param.name: flat[param.start : param.stop]
+            for bucket, flat in zip(session.buckets, [each.to(there) for each in flats], strict=True)
+            for param in bucket.slices
+        }
         if session.strategy.overlap.steps:
-            flats, self._late = flats if self._late is None else self._late, [each.clone() for each in flats]
-        for bucket, mean in zip(session.buckets, flats, strict=True):
-            flat = mean.to(there)
-            for param in bucket.slices:
-                grad = self.named[param.name].grad
-                if grad is not None:
-                    grad.copy_(flat[param.start : param.stop].view_as(grad))
+            late = {name: mean.clone() for name, mean in means.items()}
+            means, self._late = means if self._late is None else self._late, late
+        for name, mean in means.items():
+            grad = self.named[name].grad
+            if grad is not None:
+                grad.copy_(mean.view_as(grad))
 
     def finish(self) -> None:
         """Make the replicas equal."""

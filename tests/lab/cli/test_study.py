@@ -92,3 +92,11 @@ def test_a_script_that_cannot_be_studied_is_refused(tmp_path: Path, how: str, me
     done = called("study", *words, "--", str(script), how, "10", cwd=tmp_path)
     assert done.code == 2
     assert message in " ".join(done.err.split())
+
+
+def test_what_nothing_came_of_is_an_error(tmp_path: Path) -> None:
+    words = ("--steps", "3", "--algorithms", "topk", "--quick", "--minutes", "0.000001", "--out", "out")
+    done = called("study", "digits", *words, "--seeds", "0", cwd=tmp_path)
+    assert done.code == 1
+    assert "nothing came of" in done.err
+    assert "topk of 3 steps: its lines above say why, or --minutes were over" in done.err

@@ -29,7 +29,7 @@ def test_dense_replicas_are_one_model_with_the_mean_of_all_gradients() -> None:
     assert found.sent == found.plain + 4 * 3 * 8  # each sends the checksum of its parameters to the others
 
 
-@pytest.mark.parametrize("algorithm", ["topk", "localsgd:sync_every=2", "dgc", "odsgd"])
+@pytest.mark.parametrize("algorithm", ["topk", "localsgd:sync_every=2", "dgc", "odsgd", "pipesgd"])
 def test_replicas_end_equal(algorithm: str) -> None:
     replicas = Replicas(Digits(), parse(algorithm), steps=5)
     replicas.train()
