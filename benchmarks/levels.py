@@ -17,7 +17,6 @@ waited for in that block's time.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -225,12 +224,16 @@ def accuracies(
     ]
 
 
+def _width(half: object) -> str:
+    return f"{half:.4f}" if isinstance(half, float) else "–"
+
+
 def accuracy_table(rows: Sequence[Mapping[str, object]]) -> str:
     """The rows as text."""
     lines = [f"{'recipe':10} {'algorithm':24} {'ddp':>7} {'difference (95 %)':>20} {'time saved':>11}"]
     lines += [
         f"{row['recipe']:10} {row['algorithm']:24} {row['ddp']:7.4f} "
-        f"{row['difference']:+9.4f} ± {row['interval'] or math.nan:.4f} {row['time_saved']:11.1%}"
+        f"{row['difference']:+9.4f} ± {_width(row['interval'])} {row['time_saved']:11.1%}"
         for row in rows
     ]
     return "\n".join(lines)
