@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from pages import ROOT, blocks
 from rank_training import Checks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 import tacit
 from rank_processes import Ended, Processes, store_of_a_launcher
@@ -171,3 +173,41 @@ def plain_losses(
                 optimizer.step()
                 optimizer.zero_grad()
     return torch.stack(losses)
+
+
+def accelerated_loop(
+    with_it: Any,
+    net: nn.Module,
+    optimizer: Optimizer,
+    algorithm: str,
+    micro: int,
+    clip: float | None,
+    save: Path | None,
+    load: Path | None,
+) -> tuple[Tensor, nn.Module]:
+    """Train by an `Accelerator`: the losses of all passes, and the model that it has prepared.
+
+    Args:
+        save: where the state is saved after the fourth pass; `load`: what such a run goes on from.
+    """
+    from tacit.integrations import accelerate  # pytest imports this module, and need not import that one
+
+    model, prepared = with_it.prepare(net, optimizer)
+    losses = []
+    with accelerate.attach(with_it, model, prepared, algorithm):
+        if load is not None:
+            with_it.load_state(load)
+        for i, (x, y) in enumerate(batches(STEPS * micro)):
+            if load is not None and i < 4:
+                continue
+            with with_it.accumulate(model):
+                loss = model(x, y)["loss"]
+                with_it.backward(loss)
+                if clip is not None and with_it.sync_gradients:
+                    with_it.clip_grad_norm_(model.parameters(), clip)
+                prepared.step()
+                prepared.zero_grad()
+            losses.append(loss.detach())
+            if i == 3 and save is not None:
+                with_it.save_state(save)
+    return torch.stack(losses), model

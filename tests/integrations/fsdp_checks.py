@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from accelerate import ParallelismConfig as AcceleratesOwn
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
-from frameworks import STEPS, batches
+from frameworks import STEPS, accelerated_loop, batches
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
 from rank_training import Checks, raises, same_on_all_ranks
@@ -162,25 +162,9 @@ def accelerated(
     with_it = accelerator(
         2, states, gradient_accumulation_steps=micro, parallelism_config=two_replicas(), **options
     )
-    net, losses = Net(), []
-    model, optimizer = with_it.prepare(net, optimizer_of(net))
-    with accelerate.attach(with_it, model, optimizer, algorithm):
-        if load is not None:
-            with_it.load_state(load)
-        for i, (x, y) in enumerate(batches(STEPS * micro)):
-            if load is not None and i < 4:
-                continue
-            with with_it.accumulate(model):
-                loss = model(x, y)["loss"]
-                with_it.backward(loss)
-                if clip is not None and with_it.sync_gradients:
-                    with_it.clip_grad_norm_(model.parameters(), clip)
-                optimizer.step()
-                optimizer.zero_grad()
-            losses.append(loss.detach())
-            if i == 3 and save is not None:
-                with_it.save_state(save)
-    return torch.stack(losses), whole(model)
+    net = Net()
+    losses, model = accelerated_loop(with_it, net, optimizer_of(net), algorithm, micro, clip, save, load)
+    return losses, whole(model)
 
 
 @check

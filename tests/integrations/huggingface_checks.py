@@ -12,7 +12,17 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState, GradientState
-from frameworks import GRADIENT, PROGRESS, STEPS, WORLD, batches, network, optimizer_of, plain_losses
+from frameworks import (
+    GRADIENT,
+    PROGRESS,
+    STEPS,
+    WORLD,
+    accelerated_loop,
+    batches,
+    network,
+    optimizer_of,
+    plain_losses,
+)
 from rank_training import Checks, flat, raises, same_on_all_ranks
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -79,25 +89,11 @@ def accelerated(
     **options: Any,
 ) -> Trained:
     with_it = accelerator(gradient_accumulation_steps=micro, **options)
-    net, losses = Net(), []
-    model, optimizer = with_it.prepare(net, optimizer_of(algorithm, net))
-    with accelerate.attach(with_it, model, optimizer, algorithm):
-        if load is not None:
-            with_it.load_state(load)
-        for i, (x, y) in enumerate(batches(STEPS * micro)):
-            if load is not None and i < 4:
-                continue
-            with with_it.accumulate(model):
-                loss = model(x, y)["loss"]
-                with_it.backward(loss)
-                if clip is not None and with_it.sync_gradients:
-                    with_it.clip_grad_norm_(model.parameters(), clip)
-                optimizer.step()
-                optimizer.zero_grad()
-            losses.append(loss.detach())
-            if i == 3 and save is not None:
-                with_it.save_state(save)
-    return torch.stack(losses), flat(net)
+    net = Net()
+    losses, _ = accelerated_loop(
+        with_it, net, optimizer_of(algorithm, net), algorithm, micro, clip, save, load
+    )
+    return losses, flat(net)
 
 
 @check

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import statistics
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +20,11 @@ from tacit_lab.testbed.results import Relayed
 
 pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("namespaces")]
 
-MARK = f"TACIT_TEST_OF={os.getpid()}"
-"""In the environment of all that these tests start, as other tests have relays of their own."""
 
-
-@pytest.fixture(autouse=True)
-def marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(*MARK.split("="))
-
-
-def relays() -> set[int]:
-    """The processes of relays of this test."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                named = (entry / "comm").read_text().strip() == relay.NAME
-                if named and MARK.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.add(int(entry.name))
-    return found
+@pytest.fixture
+def relays(processes_named: Callable[[str], set[int]]) -> Callable[[], set[int]]:
+    """Finds the processes of relays of this test."""
+    return partial(processes_named, relay.NAME)
 
 
 def measured(cluster: str, program: Path, trips: int = 40, pause: float = 0.01, connections: int = 4) -> Any:
@@ -128,7 +115,7 @@ def test_a_busy_relay_is_told() -> None:
     print(relayed, relayed.late)
 
 
-def test_a_relay_that_ends_ends_the_run(programs: Path) -> None:
+def test_a_relay_that_ends_ends_the_run(programs: Path, relays: Callable[[], set[int]]) -> None:
     killed: list[int] = []
 
     def kill(_: int, line: str) -> None:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,28 +21,13 @@ pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("namespaces")]
 UNEVEN = Cluster.parse("nodes=[2x1@200mbit,1x1@20mbit+load=10mbit]")
 
 
-MARK = f"TACIT_TEST_OF={os.getpid()}"
-"""In the environment of all that these tests start, as other tests have loads of their own."""
+@pytest.fixture
+def loads(processes_named: Callable[[str], set[int]]) -> Callable[[], set[int]]:
+    """Finds the processes of background loads of this test."""
+    return partial(processes_named, background.NAME)
 
 
-@pytest.fixture(autouse=True)
-def marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(*MARK.split("="))
-
-
-def loads() -> set[int]:
-    """The processes of background loads of this test."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                named = (entry / "comm").read_text().strip() == background.NAME
-                if named and MARK.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.add(int(entry.name))
-    return found
-
-
-def test_links_have_their_own_rates_and_loads(programs: Path) -> None:
+def test_links_have_their_own_rates_and_loads(programs: Path, loads: Callable[[], set[int]]) -> None:
     found: list[str] = []
     with Testbed(UNEVEN) as testbed:
         result = testbed.run(
@@ -69,7 +55,7 @@ def test_links_have_their_own_rates_and_loads(programs: Path) -> None:
     assert 3e6 <= out <= 17e6  # what waits for an idle link passes at once
 
 
-def test_a_load_that_ends_ends_the_run(programs: Path) -> None:
+def test_a_load_that_ends_ends_the_run(programs: Path, loads: Callable[[], set[int]]) -> None:
     killed: list[int] = []
 
     def kill(_: int, line: str) -> None:
