@@ -35,7 +35,7 @@ NAMES: dict[str, Any] = {
             "optim",
         ],
         ["strategy", "failure"],
-        ["algorithms", "session"],
+        ["algorithms", "members", "session"],
         ["gradients"],
         ["fsdp", "optimizer_hooks"],
         ["replicas"],

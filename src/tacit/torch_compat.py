@@ -49,6 +49,7 @@ __all__ = [
     "divide_each_",
     "fabric_module",
     "gloo_sharing_sockets",
+    "group_by_store",
     "group_named",
     "has_bf16_products",
     "in_function_mode",
@@ -65,6 +66,7 @@ __all__ = [
     "scale_on_device",
     "sequence_number",
     "shares_sockets",
+    "set_timeout",
     "step_alone",
     "timeout_of",
     "times_written",
@@ -102,6 +104,28 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta:
     """After which a collective of the group's first backend fails; by `Backend.options._timeout`."""
     timeout: timedelta = group._get_backend(group._device_types[0]).options._timeout
     return timeout
+
+
+def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
+    """After which a collective of the group fails, from now on; by `Backend._set_default_timeout`."""
+    for device in set(group._device_types):
+        group._get_backend(device)._set_default_timeout(timeout)
+
+
+def group_by_store(
+    store: Store, rank: int, size: int, backend: str, timeout: timedelta, name: str
+) -> dist.ProcessGroup:
+    """A group of processes that share nothing but this store, whatever the world of each is.
+
+    Its ranks are numbered in its own order. By `distributed_c10d._new_process_group_helper` and
+    `_world.pg_group_ranks`, as `new_group` makes groups.
+    """
+    c10d: Any = dist.distributed_c10d
+    in_world = [dist.get_rank()]  # a helper of torch's asks whether this process takes part
+    group, _ = c10d._new_process_group_helper(size, rank, in_world, backend, store, name, timeout=timeout)
+    c10d._world.pg_group_ranks[group] = {each: each for each in range(size)}
+    made: dist.ProcessGroup = group
+    return made
 
 
 def abort(group: dist.ProcessGroup) -> None:

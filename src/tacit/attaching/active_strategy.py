@@ -75,9 +75,10 @@ class ActiveStrategy:
         self._scaled: ScaledSteps | None = None
         self._left = False
         try:
-            host_store()
-            agree(spec)
-            self.failures.watch(store_host())
+            if spec.members is None:
+                host_store()
+                agree(spec)
+                self.failures.watch(store_host())
             self._begin(rates, dispatcher)
         except BaseException as error:
             found: Exception | None = self.failures.lost_by(error)
@@ -112,7 +113,7 @@ class ActiveStrategy:
 
             self._scaled = ScaledSteps(spec.scaler, self.levels, spec.named, spec.optimizers)
         self._hooks.register(dispatcher, self.momentum, self._scaled)
-        exit.watch(ranks_of(spec.group))
+        exit.watch(ranks_of(spec.model.process_group))
         self.failures.begin()
 
     @shielded

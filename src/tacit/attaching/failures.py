@@ -142,7 +142,7 @@ class Failures:
         if first is not None:
             return first if of_a_collective and isinstance(first, TacitError) else None
         doing = self._doing
-        if self._detector is None and doing and of_a_collective:
+        if self._detector is None and doing and of_a_collective and self._spec.members is None:
             self.watch()  # no rank has got further, and none can go on
         if self._detector is None:
             return None

@@ -163,7 +163,7 @@ class StepHooks:
     def _answer_hook(self, dispatcher: HookDispatcher) -> None:
         """Let the nearest level answer the hook, wrapped in the checks of every backward."""
         spec, near = self._spec, self._levels[0]
-        self._undo.append(lambda: dispatcher.use(plain_mean(spec.group)))
+        self._undo.append(lambda: dispatcher.use(plain_mean(spec.model.process_group)))
         answer: Answer = near.gradient or no_exchange
         ended = None
         if near.gradient is not None and spec.ddp is not None and self._refuses_sums():

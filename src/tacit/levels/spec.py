@@ -34,6 +34,7 @@ class AttachSpec:
     Attributes:
         scaler: once fitted, None also if the user's scaler is disabled.
         chosen_by: what chose the strategy; "": the user.
+        members: the group of the present members, where replicas come and go; None: all ranks stay.
     """
 
     model: TrainedModel
@@ -52,6 +53,7 @@ class AttachSpec:
     reduction: Reduction = "mean"
     probe: bool = False
     chosen_by: str = ""
+    members: dist.ProcessGroup | None = None
 
     @cached_property
     def named(self) -> dict[str, Tensor]:
@@ -77,7 +79,7 @@ class AttachSpec:
     @property
     def group(self) -> dist.ProcessGroup:
         """The process group whose ranks are the replicas, or have the same shard of each."""
-        return self.model.process_group
+        return self.members or self.model.process_group
 
     @property
     def ranks(self) -> list[int]:

@@ -45,13 +45,17 @@ _OPEN: dict[GroupUser, int] = {}
 """The open transports, and the channel of each: no two share a process group."""
 _RETIRED: dict[dist.ProcessGroup, Sequence[Later]] = {}
 """Aborted groups of failed sessions, and their collectives that may hang."""
+_OF_MEMBERS: dict[dist.ProcessGroup, torch_compat.Store] = {}
+"""Groups whose ranks are members, and the store by which these find each other."""
 _CONTROL: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _NOTICES: dict[tuple[int, ...], dist.ProcessGroup] = {}
-_MADE: Counter[tuple[int, ...]] = Counter()
+_MADE: Counter[object] = Counter()
 """The number of groups made for these ranks; equal on all of them, whatever else a rank takes part in."""
 _NOTICE, _SHARING = "tacit", "tacit-gloo"
 """The names of two backends: one that only reports a shutdown, and Gloo with one thread for all sockets."""
 _LINGER = 2.0
+MEET = timedelta(seconds=20)
+"""How long members that have agreed to meet may take to connect."""
 _PROCESS: int | None = None
 """The process that has made groups: a forked one inherits them without their threads."""
 
@@ -190,6 +194,39 @@ def _new_group(ranks: Sequence[int], timeout: timedelta | None, backend: str) ->
     return group
 
 
+# ---- groups of members ---------------------------------------------------------------------------------
+
+
+def member_group(
+    store: torch_compat.Store, rank: int, size: int, timeout: timedelta, name: str, meet: timedelta
+) -> dist.ProcessGroup:
+    """A group by Gloo of processes that have a world of their own each. A collective call of them.
+
+    Args:
+        store: a connection that nobody else uses.
+        rank: this process's, of `size`.
+        timeout: after which a collective fails.
+        name: equal on all of them, and used once.
+        meet: how long they may take to find each other.
+
+    Raises:
+        RuntimeError: one of them did not come.
+    """
+    global _PROCESS
+    _PROCESS = os.getpid()
+    group = torch_compat.group_by_store(store, rank, size, "gloo", meet, name)
+    torch_compat.set_timeout(group, timeout)
+    _OF_MEMBERS[group] = store
+    return group
+
+
+def disband(parent: dist.ProcessGroup) -> None:
+    """Destroy a group of members and those made of its ranks, as soon as nothing of this rank hangs in them."""
+    own = [group for key in [*_OWN] if key[0] is parent for group in _OWN.pop(key)]
+    retire({group: () for group in (*own, parent) if group not in _RETIRED})
+    del _OF_MEMBERS[parent]
+
+
 # ---- groups in which exchanges run --------------------------------------------------------------------
 
 
@@ -227,12 +264,27 @@ def own_groups(
     """
     all_ranks = ranks_of(parent)
     ranks = [all_ranks[place] for place in places]
-    kept = _OWN.setdefault((tuple(all_ranks), tuple(ranks), timeout, backend, use), [])
+    among: object = parent if parent in _OF_MEMBERS else tuple(all_ranks)
+    kept = _OWN.setdefault((among, tuple(ranks), timeout, backend, use), [])
     if not all(map(torch_compat.is_open, kept)):
         kept.clear()
     while len(kept) < count:
-        kept.append(_new_group(ranks, timeout, _sharing_sockets(backend)))
+        if parent in _OF_MEMBERS:
+            kept.append(_of_members(parent, ranks, timeout))
+        else:
+            kept.append(_new_group(ranks, timeout, _sharing_sockets(backend)))
     return kept[:count]
+
+
+def _of_members(parent: dist.ProcessGroup, ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
+    """A group of some of the parent's ranks. A collective call of these."""
+    _MADE[parent, *ranks] += 1
+    name = f"{parent.group_name} {' '.join(map(str, ranks))} #{_MADE[parent, *ranks]}"
+    store, backend = _OF_MEMBERS[parent], _sharing_sockets("gloo")
+    rank, meet = ranks.index(parent.rank()), min(timeout, MEET)
+    group = torch_compat.group_by_store(store, rank, len(ranks), backend, meet, name)
+    torch_compat.set_timeout(group, timeout)
+    return group
 
 
 def _sharing_sockets(backend: str) -> str:
