@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         TestbedError,
         UnevenData,
     )
+    from tacit.members.roster import Members
     from tacit.reporting.scalars import log_metrics
     from tacit.reporting.trials import report, trial
     from tacit.strategy import Levels, Strategy
@@ -79,6 +80,7 @@ __all__ = [
     "ConfigError",
     "DecisionError",
     "Levels",
+    "Members",
     "NonFinite",
     "Overflow",
     "PayloadError",
@@ -110,6 +112,7 @@ _HOMES = {
     "tacit.api.attached": "Attached measure_consensus",
     "tacit.api.comm_hook": "CommState comm_hook",
     "tacit.checkpoint.session_state": "join_states",
+    "tacit.members.roster": "Members",
     "tacit.reporting.scalars": "log_metrics",
     "tacit.reporting.trials": "report trial",
     "tacit.strategy": "Levels Strategy",

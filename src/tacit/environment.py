@@ -32,6 +32,12 @@ INTERFACE = "TACIT_INTERFACE"
 KERNELS = "TACIT_KERNELS"
 """Which kernels run: "reference" or "triton". Set by the user; read by the kernels' dispatch."""
 
+MEMBERS = "TACIT_MEMBERS"
+"""host:port of the store by which replicas that come and go find each other.
+
+Set by the testbed or the user; read by `attach`.
+"""
+
 NODE = "TACIT_NODE"
 """The number of this node, from 0. Set by the testbed; read by the byte counter of `tacit run`."""
 

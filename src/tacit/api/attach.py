@@ -32,6 +32,7 @@ from tacit.session.buckets import Policy
 from tacit.strategy import AnyStrategy, AutoStrategy
 
 if TYPE_CHECKING:
+    from tacit.members.roster import Members
     from tacit.planning.decider import Decider
 
 Given = ParamSpec("Given")
@@ -96,6 +97,7 @@ def attach(
     reduction: Reduction = "mean",
     probe: bool = False,
     decider: Decider | None = None,
+    members: Members | None = None,
 ) -> Attached:
     """Put a strategy to work on a model of DDP or FSDP2. A collective call: every rank of the model makes it.
 
@@ -140,6 +142,9 @@ def attach(
             `session.links` then has them.
         decider: for "auto": chooses the strategy by what the first steps have measured. It has the same type
             on every rank. By default the planner, which predicts how long a step takes with each candidate.
+        members: for replicas that join, leave and die while training goes on: how many there may be, and
+            where they find each other. Each is a process with a world of its own; the session is then a
+            `MemberSession`.
 
     Returns:
         The attached session: a context manager. `close` (or leaving the block) removes the optimizer's hooks.
@@ -176,6 +181,10 @@ def attach(
         reduction=reduction,
         probe=probe,
     )
+    if members is not None:
+        from tacit.api.members import MemberSession
+
+        return MemberSession(spec, members)
     if isinstance(strategy, AutoStrategy):
         from tacit.api.auto import AutoSession
         from tacit.planning.planner import Planner

@@ -29,6 +29,7 @@ from tacit.transports.process_groups import rank_in
 
 if TYPE_CHECKING:
     from tacit.api.choosing import Choosing
+    from tacit.api.membership import Membership
     from tacit.links import Links
     from tacit.planning.decider import Choice
     from tacit.planning.live_diagnosis import Diagnosing
@@ -96,7 +97,7 @@ class Attached:
             )
         try:
             refuse_second(self._model)  # another thread may have attached it since the caller asked
-            self._at_work: AtWork | Choosing = AtWork(spec, dispatcher)
+            self._at_work: AtWork | Choosing | Membership = self._begun(spec) or AtWork(spec, dispatcher)
             _ATTACHED[self._model] = self
         finally:
             _ATTACHING.release()
@@ -111,6 +112,10 @@ class Attached:
         except BaseException as error:
             Attached.__exit__(self, type(error), error, error.__traceback__)
             raise
+
+    def _begun(self, spec: AttachSpec) -> Membership | None:
+        """What is at work, where that is more than one strategy."""
+        return None
 
     @property
     def _active(self) -> AtWork:

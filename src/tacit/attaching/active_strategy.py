@@ -46,6 +46,7 @@ class ActiveStrategy:
 
     Attributes:
         levels: the strategy's, near to far.
+        hooks: in backward, and around the optimizers' steps.
         failures: the failures that this rank knows, its own and its peers'.
         momentum: the momentum that was taken from the optimizers, if any.
         links: the measured links, if the strategy depends on them.
@@ -68,7 +69,7 @@ class ActiveStrategy:
         compared = optimizers and not own_steps and not spec.in_join
         self._notes = RateHistory(rates, mark) if compared else None
         self._frozen, backwards = FrozenCheck(model), SyncedBackwards(spec.ddp)
-        self._hooks = StepHooks(spec, self.levels, backwards, self._frozen, self._notes)
+        self.hooks = StepHooks(spec, self.levels, backwards, self._frozen, self._notes)
         self.failures = Failures(spec, self.levels, backwards, self._notes)
         self.momentum = momentum.planned(spec.strategy, spec.policy, optimizers, spec.named)
         self._own: OwnReplica | None = None
@@ -112,14 +113,14 @@ class ActiveStrategy:
             from tacit.attaching.grad_scaler import ScaledSteps
 
             self._scaled = ScaledSteps(spec.scaler, self.levels, spec.named, spec.optimizers)
-        self._hooks.register(dispatcher, self.momentum, self._scaled)
+        self.hooks.register(dispatcher, self.momentum, self._scaled)
         exit.watch(ranks_of(spec.model.process_group))
         self.failures.begin()
 
     @shielded
     def flush(self) -> None:
         """See `Attached.flush`."""
-        self._hooks.complete()
+        self.hooks.complete()
         for level in self.levels:
             level.session.flush()
 
@@ -142,25 +143,25 @@ class ActiveStrategy:
         from tacit.attaching.step_discarding import agreed, mistimed, no_wish, refuse_discard
 
         refuse_discard(self.spec, self.levels)
-        half = self._hooks.is_half_taken
+        half = self.hooks.is_half_taken
         if not half:
-            self._hooks.complete()  # an earlier step, which an optimizer that steps less often did not take
-        backwards = self._hooks.backwards.since
+            self.hooks.complete()  # an earlier step, which an optimizer that steps less often did not take
+        backwards = self.hooks.backwards.since
         wrong = mistimed(self.spec, self.levels, backwards, half) or no_wish(wish)
         if not agreed(self.failures, self.levels[-1].session.step, wrong is None and bool(wish), wrong):
             return False
-        self._hooks.discard()
+        self.hooks.discard()
         return True
 
     def check_called(self) -> None:
         """See `Attached.check_called`."""
         name = self.spec.strategy.name
-        if self._scaled is None and self.spec.optimizers and not self._hooks.called:
+        if self._scaled is None and self.spec.optimizers and not self.hooks.called:
             raise AttachError(
                 f"a step was taken, and the optimizer that {name!r} has did not take "
                 "it, so nothing is exchanged: attach after whatever makes another optimizer of it"
             )
-        if self.levels[0].gradient is not None and self._hooks.backwards.begun == 0:
+        if self.levels[0].gradient is not None and self.hooks.backwards.begun == 0:
             raise AttachError(
                 f"a step was taken, and DDP did not call its hook, so {name!r} has exchanged "
                 "no gradients: compute the loss by calling the model that the framework has wrapped, and not "
@@ -173,7 +174,7 @@ class ActiveStrategy:
         from tacit.checkpoint import session_state, sharded_state
         from tacit.checkpoint.saved_values import sealed
 
-        self._hooks.saved_whole()
+        self.hooks.saved_whole()
         self.flush()
         if any(level.session.store.shares_out for level in self.levels):
             self.failures.come_to("session.state_dict()")
@@ -258,7 +259,7 @@ class ActiveStrategy:
             RatesDiffer: ranks have taken a step with different learning rates.
             RoundError: the last round failed, or an earlier one did.
         """
-        self.failures.enter_barrier(self._hooks.refused)
+        self.failures.enter_barrier(self.hooks.refused)
         self.flush()  # the bytes of rounds under way are training's
         for level in self.levels:
             level.session.stats.begin_closing()
@@ -277,7 +278,7 @@ class ActiveStrategy:
         if self._left:
             return
         self._left = True
-        self._hooks.remove()
+        self.hooks.remove()
         if self._own is not None:
             self._own.drop()
         self.failures.close()

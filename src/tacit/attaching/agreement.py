@@ -53,6 +53,16 @@ def agree(spec: AttachSpec) -> None:
         _compare(spec.sharded.near, compared)
 
 
+def trained(spec: AttachSpec) -> dict[str, str]:
+    """What members must have in common, by name: a checksum, and the beginning of a text for errors."""
+    compared = _compared(spec)
+    del compared["learning rate"], compared["scaler"]  # they change with the steps
+    return {
+        what: f"{thing.shown or thing.text:.200} ({zlib.crc32(thing.text.encode()):08x})"
+        for what, thing in compared.items()
+    }
+
+
 def _compare(group: dist.ProcessGroup, compared: Mapping[str, _Compared]) -> None:
     sums = torch.tensor([zlib.crc32(thing.text.encode()) for thing in compared.values()])
     all_ = gathered(sums, group)

@@ -44,6 +44,7 @@ class StepHooks:
 
     Attributes:
         called: whether a step was taken.
+        around: calls what follows a step; may call it later, or once more.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class StepHooks:
         self._saved: tuple[str, str] | None = None
         self._before: list[Callable[[Optimizer], object]] = []
         self._after: tuple[Callable[[], None], ...] = ()
+        self.around: Callable[[Callable[[], None]], None] = lambda act: act()
 
     def register(
         self, dispatcher: HookDispatcher | None, taken: Taken | None, scaled: ScaledSteps | None
@@ -264,6 +266,10 @@ class StepHooks:
         self.called = True
         if self._saved is not None or self._whole:
             self._warn_of_own_replica()
+        self.around(self.act_after_step)
+
+    def act_after_step(self) -> None:
+        """Do what follows a step."""
         for act in self._after:
             act()
 

@@ -288,6 +288,16 @@ class OptimizerHook:
             self._replica.write(i, anchor)
         return agreed
 
+    def drop_failed(self) -> None:
+        """Forget the rounds under way that have not ended well: their deltas are still in the parameters."""
+        self.under_way = [way for way in self.under_way if way.pending is None or way.pending.ended]
+
+    def go_to_anchor(self) -> None:
+        """Move the replica to the common point."""
+        for i, anchor in enumerate(self._anchor):
+            self._replica.write(i, anchor)
+        self.writes.note()
+
     def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:
         """Take a server's parameters. `bring` sends it this rank's values of a bucket, and returns its.
 

@@ -1,0 +1,69 @@
+"""The session of a replica among members that come and go."""
+
+from __future__ import annotations
+
+from tacit.api.attached import Attached
+from tacit.api.membership import Change, Membership, refuse
+from tacit.attaching.requirements import fitted
+from tacit.levels.spec import AttachSpec
+from tacit.members.roster import Members
+
+
+class MemberSession(Attached):
+    """A session whose replicas may join, leave and die while training goes on.
+
+    Args:
+        spec: the arguments of the user's `attach`.
+        members: how many there may be, and where they find each other.
+
+    Raises:
+        AttachError: the strategy or the model does not fit, or this replica trains something else.
+        PeerLost: there are too few members, or no store.
+    """
+
+    def __init__(self, spec: AttachSpec, members: Members) -> None:
+        refuse(spec)
+        self._members = members
+        super().__init__(fitted(spec))
+
+    def _begun(self, spec: AttachSpec) -> Membership:
+        self._membership = Membership(spec, self._members)
+        return self._membership
+
+    @property
+    def step(self) -> int:
+        """How many steps the members have taken: a newcomer begins where the others are."""
+        return self.levels[-1].session.step
+
+    @property
+    def members(self) -> Membership:
+        """The members of the present period; what a `MemberSampler` takes."""
+        return self._membership
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The periods that this member has come to after its first one."""
+        return tuple(self._membership.changes)
+
+    def sync(self) -> None:
+        """Make all replicas equal, when all members have called it after the same step.
+
+        Raises:
+            RoundError: others have gone on without it.
+        """
+        if not self.closed:
+            self._membership.sync()
+
+    def leave(self) -> None:
+        """Leave the others, who go on; the model gets the parameters on which all last agreed."""
+        if not self.closed:
+            self._membership.go_to_common_point()
+            self._leave()
+
+    def close(self) -> None:
+        """Make all replicas equal if all members close after the same step; else leave as `leave` does."""
+        if not self.closed:
+            try:
+                self._membership.make_equal()
+            finally:
+                self._leave()

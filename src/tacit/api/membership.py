@@ -1,0 +1,404 @@
+"""A strategy at work among members that come and go: one after another, each with the members of its period."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tacit.api.at_work import AtWork
+from tacit.attaching.agreement import trained
+from tacit.checkpoint import carried
+from tacit.checkpoint.carried import CarriedState
+from tacit.errors import AttachError, NonFinite, RoundError, TacitError, first_line
+from tacit.levels.spec import AttachSpec
+from tacit.members.roster import LOOK, Arrival, Members, Period, Roster
+from tacit.optimizer_hooks.global_hooks import StepsHandle, after_steps
+from tacit.session import in_turn
+from tacit.timelines import Timeline
+from tacit.torch_compat import PrefixStore
+from tacit.transports.member_links import connected, receive_from, send_to
+from tacit.transports.process_groups import disband, member_group
+
+_log = logging.getLogger("tacit")
+
+ATTEMPTS = 3
+"""How often a round may fail among the same members, before its error is the user's."""
+
+
+class MembersChange(RoundError):
+    """The members of the present period come together for another one."""
+
+
+def _lost(error: BaseException) -> BaseException:
+    """What an error of a collective is among members: one of them is gone, or will be found to be."""
+    if isinstance(error, TacitError):
+        return error
+    found = MembersChange(f"a member is gone: {first_line(error)}")
+    found.__cause__ = error
+    return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of members, for the user's numbers.
+
+    Attributes:
+        period: the number of the new period.
+        members: the names of its members.
+        seconds: from when this member stopped to when it could go on.
+    """
+
+    period: int
+    members: tuple[str, ...]
+    seconds: float
+
+
+class Membership:
+    """Reports what `AtWork` does, of the present period, and carries the state from one to the next.
+
+    Args:
+        spec: the arguments of `attach`, checked.
+        given: how many members, and where they find each other.
+
+    Attributes:
+        now: the strategy at work in the present period.
+        changes: the periods that this member has taken part in.
+        progress: says which epoch the data is in, and how many samples of its share were taken.
+
+    Raises:
+        AttachError: this replica does not train what the others train.
+        PeerLost: there are too few members, or no store.
+    """
+
+    now: AtWork
+    choice = None
+
+    def __init__(self, spec: AttachSpec, given: Members) -> None:
+        self._spec, self._given = spec, given
+        self.changes: list[Change] = []
+        self.progress: Callable[[], Mapping[str, int]] = lambda: {"epoch": 0, "taken": 0}
+        self._group: dist.ProcessGroup | None = None
+        self._metrics: list[Mapping[str, float]] = []
+        self._waits, self._ended = "", False
+        self._error: BaseException | None = None
+        self._unacted = False
+        self._failures = 0
+        self.roster = Roster(given, self._life, self._called)
+        self._handle: StepsHandle | None = None
+        try:
+            self.roster.begin(trained(spec))
+            self._enter(None, acted=True)
+        except BaseException:
+            self.roster.leave(calls=True)
+            raise
+        self._handle = after_steps(self._stepped)
+
+    # ---- what a sampler asks ----------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """The number of the present period, from 1."""
+        return self.roster.period.number
+
+    @property
+    def place(self) -> int:
+        """This replica's rank among the members."""
+        return self.roster.place
+
+    @property
+    def size(self) -> int:
+        """The number of members."""
+        return len(self.roster.period.members)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members' names, in the order of their ranks."""
+        return tuple(each.name for each in self.roster.period.members)
+
+    def taken(self, epoch: int) -> tuple[tuple[int, ...], ...]:
+        """How many samples of an epoch's data each member took in each ended period."""
+        period = self.roster.period
+        return tuple(tuple(each) for each in period.history) if period.epoch == epoch else ()
+
+    # ---- periods ----------------------------------------------------------------------------------------
+
+    @property
+    def _step(self) -> int:
+        """How many steps were taken, with the one in hand."""
+        return self.now.levels[-1].session.step + self._unacted
+
+    def _life(self) -> dict[str, Any]:
+        step = self._step if hasattr(self, "now") and self.now.levels else 0
+        return {"step": step, "waits": self._waits, **self.progress()}
+
+    def _called(self) -> None:
+        """End what is under way; called in the roster's thread."""
+        error = MembersChange("the members change")
+        for level in self.now.levels if hasattr(self, "now") else ():
+            level.session.failure.fail(error)
+            level.transport.abort(error)
+
+    def _change(self, acted: bool, closing: bool = False) -> bool:
+        """Go over into the next period. Returns whether this member takes part in it."""
+        began, before = time.monotonic(), self.names
+        for level in self.now.levels:
+            level.session.failure.fail(MembersChange("the members change"))
+            level.transport.abort(level.session.failure.error)
+            level.session.lanes.flush()
+        kept = carried.present(self._spec_now, self.now.levels)
+        self._end_period()
+        takes_part = self._enter(kept, acted, closing)
+        if takes_part:
+            self._failures = self._failures + 1 if self.names == before else 0
+            self.changes.append(Change(self.number, self.names, time.monotonic() - began))
+        return takes_part
+
+    def _end_period(self) -> None:
+        if hasattr(self, "now") and self.now.levels:
+            self._metrics.append(self.now.metrics())
+            self.now.leave()
+        if self._group is not None:
+            disband(self._group)
+            self._group = None
+
+    def _enter(self, kept: CarriedState | None, acted: bool, closing: bool = False) -> bool:
+        """Meet the others, and begin a period with them. Returns whether this member takes part in it."""
+        while True:
+            values = {} if kept is None else kept.session
+            mine = Arrival(
+                id="",
+                name="",
+                ready=kept is not None,
+                round=values["rounds"][-1] if values else 0,
+                step=values["steps"][-1] + (not acted) if values else 0,
+                acted=acted,
+                closing=closing,
+                **self.progress(),
+            )
+            period = self.roster.meet(mine)
+            if self.roster.place < 0:
+                return False
+            try:
+                self._begin_period(period, kept)
+            except (RoundError, RuntimeError) as error:
+                if isinstance(error, TacitError) and not isinstance(error, RoundError):
+                    raise
+                _log.warning("a period of %d members did not begin: %s", self.size, first_line(error))
+                self._end_period()
+                self.roster.call()
+                continue
+            return True
+
+    def _begin_period(self, period: Period, kept: CarriedState | None) -> None:
+        place, size, source = self.roster.place, len(period.members), period.source
+        first = period.members[source]
+        silence = self._given.silence
+        store = PrefixStore(f"period/{period.number}", connected(*self._given.address(), timeout=silence))
+        self._group = member_group(
+            *(store, place, size, self._spec.time_limit),
+            f"members {period.number}",
+            timedelta(seconds=2 * silence + 5),
+        )
+        self._spec_now = replace(self._spec, members=self._group)
+        self.now = AtWork(self._spec_now)
+        self.now.hooks.around = self._around
+        for level in self.now.levels:
+            level.session.failure.report_to(_lost)
+        if self.roster.called.is_set():
+            raise MembersChange("somebody has arrived meanwhile")
+        behind = [
+            i
+            for i, each in enumerate(period.members)
+            if i != source and not (each.ready and each.round == first.round)
+        ]
+        own = place not in behind
+        if place == source:
+            kept = kept or carried.present(self._spec_now, self.now.levels)
+            if behind:
+                message = carried.with_replica(kept, self._spec).to_bytes()
+                for each in behind:
+                    send_to(each, message, self._group)
+        elif not own:
+            kept = CarriedState.of_bytes(receive_from(source, self._group))
+        assert kept is not None
+        carried.take(kept, self._spec_now, self.now.levels, first.step - (not first.acted), own)
+        self._unacted = not first.acted
+        self._error = None
+        if place == 0:
+            _log.warning("period %d of training, with %d members: %s", period.number, size, ", ".join(self.names))
+
+    # ---- after every step -------------------------------------------------------------------------------
+
+    def _around(self, act: Callable[[], None]) -> None:
+        """Do what follows a step, unless the members change."""
+        self._unacted = True
+        if self.roster.called.is_set():
+            return
+        try:
+            act()
+        except RoundError as error:
+            self._error = error
+        else:
+            self._unacted, self._failures = False, 0
+
+    def _stepped(self, _: Optimizer) -> None:
+        """Called after a step of any optimizer, when all other hooks have been called."""
+        while self._unacted and not self._ended:
+            self._refuse_own(self._error)
+            self._change(acted=False)
+            if self._unacted:
+                self._around(self.now.hooks.act_after_step)
+
+    def _refuse_own(self, error: BaseException | None) -> None:
+        """Raise an error that this member has caused, or that comes back whoever takes part."""
+        if error is None:
+            return
+        own = isinstance(error, NonFinite) and any(
+            not bool(torch.isfinite(p).all()) for p in self._spec.named.values()
+        )
+        if own or self._failures >= ATTEMPTS:
+            raise error
+
+    # ---- the end ----------------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Make all replicas equal, when all members have called it.
+
+        Raises:
+            RoundError: others have gone on without it.
+        """
+        self._waits = "sync"
+        try:
+            if not self._together("sync", self.now.sync, closing=False):
+                raise RoundError(
+                    "session.sync() was called after a step after which other members have not called it: call "
+                    "it on every member after the same step"
+                )
+        finally:
+            self._waits = ""
+
+    def make_equal(self) -> None:
+        """As `AtWork.make_equal`, when all members come to their end; else this one takes the common point."""
+        self._waits = "close"
+        if self._together("close", self.now_make_equal, closing=True):
+            self._waits = "done"
+            until = time.monotonic() + 2 * self._given.silence
+            while not self.roster.all_wait("done", self._step) and time.monotonic() < until:
+                time.sleep(LOOK)
+            self._ended = True
+        else:
+            self.go_to_common_point()
+
+    def now_make_equal(self) -> None:
+        """Make the members of the present period equal."""
+        self.now.make_equal()
+
+    def go_to_common_point(self) -> None:
+        """Give the model the parameters on which all members last agreed."""
+        for level in self.now.levels:
+            if level.progress is not None and not level.strategy.topology.mixes:
+                level.progress.go_to_anchor()
+
+    def _together(self, what: str, call: Callable[[], None], closing: bool) -> bool:
+        """Make a collective call once all members wait for it. Returns False if others have gone on."""
+        while True:
+            if self.roster.called.is_set() or self.now.failures.first is not None:
+                if not self._change(acted=True, closing=closing):
+                    return False
+                continue
+            together = self.roster.all_wait(what, self._step)
+            if together is None:
+                time.sleep(LOOK)
+                continue
+            if not together:
+                return False
+            try:
+                call()
+            except RoundError as error:
+                self._refuse_own(error)
+                self._change(acted=True, closing=closing)
+                continue
+            return True
+
+    def leave(self) -> None:
+        """As `AtWork.leave`; the other members go on."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+            self.roster.leave(calls=not self._ended)
+            self._ended = True
+            self.now.leave()
+            if self._group is not None:
+                disband(self._group)
+                self._group = None
+
+    # ---- what it reports --------------------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, float]:
+        """As `AtWork.metrics`, with the sums of all periods; and `members`, `period`, `changes`."""
+        numbers = in_turn(self._metrics, self.now.metrics())
+        numbers["steps"] = float(self._step)
+        return {**numbers, "members": self.size, "period": self.number, "changes": len(self.changes)}
+
+    def timeline(self) -> Timeline:
+        """As `AtWork.timeline`, of the present period."""
+        return self.now.timeline()
+
+    @property
+    def active_path(self) -> str:
+        """What runs, in one sentence."""
+        return f"{self.now.active_path}; member {self.place} of {self.size} in period {self.number}"
+
+    def describe(self) -> str:
+        """What runs, in lines."""
+        return f"{self.now.describe()}\n\nperiod {self.number}: {', '.join(self.names)}"
+
+    def observe(self, loss: Tensor | float) -> None:
+        """As `AtWork.observe`."""
+        self.now.observe(loss)
+
+    def check_called(self) -> None:
+        """As `AtWork.check_called`."""
+        self.now.check_called()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `AtWork.state_dict`."""
+        return self.now.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Refused: a member takes its state from those that live."""
+        raise AttachError(
+            "a session with members takes its state from the members that live: load a checkpoint into model "
+            "and optimizer before tacit.attach, on the first member"
+        )
+
+
+def refuse(spec: AttachSpec) -> None:
+    """Refuse what members cannot do.
+
+    Raises:
+        AttachError: the message says what to write.
+    """
+    levels = spec.strategy.levels
+    if spec.ddp is None or spec.model.process_group.size() > 1:
+        raise AttachError(
+            f"members= is for replicas that are processes of their own, and here {spec.model.process_group.size()} "
+            "ranks share a DistributedDataParallel: start each replica by itself, by torchrun --standalone "
+            "--nproc-per-node 1 train.py"
+        )
+    if len(levels) > 1 or levels[0].subject != "delta" or levels[0].independent or levels[0].server is not None:
+        raise AttachError(
+            f"{spec.strategy.name!r} is not for members that come and go: attach one whose replicas step alone "
+            "and average by all-reduce, such as 'lowbit', 'localsgd' or 'diloco'"
+        )
+    if spec.scaler is not None and spec.scaler.is_enabled():
+        raise AttachError("scaler= is not supported with members: train in bfloat16, which needs none")

@@ -1,0 +1,125 @@
+"""A session's state from one period of training to the next, where the members are others."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tacit.checkpoint import session_state
+from tacit.contracts import WORLD, Request
+from tacit.levels.level import Level
+from tacit.levels.spec import AttachSpec
+from tacit.session.bucket_states import is_topologys
+
+T = TypeVar("T")
+_KEY = re.compile(r"(?P<owner>[^/]+)/(?P<level>\d+)/(?P<name>.*)/(?P<field>[^/]+)")
+
+
+@dataclass(frozen=True)
+class CarriedState:
+    """What a member knows at the end of a period.
+
+    Attributes:
+        session: what `session_state.save` gives; of state that ranks divide, this rank's part.
+        model: parameters and buffers, by name; empty if they are in the model.
+        optimizers: the state of each optimizer, as torch's `state_dict` has it.
+    """
+
+    session: Mapping[str, Any]
+    model: Mapping[str, Tensor] = field(default_factory=dict)
+    optimizers: Sequence[Mapping[int, Any]] = ()
+
+    def to_bytes(self) -> bytes:
+        """For a newcomer; `of_bytes` reads it."""
+        file = io.BytesIO()
+        whole = {"session": dict(self.session), "model": dict(self.model), "optimizers": [*self.optimizers]}
+        torch.save(whole, file)
+        return file.getvalue()
+
+    @staticmethod
+    def of_bytes(message: bytes) -> CarriedState:
+        """What another member sends; nothing in it is run."""
+        return CarriedState(**torch.load(io.BytesIO(message), map_location="cpu", weights_only=True))
+
+
+def present(spec: AttachSpec, levels: Sequence[Level]) -> CarriedState:
+    """The present state, also after a round that failed; no collective call. Nothing may be under way."""
+    for level in levels:
+        if level.progress is not None:
+            level.progress.drop_failed()
+    wholes = [_by_itself(level.session.store.gathered()) for level in levels]
+    return CarriedState(session_state.saved(spec.strategy, levels, wholes))
+
+
+def with_replica(state: CarriedState, spec: AttachSpec) -> CarriedState:
+    """The state with this replica's model and optimizers, for a newcomer."""
+    model = {name: each.detach() for name, each in spec.model.module.state_dict().items()}
+    return CarriedState(state.session, model, [each.state_dict()["state"] for each in spec.optimizers])
+
+
+def take(state: CarriedState, spec: AttachSpec, levels: Sequence[Level], step: int, own: bool) -> None:
+    """Go on from a state, after `step` steps.
+
+    What this rank alone had not sent stays its own; what it kept for all ranks, such as the residual of a
+    mean, begins anew, as others keep it now.
+
+    Args:
+        own: whether it is this member's; else it is another one's, of which this one takes what is common,
+            and begins where all agree.
+    """
+    fresh = present(spec, levels).session
+    rank, peers = levels[0].session.transport.place(WORLD)
+    mixing = [level.session.store.mixing for level in levels]
+    session: dict[str, Any] = {**state.session, "ranks": peers, "steps": [step for _ in levels]}
+    for key in state.session:
+        match = _KEY.fullmatch(key)
+        if match is None:
+            continue
+        level, of = int(match["level"]), (match["name"], match["field"])
+        ranks_own = match["owner"].startswith("rank")
+        if ranks_own:
+            del session[key]
+        renamed = f"rank{rank}/{key.partition('/')[2]}" if ranks_own else key
+        anew = is_topologys(match["field"]) or of in mixing[level] or (ranks_own and not own)
+        found = fresh.get(renamed) if anew else state.session[key]
+        if found is not None:
+            session[renamed] = found
+    if not own:
+        _put(state, spec)
+    session_state.load(session, spec.strategy, levels)
+    for level in levels:
+        if level.progress is not None and not own and not level.strategy.topology.mixes:
+            level.progress.go_to_anchor()
+
+
+def _put(state: CarriedState, spec: AttachSpec) -> None:
+    """Overwrite model and optimizers' state with another member's."""
+    here = spec.model.module.state_dict()
+    with torch.no_grad():
+        for name, value in state.model.items():
+            here[name].copy_(value)
+    for optimizer, found in zip(spec.optimizers, state.optimizers, strict=True):
+        _give(optimizer, found)
+
+
+def _give(optimizer: Optimizer, found: Mapping[int, Any]) -> None:
+    """Set its state, and leave its learning rates and the like as they are."""
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": dict(found)})
+
+
+def _by_itself(exchange: Generator[Request, Any, T]) -> T:
+    """Run an exchange whose every request is answered by what this rank has."""
+    try:
+        request: Any = next(exchange)
+        while True:
+            request = exchange.send(request.x)
+    except StopIteration as end:
+        answer: T = end.value
+        return answer
