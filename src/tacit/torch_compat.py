@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 # torch.distributed shows these by the same names, without types.
-from torch._C._distributed_c10d import GradBucket, PrefixStore, Store
+from torch._C._distributed_c10d import GradBucket, PrefixStore, Store, TCPStore
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -36,6 +36,7 @@ __all__ = [
     "ReduceGroup",
     "ShutdownNotice",
     "Store",
+    "TCPStore",
     "abort",
     "add_squares_of_each_",
     "at_end_of_backward",
@@ -65,8 +66,8 @@ __all__ = [
     "reduces_in_python",
     "scale_on_device",
     "sequence_number",
-    "shares_sockets",
     "set_timeout",
+    "shares_sockets",
     "step_alone",
     "timeout_of",
     "times_written",

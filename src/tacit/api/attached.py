@@ -29,7 +29,7 @@ from tacit.transports.process_groups import rank_in
 
 if TYPE_CHECKING:
     from tacit.api.choosing import Choosing
-    from tacit.api.membership import Membership
+    from tacit.api.members_at_work import MembersAtWork
     from tacit.links import Links
     from tacit.planning.decider import Choice
     from tacit.planning.live_diagnosis import Diagnosing
@@ -97,7 +97,7 @@ class Attached:
             )
         try:
             refuse_second(self._model)  # another thread may have attached it since the caller asked
-            self._at_work: AtWork | Choosing | Membership = self._begun(spec) or AtWork(spec, dispatcher)
+            self._at_work: AtWork | Choosing | MembersAtWork = self._begun(spec) or AtWork(spec, dispatcher)
             _ATTACHED[self._model] = self
         finally:
             _ATTACHING.release()
@@ -113,7 +113,7 @@ class Attached:
             Attached.__exit__(self, type(error), error, error.__traceback__)
             raise
 
-    def _begun(self, spec: AttachSpec) -> Membership | None:
+    def _begun(self, spec: AttachSpec) -> MembersAtWork | None:
         """What is at work, where that is more than one strategy."""
         return None
 

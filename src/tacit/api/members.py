@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tacit.api.attached import Attached
-from tacit.api.membership import Change, Membership, refuse
+from tacit.api.members_at_work import MembersAtWork, PeriodChange, refuse
 from tacit.attaching.requirements import fitted
 from tacit.levels.spec import AttachSpec
 from tacit.members.roster import Members
@@ -26,8 +26,8 @@ class MemberSession(Attached):
         self._members = members
         super().__init__(fitted(spec))
 
-    def _begun(self, spec: AttachSpec) -> Membership:
-        self._membership = Membership(spec, self._members)
+    def _begun(self, spec: AttachSpec) -> MembersAtWork:
+        self._membership = MembersAtWork(spec, self._members)
         return self._membership
 
     @property
@@ -36,12 +36,12 @@ class MemberSession(Attached):
         return self.levels[-1].session.step
 
     @property
-    def members(self) -> Membership:
+    def members(self) -> MembersAtWork:
         """The members of the present period; what a `MemberSampler` takes."""
         return self._membership
 
     @property
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[PeriodChange, ...]:
         """The periods that this member has come to after its first one."""
         return tuple(self._membership.changes)
 

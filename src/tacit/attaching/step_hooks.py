@@ -44,7 +44,6 @@ class StepHooks:
 
     Attributes:
         called: whether a step was taken.
-        around: calls what follows a step; may call it later, or once more.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class StepHooks:
         self._saved: tuple[str, str] | None = None
         self._before: list[Callable[[Optimizer], object]] = []
         self._after: tuple[Callable[[], None], ...] = ()
-        self.around: Callable[[Callable[[], None]], None] = lambda act: act()
+        self._through: Callable[[Callable[[], None]], None] = lambda act: act()
 
     def register(
         self, dispatcher: HookDispatcher | None, taken: Taken | None, scaled: ScaledSteps | None
@@ -266,7 +265,11 @@ class StepHooks:
         self.called = True
         if self._saved is not None or self._whole:
             self._warn_of_own_replica()
-        self.around(self.act_after_step)
+        self._through(self.act_after_step)
+
+    def act_through(self, through: Callable[[Callable[[], None]], None]) -> None:
+        """Have `through` do what follows a step: it gets that as a function, and may call it later."""
+        self._through = through
 
     def act_after_step(self) -> None:
         """Do what follows a step."""

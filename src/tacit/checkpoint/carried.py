@@ -82,12 +82,12 @@ def take(state: CarriedState, spec: AttachSpec, levels: Sequence[Level], step: i
         match = _KEY.fullmatch(key)
         if match is None:
             continue
-        level, of = int(match["level"]), (match["name"], match["field"])
+        number, of = int(match["level"]), (match["name"], match["field"])
         ranks_own = match["owner"].startswith("rank")
         if ranks_own:
             del session[key]
         renamed = f"rank{rank}/{key.partition('/')[2]}" if ranks_own else key
-        anew = is_topologys(match["field"]) or of in mixing[level] or (ranks_own and not own)
+        anew = is_topologys(match["field"]) or of in mixing[number] or (ranks_own and not own)
         found = fresh.get(renamed) if anew else state.session[key]
         if found is not None:
             session[renamed] = found

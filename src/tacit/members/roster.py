@@ -1,10 +1,10 @@
 """Who takes part: members agree on a record in a store whenever one of them comes, leaves or dies.
 
-Training is cut into periods. A period has members in an order, which all of them read from one record. Whoever
-wants another period arrives for the next one: a newcomer, a member whose round has failed, one that leaves.
-Then all members arrive, each after its present step. When everybody has who is alive, one of them writes the
-record, by a compare-and-set that only the first one wins. There is no leader, and the store does nothing but
-keep texts, so a store that is started again is filled again by the members.
+Training is cut into periods. A period has members in an order, which all of them read from one record.
+Whoever wants another period arrives for the next one: a newcomer, a member whose round has failed. Then all
+members arrive, each after its present step. When everybody who lives is there, one of them writes the record,
+by a compare-and-set that only the first one wins. There is no leader, and the store does nothing but keep
+texts, so a store that is started again is filled again by the members.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from tacit import checks, described
@@ -94,7 +95,7 @@ class Members:
 
 
 @dataclass(frozen=True)
-class Arrival:
+class MemberArrival:
     """What a member says of itself when it arrives for a period.
 
     Attributes:
@@ -138,7 +139,7 @@ class Period:
     """
 
     number: Whole = 0
-    members: list[Arrival] = field(default_factory=list)
+    members: list[MemberArrival] = field(default_factory=list)
     source: Whole = 0
     epoch: Whole = 0
     history: list[list[Whole]] = field(default_factory=list)
@@ -166,7 +167,7 @@ class _Life:
         beat: counts them.
         step: how many steps it has taken.
         waits: what it waits for all others to do: "close" or "sync"; "": nothing.
-        taken: samples, as in `Arrival`.
+        taken: samples, as in `MemberArrival`.
     """
 
     beat: Whole = 0
@@ -206,7 +207,7 @@ class Roster:
         self._beats = 0
         self._described = ""
         self._changing = threading.Lock()
-        self._ask = _Asking(self._address, given.patience)
+        self._ask = _StoreLink(self._address, given.patience)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="tacit-roster", daemon=True)
 
@@ -232,15 +233,15 @@ class Roster:
             what = differing[0]
             raise AttachError(
                 f"this replica has another {what} than the members that train already: "
-                f"{described_by[what]:.200} here, and {theirs.get(what, 'nothing')!s:.200} there. Give it the "
-                "same one, or use another store"
+                f"{described_by[what]:.200} here, and {theirs.get(what, 'nothing')!s:.200} there. Give it "
+                "the same one, or use another store"
             )
         self._described = text
         self._thread.start()
 
     # ---- periods --------------------------------------------------------------------------------------
 
-    def meet(self, mine: Arrival) -> Period:
+    def meet(self, mine: MemberArrival) -> Period:
         """Arrive for the next period, and wait for its record.
 
         Raises:
@@ -275,7 +276,7 @@ class Roster:
                 raise PeerLost(f"waited {self._given.patience:g} s for a period of training: {why}")
             time.sleep(LOOK)
 
-    def _arrive(self, number: int, mine: Arrival) -> None:
+    def _arrive(self, number: int, mine: MemberArrival) -> None:
         def arrive(store: KeyValueStore) -> None:
             at = store.add(f"arrived/{number}", 1)
             store.set(f"arrived/{number}/{at}", json.dumps(asdict(mine)))
@@ -338,7 +339,7 @@ class Roster:
 
     def _watch(self) -> None:
         """Give signs of life, look after the next members, and listen for calls."""
-        ask = _Asking(self._address, 0.0)
+        ask = _StoreLink(self._address, 0.0)
         lives, period = _Lives(ask, self._given.silence), 0
         while not self._over.wait(BEAT):
             with contextlib.suppress(PeerLost):
@@ -358,7 +359,7 @@ class Roster:
                 lost = [each for each in self._watched() if not lives.is_alive(each)]
                 if lost and not called:
                     _log.warning("%s gives no sign of life: the others go on without it", lost[0].name)
-                    ask.store(lambda store, name=names[0]: store.add(name, 1))
+                    ask.store(partial(_add, name=names[0]))
                     called = True
                 with self._changing:
                     present = number == self.period.number + 1 and self.place >= 0
@@ -367,26 +368,28 @@ class Roster:
                         self._on_call()
         ask.close()
 
-    def _watched(self) -> list[Arrival]:
+    def _watched(self) -> list[MemberArrival]:
         """The members after this one, in the order of the ring."""
         members, place = self.period.members, self.place
         after = members[place + 1 :] + members[: max(place, 0)] if place >= 0 else []
         return after[:WATCHED]
 
 
-def _arrivals(store: KeyValueStore, number: int) -> dict[str, Arrival]:
+def _arrivals(store: KeyValueStore, number: int) -> dict[str, MemberArrival]:
     """Who has arrived for a period, by id, in the order of arrival."""
-    found: dict[str, Arrival] = {}
+    found: dict[str, MemberArrival] = {}
     count = store.add(f"arrived/{number}", 0)
     for key in (f"arrived/{number}/{i + 1}" for i in range(count)):
         if store.check([key]):  # else it has counted itself, and not yet said who it is
             text = store.get(key).decode()
-            each: Arrival = described.read(text, Annotated[Arrival, described.JSON], "an arrival")
+            each: MemberArrival = described.read(text, Annotated[MemberArrival, described.JSON], "an arrival")
             found[each.id] = each
     return found
 
 
-def _next(now: Period, there: Mapping[str, Arrival], gone: Mapping[str, _Life | None], most: int) -> Period:
+def _next(
+    now: Period, there: Mapping[str, MemberArrival], gone: Mapping[str, _Life | None], most: int
+) -> Period:
     """The period after `now`: those of its members that have arrived, in its order, then the newcomers."""
     old = [there[each.id] for each in now.members if each.id in there]
     first = max((each for each in old if each.ready), key=lambda each: each.progress, default=None)
@@ -408,6 +411,10 @@ def _next(now: Period, there: Mapping[str, Arrival], gone: Mapping[str, _Life | 
     return Period(now.number + 1, members, source, epoch, history)
 
 
+def _add(store: KeyValueStore, name: str) -> None:
+    store.add(name, 1)
+
+
 class _Lives:
     """Which members are alive, by their signs of life since this object was made.
 
@@ -416,11 +423,11 @@ class _Lives:
         silence: seconds after which one without a new sign is dead.
     """
 
-    def __init__(self, ask: _Asking, silence: float) -> None:
+    def __init__(self, ask: _StoreLink, silence: float) -> None:
         self._ask, self._silence = ask, silence
         self._seen: dict[str, tuple[_Life | None, float]] = {}
 
-    def is_alive(self, member: Arrival) -> bool:
+    def is_alive(self, member: MemberArrival) -> bool:
         """Whether the member has given a sign of life lately, and has not left."""
         life, now = self._ask.life(member.id), time.monotonic()
         last, since = self._seen.get(member.id, (None, now))
@@ -429,16 +436,16 @@ class _Lives:
         self._seen[member.id] = life, since
         return now - since < self._silence and (life is None or life.waits != GONE)
 
-    def last(self, member: Arrival) -> _Life | None:
+    def last(self, member: MemberArrival) -> _Life | None:
         """What its last sign of life said."""
         return self._seen.get(member.id, (None, 0.0))[0]
 
-    def of(self, members: Sequence[Arrival]) -> list[Arrival]:
+    def of(self, members: Sequence[MemberArrival]) -> list[MemberArrival]:
         """Those that are alive."""
         return [each for each in members if self.is_alive(each)]
 
 
-class _Asking:
+class _StoreLink:
     """Asks the store, and connects again where that has failed.
 
     Args:
@@ -480,7 +487,9 @@ class _Asking:
             return store.get(key).decode() if store.check([key := f"life/{id}"]) else ""
 
         text = self.store(read)
-        found: _Life | None = described.read(text, Annotated[_Life, described.JSON], "a life") if text else None
+        if not text:
+            return None
+        found: _Life = described.read(text, Annotated[_Life, described.JSON], "a sign of life")
         return found
 
     def close(self) -> None:

@@ -18,8 +18,8 @@ def main(arguments: list[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(
         prog="python -m tacit.members.store",
-        description="Keeps the texts by which replicas find each other. It may be started again: members that "
-        "live write themselves in again.",
+        description="Keeps the texts by which replicas find each other. It may be started again: members "
+        "that live write themselves in again.",
     )
     parser.add_argument("--host", default="0.0.0.0", help="the address to listen on (default: all)")
     parser.add_argument("--port", type=int, default=29400, help="the port (default: 29400; 0: any free one)")
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     over = threading.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda *_: over.set())
-    print(f"members find each other at port {store.port}", flush=True)  # type: ignore[attr-defined]
+    print(f"members find each other at port {store.port}", flush=True)
     over.wait()
 
 

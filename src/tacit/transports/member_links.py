@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from tacit.torch_compat import Store
+from tacit.torch_compat import Store, TCPStore
 
 _PIECE = 16 << 20
 """The bytes of one message of several."""
@@ -19,23 +19,23 @@ def connected(host: str, port: int, timeout: float) -> Store:
     Raises:
         RuntimeError: there is none within `timeout` seconds.
     """
-    return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout))
+    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout))
 
 
-def served(host: str, port: int) -> Store:
+def served(host: str, port: int) -> TCPStore:
     """A store that this process serves as long as the object lives; port 0 takes any free one.
 
     Raises:
         RuntimeError: the port is taken.
     """
-    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
+    return TCPStore(host, port, is_master=True, wait_for_workers=False)
 
 
 def send_to(to: int, message: bytes, group: dist.ProcessGroup) -> None:
     """Send bytes to a member, who calls `receive_from`."""
     dist.send(torch.tensor([len(message)]), group=group, group_dst=to)
     whole = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-    for piece in whole.split(_PIECE):
+    for piece in torch.split(whole, _PIECE):
         dist.send(piece, group=group, group_dst=to)
 
 
@@ -44,6 +44,6 @@ def receive_from(source: int, group: dist.ProcessGroup) -> bytes:
     size = torch.empty(1, dtype=torch.int64)
     dist.recv(size, group=group, group_src=source)
     whole = torch.empty(int(size), dtype=torch.uint8)
-    for piece in whole.split(_PIECE):
+    for piece in torch.split(whole, _PIECE):
         dist.recv(piece, group=group, group_src=source)
     return whole.numpy().tobytes()

@@ -221,7 +221,7 @@ def member_group(
 
 
 def disband(parent: dist.ProcessGroup) -> None:
-    """Destroy a group of members and those made of its ranks, as soon as nothing of this rank hangs in them."""
+    """Destroy a group of members, and those made of its ranks."""
     own = [group for key in [*_OWN] if key[0] is parent for group in _OWN.pop(key)]
     retire({group: () for group in (*own, parent) if group not in _RETIRED})
     del _OF_MEMBERS[parent]

@@ -1,4 +1,4 @@
-"""A strategy at work among members that come and go: one after another, each with the members of its period."""
+"""A strategy among members that come and go: at work in one period after another, each with its members."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tacit.checkpoint import carried
 from tacit.checkpoint.carried import CarriedState
 from tacit.errors import AttachError, NonFinite, RoundError, TacitError, first_line
 from tacit.levels.spec import AttachSpec
-from tacit.members.roster import LOOK, Arrival, Members, Period, Roster
+from tacit.members.roster import LOOK, MemberArrival, Members, Period, Roster
 from tacit.optimizer_hooks.global_hooks import StepsHandle, after_steps
 from tacit.session import in_turn
 from tacit.timelines import Timeline
@@ -48,7 +48,7 @@ def _lost(error: BaseException) -> BaseException:
 
 
 @dataclass(frozen=True)
-class Change:
+class PeriodChange:
     """One change of members, for the user's numbers.
 
     Attributes:
@@ -62,7 +62,7 @@ class Change:
     seconds: float
 
 
-class Membership:
+class MembersAtWork:
     """Reports what `AtWork` does, of the present period, and carries the state from one to the next.
 
     Args:
@@ -72,7 +72,6 @@ class Membership:
     Attributes:
         now: the strategy at work in the present period.
         changes: the periods that this member has taken part in.
-        progress: says which epoch the data is in, and how many samples of its share were taken.
 
     Raises:
         AttachError: this replica does not train what the others train.
@@ -84,8 +83,8 @@ class Membership:
 
     def __init__(self, spec: AttachSpec, given: Members) -> None:
         self._spec, self._given = spec, given
-        self.changes: list[Change] = []
-        self.progress: Callable[[], Mapping[str, int]] = lambda: {"epoch": 0, "taken": 0}
+        self.changes: list[PeriodChange] = []
+        self._progress: Callable[[], Mapping[str, int]] = lambda: {"epoch": 0, "taken": 0}
         self._group: dist.ProcessGroup | None = None
         self._metrics: list[Mapping[str, float]] = []
         self._waits, self._ended = "", False
@@ -129,6 +128,10 @@ class Membership:
         period = self.roster.period
         return tuple(tuple(each) for each in period.history) if period.epoch == epoch else ()
 
+    def follow(self, progress: Callable[[], Mapping[str, int]]) -> None:
+        """Have the others know what `progress` says of this member's data: `epoch` and `taken`."""
+        self._progress = progress
+
     # ---- periods ----------------------------------------------------------------------------------------
 
     @property
@@ -138,7 +141,7 @@ class Membership:
 
     def _life(self) -> dict[str, Any]:
         step = self._step if hasattr(self, "now") and self.now.levels else 0
-        return {"step": step, "waits": self._waits, **self.progress()}
+        return {"step": step, "waits": self._waits, **self._progress()}
 
     def _called(self) -> None:
         """End what is under way; called in the roster's thread."""
@@ -159,7 +162,7 @@ class Membership:
         takes_part = self._enter(kept, acted, closing)
         if takes_part:
             self._failures = self._failures + 1 if self.names == before else 0
-            self.changes.append(Change(self.number, self.names, time.monotonic() - began))
+            self.changes.append(PeriodChange(self.number, self.names, time.monotonic() - began))
         return takes_part
 
     def _end_period(self) -> None:
@@ -174,7 +177,7 @@ class Membership:
         """Meet the others, and begin a period with them. Returns whether this member takes part in it."""
         while True:
             values = {} if kept is None else kept.session
-            mine = Arrival(
+            mine = MemberArrival(
                 id="",
                 name="",
                 ready=kept is not None,
@@ -182,7 +185,7 @@ class Membership:
                 step=values["steps"][-1] + (not acted) if values else 0,
                 acted=acted,
                 closing=closing,
-                **self.progress(),
+                **self._progress(),
             )
             period = self.roster.meet(mine)
             if self.roster.place < 0:
@@ -210,7 +213,7 @@ class Membership:
         )
         self._spec_now = replace(self._spec, members=self._group)
         self.now = AtWork(self._spec_now)
-        self.now.hooks.around = self._around
+        self.now.hooks.act_through(self._around)
         for level in self.now.levels:
             level.session.failure.report_to(_lost)
         if self.roster.called.is_set():
@@ -234,7 +237,9 @@ class Membership:
         self._unacted = not first.acted
         self._error = None
         if place == 0:
-            _log.warning("period %d of training, with %d members: %s", period.number, size, ", ".join(self.names))
+            _log.warning(
+                "period %d of training, with %d members: %s", period.number, size, ", ".join(self.names)
+            )
 
     # ---- after every step -------------------------------------------------------------------------------
 
@@ -280,14 +285,14 @@ class Membership:
         try:
             if not self._together("sync", self.now.sync, closing=False):
                 raise RoundError(
-                    "session.sync() was called after a step after which other members have not called it: call "
-                    "it on every member after the same step"
+                    "session.sync() was called after a step after which other members have not called it: "
+                    "call it on every member after the same step"
                 )
         finally:
             self._waits = ""
 
     def make_equal(self) -> None:
-        """As `AtWork.make_equal`, when all members come to their end; else this one takes the common point."""
+        """As `AtWork.make_equal`, if all members come to their end; else this one takes the common point."""
         self._waits = "close"
         if self._together("close", self.now_make_equal, closing=True):
             self._waits = "done"
@@ -389,16 +394,18 @@ def refuse(spec: AttachSpec) -> None:
         AttachError: the message says what to write.
     """
     levels = spec.strategy.levels
-    if spec.ddp is None or spec.model.process_group.size() > 1:
+    ranks = spec.model.process_group.size()
+    if spec.ddp is None or ranks > 1:
         raise AttachError(
-            f"members= is for replicas that are processes of their own, and here {spec.model.process_group.size()} "
-            "ranks share a DistributedDataParallel: start each replica by itself, by torchrun --standalone "
+            f"members= is for replicas that are processes of their own, and here {ranks} ranks share a "
+            "DistributedDataParallel: start each replica by itself, by torchrun --standalone "
             "--nproc-per-node 1 train.py"
         )
-    if len(levels) > 1 or levels[0].subject != "delta" or levels[0].independent or levels[0].server is not None:
+    near = levels[0]
+    if len(levels) > 1 or near.subject != "delta" or near.independent or near.server is not None:
         raise AttachError(
-            f"{spec.strategy.name!r} is not for members that come and go: attach one whose replicas step alone "
-            "and average by all-reduce, such as 'lowbit', 'localsgd' or 'diloco'"
+            f"{spec.strategy.name!r} is not for members that come and go: attach one whose replicas step "
+            "alone and average by all-reduce, such as 'lowbit', 'localsgd' or 'diloco'"
         )
     if spec.scaler is not None and spec.scaler.is_enabled():
         raise AttachError("scaler= is not supported with members: train in bfloat16, which needs none")
