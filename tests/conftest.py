@@ -81,6 +81,7 @@ PROCESSES = (
     "tests/lab/study/test_carrying_out.py",
     "tests/lab/testbed/",
     "tests/planning/test_cluster_prediction.py::test_thousands_of_ranks",
+    "tests/members/test_members.py",
     "tests/release/",
     "tests/replicas/test_replicas_on_gloo.py",
     "tests/reporting/test_trackers.py",

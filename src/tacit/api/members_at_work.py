@@ -18,10 +18,16 @@ from tacit.api.at_work import AtWork
 from tacit.attaching.agreement import trained
 from tacit.checkpoint import carried
 from tacit.checkpoint.carried import CarriedState
+from tacit.contracts import WORLD
 from tacit.errors import AttachError, NonFinite, RoundError, TacitError, first_line
+from tacit.gradients.before_step import StepGradients
+from tacit.gradients.ddp_hook import HookDispatcher, no_exchange
 from tacit.levels.spec import AttachSpec
 from tacit.members.roster import LOOK, MemberArrival, Members, Period, Roster
-from tacit.optimizer_hooks.global_hooks import StepsHandle, after_steps
+from tacit.optimizer_hooks import momentum
+from tacit.optimizer_hooks.global_hooks import StepsHandle, after_steps, before_steps
+from tacit.replicas.buffers import ReplicaBuffers, found_in
+from tacit.replicas.replica import LiveTensors
 from tacit.session import in_turn
 from tacit.timelines import Timeline
 from tacit.torch_compat import PrefixStore
@@ -91,15 +97,18 @@ class MembersAtWork:
         self._error: BaseException | None = None
         self._unacted = False
         self._failures = 0
+        self._gradients: StepGradients | None = None
+        self._averaged = False
+        self._alone_after = any(level.subject == "delta" for level in spec.strategy.levels)
         self.roster = Roster(given, self._life, self._called)
-        self._handle: StepsHandle | None = None
+        self._handles: list[StepsHandle] = []
         try:
             self.roster.begin(trained(spec))
             self._enter(None, acted=True)
         except BaseException:
             self.roster.leave(calls=True)
             raise
-        self._handle = after_steps(self._stepped)
+        self._handles = [before_steps(self._stepping), after_steps(self._stepped)]
 
     # ---- what a sampler asks ----------------------------------------------------------------------------
 
@@ -181,7 +190,7 @@ class MembersAtWork:
                 id="",
                 name="",
                 ready=kept is not None,
-                round=values["rounds"][-1] if values else 0,
+                round=sum(values["rounds"]) if values else 0,
                 step=values["steps"][-1] + (not acted) if values else 0,
                 acted=acted,
                 closing=closing,
@@ -212,7 +221,11 @@ class MembersAtWork:
             timedelta(seconds=2 * silence + 5),
         )
         self._spec_now = replace(self._spec, members=self._group)
-        self.now = AtWork(self._spec_now)
+        dispatcher = HookDispatcher(no_exchange)
+        self.now = AtWork(self._spec_now, dispatcher)
+        if self._spec.strategy.levels[0].subject == "gradient":
+            cap = int(self._spec.model.bucket_bytes_cap)
+            self._gradients = StepGradients(dispatcher, self._spec_now.named, cap)
         self.now.hooks.act_through(self._around)
         for level in self.now.levels:
             level.session.failure.report_to(_lost)
@@ -241,10 +254,29 @@ class MembersAtWork:
                 "period %d of training, with %d members: %s", period.number, size, ", ".join(self.names)
             )
 
-    # ---- after every step -------------------------------------------------------------------------------
+    # ---- before and after every step --------------------------------------------------------------------
+
+    def _stepping(self, optimizer: Optimizer) -> None:
+        """Called before a step of any optimizer: average the gradients, if that is what is exchanged."""
+        if self._gradients is None or self._averaged or self._ended or optimizer not in self._spec.optimizers:
+            return
+        while not self._averaged:
+            try:
+                if self.roster.called.is_set():
+                    raise MembersChange("the members change")
+                self._gradients.average(self.now.levels[0].session)
+            except RoundError as error:
+                self._refuse_own(error)
+                self._change(acted=True)
+            else:
+                self._averaged, self._failures = True, 0
 
     def _around(self, act: Callable[[], None]) -> None:
         """Do what follows a step, unless the members change."""
+        self._averaged = False
+        if not self._alone_after:  # nothing is exchanged then
+            act()
+            return
         self._unacted = True
         if self.roster.called.is_set():
             return
@@ -283,7 +315,7 @@ class MembersAtWork:
         """
         self._waits = "sync"
         try:
-            if not self._together("sync", self.now.sync, closing=False):
+            if not self._together("sync", self._make_equal_now, closing=False):
                 raise RoundError(
                     "session.sync() was called after a step after which other members have not called it: "
                     "call it on every member after the same step"
@@ -294,7 +326,7 @@ class MembersAtWork:
     def make_equal(self) -> None:
         """As `AtWork.make_equal`, if all members come to their end; else this one takes the common point."""
         self._waits = "close"
-        if self._together("close", self.now_make_equal, closing=True):
+        if self._together("close", self._end_now, closing=True):
             self._waits = "done"
             until = time.monotonic() + 2 * self._given.silence
             while not self.roster.all_wait("done", self._step) and time.monotonic() < until:
@@ -303,9 +335,22 @@ class MembersAtWork:
         else:
             self.go_to_common_point()
 
-    def now_make_equal(self) -> None:
-        """Make the members of the present period equal."""
+    def _make_equal_now(self) -> None:
+        self.now.sync()
+        self._average_buffers()
+
+    def _end_now(self) -> None:
         self.now.make_equal()
+        self._average_buffers()
+
+    def _average_buffers(self) -> None:
+        """Average BatchNorm's statistics where gradients are exchanged: each member has its own till then."""
+        if not self._alone_after:
+            module = self._spec.model.module
+            tensors = LiveTensors(module, found_in(self._spec.model))
+            buffers = ReplicaBuffers(self.now.levels[0].session, tensors, 1.0)
+            buffers.average()
+            buffers.copy_first()
 
     def go_to_common_point(self) -> None:
         """Give the model the parameters on which all members last agreed."""
@@ -336,9 +381,10 @@ class MembersAtWork:
 
     def leave(self) -> None:
         """As `AtWork.leave`; the other members go on."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        if self._handles:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
             self.roster.leave(calls=not self._ended)
             self._ended = True
             self.now.leave()
@@ -401,11 +447,23 @@ def refuse(spec: AttachSpec) -> None:
             "DistributedDataParallel: start each replica by itself, by torchrun --standalone "
             "--nproc-per-node 1 train.py"
         )
-    near = levels[0]
-    if len(levels) > 1 or near.subject != "delta" or near.independent or near.server is not None:
+    if any(
+        level.subject == "nothing"
+        or level.independent
+        or level.server is not None
+        or level.topology.scope != WORLD
+        or level.overlap.layerwise
+        or (level.late and level.subject == "gradient")
+        for level in levels
+    ):
         raise AttachError(
-            f"{spec.strategy.name!r} is not for members that come and go: attach one whose replicas step "
-            "alone and average by all-reduce, such as 'lowbit', 'localsgd' or 'diloco'"
+            f"{spec.strategy.name!r} is not for members that come and go: attach one that exchanges by "
+            "collectives of all replicas, such as 'lowbit', 'diloco', 'localsgd', 'dense' or 'topk'"
+        )
+    if momentum.planned(spec.strategy, spec.policy, spec.optimizers, spec.named) is not None:
+        raise AttachError(
+            f"{spec.strategy.name!r} takes the optimizer's momentum over, which members that come and go do "
+            "not pass on: attach 'topk', 'powersgd' or 'lowbit'"
         )
     if spec.scaler is not None and spec.scaler.is_enabled():
         raise AttachError("scaler= is not supported with members: train in bfloat16, which needs none")

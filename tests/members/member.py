@@ -1,0 +1,63 @@
+"""One replica among members: `member.py NAME STORE ALGORITHM STEPS [HOW]` says what happens, line by line."""
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import tacit
+from tacit.api.members import MemberSession
+
+PACE = 0.02
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def main() -> None:
+    name, store, algorithm, steps, *rest = sys.argv[1:]
+    how = rest[0] if rest else ""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    torch.manual_seed(sum(map(ord, name)))  # each begins elsewhere, so what is equal was taken from others
+    hidden = 33 if how == "other model" else 32
+    network = torch.nn.Sequential(
+        torch.nn.Linear(16, hidden), torch.nn.BatchNorm1d(hidden), torch.nn.Linear(hidden, 4)
+    )
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    members = tacit.Members(name=name, store=store, silence=1.5, patience=8.0, min=2 if how == "two" else 1)
+    session = tacit.attach(model, optimizer, algorithm, members=members)
+    assert isinstance(session, MemberSession)
+    say(begun=session.step, period=session.members.number, members=session.members.names)
+    data = torch.Generator().manual_seed(len(name))
+    teacher = torch.randn(16, 4, generator=torch.Generator().manual_seed(5))
+    first = None
+    while session.step < int(steps):
+        x = torch.randn(32, 16, generator=data)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), (x @ teacher).argmax(1))
+        loss.backward()
+        if how == "nan" and session.step == 30:
+            with torch.no_grad():
+                network[0].weight.fill_(torch.nan)  # type: ignore[operator]
+        optimizer.step()
+        first = first or float(loss.detach())
+        say(step=session.step, period=session.members.number, members=session.members.names)
+        if how == "leaves" and session.step >= 20:
+            session.leave()
+            break
+        time.sleep(PACE)
+    session.close()
+    sums = [float(x.double().sum()) for x in network.state_dict().values()]
+    say(end=session.metrics(), sums=sums, first=first, last=float(loss.detach()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Members as processes, for tests: they are started, killed and frozen, and what they print is read."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from forks import Fork
+
+MEMBER = str(Path(__file__).with_name("member.py"))
+SECONDS = 60
+
+
+class Member:
+    """One replica; what it says is in `said`."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process, self.said = process, list[dict[str, Any]]()
+
+    def until(self, key: str, least: int = 0) -> dict[str, Any]:
+        """Read what it says until it says `key`, of this number at least."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                self.said.append(json.loads(line))
+                value = self.said[-1].get(key)
+                if value is not None and (not isinstance(value, int) or value >= least):
+                    return self.said[-1]
+        raise AssertionError(f"it ended: {self.error()}")
+
+    def ended(self) -> dict[str, Any]:
+        """What it says at its end."""
+        found = self.until("end")
+        assert self.process.wait(SECONDS) == 0, self.error()
+        return found
+
+    def error(self) -> str:
+        """Its errors, when it has ended."""
+        assert self.process.stderr is not None
+        self.process.wait(SECONDS)
+        return str(self.process.stderr.read())
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.process.pid, number)
+
+
+class Members:
+    """The members of one store."""
+
+    def __init__(self) -> None:
+        self._all: list[Member] = []
+        self._store: Member | None = None
+        self.port = 0
+        self.serve()
+
+    def serve(self) -> None:
+        """Start the store; again at the same port."""
+        words = ["-u", "-m", "tacit.members.store", "--host", "127.0.0.1", "--port", str(self.port)]
+        self._store = self._begin(words)
+        assert self._store.process.stdout is not None
+        self.port = int(self._store.process.stdout.readline().split()[-1])
+
+    def kill_store(self) -> None:
+        """End the store at once."""
+        assert self._store is not None
+        self._store.signal(signal.SIGKILL)
+        self._store.process.wait()
+
+    def member(self, name: str, algorithm: str, steps: int = 60, how: str = "") -> Member:
+        """Start a member."""
+        return self._begin([MEMBER, name, f"127.0.0.1:{self.port}", algorithm, str(steps), how])
+
+    def _begin(self, words: list[str]) -> Member:
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        made = Member(Fork([sys.executable, *words], env=os.environ | {}, text=True, **pipes))
+        self._all.append(made)
+        return made
+
+    def end(self) -> None:
+        """Kill what is left."""
+        for each in self._all:
+            if each.process.poll() is None:
+                each.signal(signal.SIGKILL)
+            each.process.wait()
+            for pipe in (each.process.stdout, each.process.stderr):
+                assert pipe is not None
+                pipe.close()
+
+
+@contextmanager
+def started() -> Iterator[Members]:
+    """A store without members."""
+    members = Members()
+    try:
+        yield members
+    finally:
+        members.end()
+
+
+def wait_for(what: str, seconds: float = SECONDS) -> Iterator[None]:
+    """Yield until a test has found what it waits for."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        yield
+        time.sleep(0.05)
+    raise AssertionError(f"no {what} in {seconds:g} s")
