@@ -45,8 +45,7 @@ def main() -> None:
         loss = torch.nn.functional.cross_entropy(model(x), (x @ teacher).argmax(1))
         loss.backward()
         if how == "nan" and session.step == 30:
-            with torch.no_grad():
-                network[0].weight.fill_(torch.nan)  # type: ignore[operator]
+            next(network.parameters()).grad.fill_(torch.nan)  # type: ignore[union-attr]
         optimizer.step()
         first = first or float(loss.detach())
         say(step=session.step, period=session.members.number, members=session.members.names)

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from members_processes import Members, started
+from members_processes import SECONDS, Members, started
 
 KINDS = (
     "lowbit:sync_every=2",
@@ -46,3 +46,109 @@ def test_one_dies_and_another_comes(members: Members, algorithm: str) -> None:
     assert ends[0]["sums"] == ends[1]["sums"] == ends[2]["sums"]
     assert all(each["end"]["members"] == 3 for each in ends)
     assert ends[0]["last"] < ends[0]["first"]
+
+
+def test_a_frozen_one_is_given_up_and_comes_back(members: Members) -> None:
+    a, b, c = (members.member(name, "localsgd:sync_every=4", 250) for name in "abc")
+    for each in (b, c):
+        each.until("members")
+    while len(a.until("step")["members"]) < 3:
+        pass
+    c.signal(signal.SIGSTOP)
+    while len(a.until("step")["members"]) > 2:
+        pass
+    alone = a.until("step")["step"]
+    c.signal(signal.SIGCONT)
+    ends = [each.ended() for each in (a, b, c)]
+    assert ends[0]["sums"] == ends[1]["sums"] == ends[2]["sums"]
+    assert all(each["end"]["members"] == 3 for each in ends)
+    assert max(said["step"] for said in c.said if "step" in said) == 250
+    assert alone < 250
+
+
+def test_one_leaves_by_a_word_and_the_others_go_on(members: Members) -> None:
+    a, b = (members.member(name, "lowbit:sync_every=2", 120) for name in "ab")
+    b.until("members")
+    while len(a.until("step")["members"]) < 2:
+        pass
+    c = members.member("c", "lowbit:sync_every=2", 120, how="leaves")
+    left = c.ended()
+    assert left["end"]["steps"] < 120
+    ends = [each.ended() for each in (a, b)]
+    assert ends[0]["sums"] == ends[1]["sums"] != left["sums"]
+
+
+def test_preemption_is_a_leave(members: Members) -> None:
+    a, b = (members.member(name, "lowbit:sync_every=2", 120) for name in "ab")
+    b.until("members")
+    while len(a.until("step")["members"]) < 2:
+        pass
+    b.signal(signal.SIGTERM)
+    assert b.process.wait(SECONDS) == -signal.SIGTERM
+    assert a.ended()["end"]["members"] == 1
+    assert "b is to end (SIGTERM), and leaves after step" in b.error()
+
+
+def test_the_store_may_be_away_and_is_filled_again(members: Members) -> None:
+    a, b = (members.member(name, "localsgd:sync_every=4", 250) for name in "ab")
+    b.until("members")
+    while len(a.until("step")["members"]) < 2:
+        pass
+    members.kill_store()
+    away = a.until("step")["step"]
+    a.until("step", away + 20)  # training needs no store
+    members.serve()
+    c = members.member("c", "localsgd:sync_every=4", 250)
+    assert c.until("begun")["begun"] > away
+    ends = [each.ended() for each in (a, b, c)]
+    assert ends[0]["sums"] == ends[1]["sums"] == ends[2]["sums"]
+
+
+def test_one_that_has_nan_ends_and_the_others_go_on(members: Members) -> None:
+    a, b = (members.member(name, "localsgd:sync_every=2", 120) for name in "ab")
+    b.until("members")
+    while len(a.until("step")["members"]) < 2:
+        pass
+    c = members.member("c", "localsgd:sync_every=2", 120, how="nan")
+    c.until("members")
+    assert c.process.wait(SECONDS) == 1
+    error = c.error()
+    assert "NonFinite" in error, error
+    ends = [each.ended() for each in (a, b)]
+    assert ends[0]["sums"] == ends[1]["sums"]
+    assert ends[0]["last"] < ends[0]["first"]
+
+
+# ---- what cannot be -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "how", "name", "says"),
+    [
+        ("localsgd:sync_every=4", "other model", "b", "this replica has another model than the members"),
+        ("localsgd:sync_every=8", "", "b", "this replica has another strategy than the members"),
+        ("localsgd:sync_every=4", "", "a", "a member named 'a' is at work: give each replica another name"),
+    ],
+)
+def test_who_does_not_fit_is_refused_and_the_others_go_on(
+    members: Members, algorithm: str, how: str, name: str, says: str
+) -> None:
+    a = members.member("a", "localsgd:sync_every=4", 200)
+    a.until("begun")
+    other = members.member(name, algorithm, 200, how)
+    assert other.process.wait(SECONDS) == 1
+    assert says in other.error()
+    assert a.ended()["end"]["period"] == 1
+
+
+def test_too_few_for_too_long_is_an_error(members: Members) -> None:
+    a = members.member("a", "localsgd:sync_every=4", 60, how="two")
+    assert a.process.wait(SECONDS) == 1
+    assert "waited 8 s for a period of training: there are 1 members, and min is 2" in a.error()
+
+
+def test_no_store_is_an_error_that_says_what_to_start(members: Members) -> None:
+    members.kill_store()
+    a = members.member("a", "localsgd:sync_every=4", 60)
+    assert a.process.wait(SECONDS) == 1
+    assert "start it there, by python -m tacit.members.store --port" in a.error()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from tacit.api.attached import Attached
 from tacit.api.members_at_work import MembersAtWork, PeriodChange, refuse
 from tacit.attaching.requirements import fitted
@@ -58,6 +60,11 @@ class MemberSession(Attached):
         """Leave the others, who go on; the model gets the parameters on which all last agreed."""
         if not self.closed:
             self._membership.go_to_common_point()
+            self._leave()
+
+    def end(self, where: str, error: BaseException | None) -> None:
+        """Leave the others at the end of a program that has not closed the session."""
+        with suppress(Exception):
             self._leave()
 
     def close(self) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -109,6 +112,10 @@ class MembersAtWork:
             self.roster.leave(calls=True)
             raise
         self._handles = [before_steps(self._stepping), after_steps(self._stepped)]
+        self._preempted = False
+        self._listens = _is_default(signal.SIGTERM)
+        if self._listens:
+            signal.signal(signal.SIGTERM, self._note_preemption)
 
     # ---- what a sampler asks ----------------------------------------------------------------------------
 
@@ -294,6 +301,15 @@ class MembersAtWork:
             self._change(acted=False)
             if self._unacted:
                 self._around(self.now.hooks.act_after_step)
+        if self._preempted and not self._ended:
+            _log.warning("%s is to end (SIGTERM), and leaves after step %d", self.roster.name, self._step)
+            self.leave()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _note_preemption(self, *_: object) -> None:
+        """Called when the machine is to be taken away: a second signal ends the process at once."""
+        self._preempted = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _refuse_own(self, error: BaseException | None) -> None:
         """Raise an error that this member has caused, or that comes back whoever takes part."""
@@ -385,6 +401,8 @@ class MembersAtWork:
             for handle in self._handles:
                 handle.remove()
             self._handles = []
+            if self._listens and not self._preempted:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self.roster.leave(calls=not self._ended)
             self._ended = True
             self.now.leave()
@@ -431,6 +449,13 @@ class MembersAtWork:
             "a session with members takes its state from the members that live: load a checkpoint into model "
             "and optimizer before tacit.attach, on the first member"
         )
+
+
+def _is_default(number: int) -> bool:
+    """Whether nobody handles this signal, and this thread may."""
+    return (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_DFL
+    )
 
 
 def refuse(spec: AttachSpec) -> None:

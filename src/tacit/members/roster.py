@@ -38,6 +38,8 @@ LOOK = 0.02
 """Seconds between two looks while members arrive."""
 ANSWER = 5.0
 """Seconds in which the store has to answer a call."""
+SETTLE = 1.5
+"""Seconds that a newcomer leaves the members to write themselves into an empty store."""
 WATCHED = 2
 """How many members each one watches: those after it in the order."""
 GONE = "gone"
@@ -253,6 +255,9 @@ class Roster:
         while True:
             text = self._present()
             now = Period.of(text) if text else Period()
+            if not text and time.monotonic() - began < SETTLE:
+                time.sleep(BEAT)
+                continue
             mine_now = now.place_of(self.id) >= 0
             if arrived_for and now.number >= arrived_for and (mine_now or mine.closing):
                 with self._changing:
@@ -297,14 +302,13 @@ class Roster:
 
     def _present(self) -> str:
         """The text of the present record; of a store that was started again, as it was before."""
+        return self._ask.store(self._present_in)
+
+    def _present_in(self, store: KeyValueStore) -> str:
+        if store.check(["period"]):
+            return store.get("period").decode()
         kept = self.period.to_text() if self.period.number else ""
-
-        def read(store: KeyValueStore) -> str:
-            if store.check(["period"]):
-                return store.get("period").decode()
-            return store.compare_set("period", "", kept).decode() if kept else ""
-
-        return self._ask.store(read)
+        return store.compare_set("period", "", kept).decode() if kept else ""
 
     def all_wait(self, what: str, step: int) -> bool | None:
         """Whether all living members wait for this, None: not yet; False: one has gone on beyond `step`."""
@@ -350,6 +354,7 @@ class Roster:
 
                 def look(store: KeyValueStore, text: str = text, names: Sequence[str] = names) -> bool:
                     store.compare_set("trains", "", self._described)
+                    self._present_in(store)
                     store.set(f"life/{self.id}", text)
                     return any(store.check([name]) for name in names)
 
