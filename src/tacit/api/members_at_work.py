@@ -26,7 +26,8 @@ from tacit.errors import AttachError, NonFinite, RoundError, TacitError, first_l
 from tacit.gradients.before_step import StepGradients
 from tacit.gradients.ddp_hook import HookDispatcher, no_exchange
 from tacit.levels.spec import AttachSpec
-from tacit.members.roster import LOOK, MemberArrival, Members, Period, Roster
+from tacit.members.record import MemberArrival, Period
+from tacit.members.roster import LOOK, Members, Roster
 from tacit.optimizer_hooks import momentum
 from tacit.optimizer_hooks.global_hooks import StepsHandle, after_steps, before_steps
 from tacit.replicas.buffers import ReplicaBuffers, found_in

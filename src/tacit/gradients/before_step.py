@@ -4,8 +4,9 @@ Where replicas come and go, DDP's hook would be too early: what it has answered 
 they are copied, and overwritten when all means are there. The exchange does not overlap with backward.
 """
 
-# No `from __future__ import annotations` here: autograd looks at the functions' annotations.
-from collections.abc import Callable, Mapping
+from __future__ import annotations
+
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -47,14 +48,16 @@ class StepGradients:
         futures: list[BucketFuture] = []
         last = len(self._params) - 1
 
-        def exchange() -> None:
+        def exchange(_: Tensor) -> None:
             for i, (params, buffer) in enumerate(zip(self._params, self._buffers, strict=True)):
                 bucket: Any = _Bucket(i, i == last, params, buffer)
                 futures.append(self._dispatcher.answer(cast(GradBucket, bucket)))
 
         with torch.enable_grad():
-            begun: Tensor = _InBackward.apply(torch.zeros((), requires_grad=True), exchange)  # type: ignore[no-untyped-call]
-            begun.backward()  # type: ignore[no-untyped-call]
+            begun = torch.zeros((), dtype=torch.float32, requires_grad=True).clone()
+        # The dispatcher counts on being called in a backward.
+        begun.register_hook(exchange)  # type: ignore[no-untyped-call]
+        begun.backward()  # type: ignore[no-untyped-call]
         for each in futures:
             each.wait()
         session.failure.raise_first()
@@ -83,17 +86,3 @@ class _Bucket:
 
     def buffer(self) -> Tensor:
         return self._flat
-
-
-class _InBackward(torch.autograd.Function):
-    """Calls a function in a backward of its own, as the hook counts on being called in one."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, call: Callable[[], None]) -> Tensor:
-        ctx.call = call
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[None, None]:
-        ctx.call()
-        return None, None

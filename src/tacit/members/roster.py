@@ -18,32 +18,26 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from tacit import checks, described
-from tacit.described import Whole
 from tacit.environment import MEMBERS
-from tacit.errors import AttachError, ConfigError, PeerLost, first_line
-from tacit.failure.bounded_store import BoundedStore, KeyValueStore
-from tacit.transports.member_links import connected
+from tacit.errors import AttachError, ConfigError, PeerLost
+from tacit.failure.bounded_store import KeyValueStore
+from tacit.members.lives import ANSWER, BEAT, Lives, StoreLink
+from tacit.members.record import GONE, Life, MemberArrival, Period, following
 
 T = TypeVar("T")
 _log = logging.getLogger("tacit")
 
-BEAT = 0.25
-"""Seconds between two signs of life, and between two looks at whether somebody has called."""
 LOOK = 0.02
 """Seconds between two looks while members arrive."""
-ANSWER = 5.0
-"""Seconds in which the store has to answer a call."""
 SETTLE = 1.5
 """Seconds that a newcomer leaves the members to write themselves into an empty store."""
 WATCHED = 2
 """How many members each one watches: those after it in the order."""
-GONE = "gone"
-"""What a member that has left waits for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,89 +90,6 @@ class Members:
         return host.strip("[]"), int(port)
 
 
-@dataclass(frozen=True)
-class MemberArrival:
-    """What a member says of itself when it arrives for a period.
-
-    Attributes:
-        id: unique to this process.
-        name: for logs and errors.
-        ready: whether it has a state of the period before; else it takes that of another.
-        round: how many rounds it has finished.
-        step: how many steps it has taken, with the one in hand.
-        acted: whether what follows that step is over.
-        closing: whether it has no more steps to take.
-        epoch: the epoch of its data.
-        taken: how many samples of its share of that epoch it has taken since the period began.
-    """
-
-    id: str
-    name: str
-    ready: bool = False
-    round: Whole = 0
-    step: Whole = 0
-    acted: bool = True
-    closing: bool = False
-    epoch: Whole = 0
-    taken: Whole = 0
-
-    @property
-    def progress(self) -> tuple[int, int, bool]:
-        """How far it is, for comparisons."""
-        return self.round, self.step, self.acted
-
-
-@dataclass(frozen=True)
-class Period:
-    """A time in which the same members take part.
-
-    Attributes:
-        number: from 1.
-        members: in the order of their ranks.
-        source: the rank whose state the others take, if they have not come as far.
-        epoch: the epoch of the data.
-        history: what the members of each earlier period took of that epoch, in their order.
-    """
-
-    number: Whole = 0
-    members: list[MemberArrival] = field(default_factory=list)
-    source: Whole = 0
-    epoch: Whole = 0
-    history: list[list[Whole]] = field(default_factory=list)
-
-    def place_of(self, id: str) -> int:
-        """The rank of a member, or -1."""
-        return next((i for i, each in enumerate(self.members) if each.id == id), -1)
-
-    def to_text(self) -> str:
-        """As JSON."""
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def of(text: str) -> Period:
-        """From `to_text`; the empty text is the time before the first period."""
-        found: Period = described.read(text, Annotated[Period, described.JSON], "the members' record")
-        return found
-
-
-@dataclass(frozen=True)
-class _Life:
-    """A member's sign of life.
-
-    Attributes:
-        beat: counts them.
-        step: how many steps it has taken.
-        waits: what it waits for all others to do: "close" or "sync"; "": nothing.
-        taken: samples, as in `MemberArrival`.
-    """
-
-    beat: Whole = 0
-    step: Whole = 0
-    waits: str = ""
-    epoch: Whole = 0
-    taken: Whole = 0
-
-
 class Roster:
     """One member's view of all.
 
@@ -209,7 +120,7 @@ class Roster:
         self._beats = 0
         self._described = ""
         self._changing = threading.Lock()
-        self._ask = _StoreLink(self._address, given.patience)
+        self._ask = StoreLink(self._address, given.patience)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="tacit-roster", daemon=True)
 
@@ -251,7 +162,7 @@ class Roster:
         """
         mine = replace(mine, id=self.id, name=self.name)
         began, arrived_for, member_of = time.monotonic(), 0, self.period.number
-        lives = _Lives(self._ask, self._given.silence)
+        lives = Lives(self._ask, self._given.silence)
         while True:
             text = self._present()
             now = Period.of(text) if text else Period()
@@ -288,7 +199,7 @@ class Roster:
 
         self._ask.store(arrive)
 
-    def _close(self, text: str, now: Period, lives: _Lives) -> str:
+    def _close(self, text: str, now: Period, lives: Lives) -> str:
         """Write the record if everybody is there; else returns who or what is missing."""
         there = self._ask.store(lambda store: _arrivals(store, now.number + 1))
         missing = [each for each in now.members if each.id not in there]
@@ -296,8 +207,8 @@ class Roster:
             return ""  # they take their present step to its end
         if len(there) < self._given.min:
             return f"there are {len(there)} members, and min is {self._given.min}"
-        following = _next(now, there, {each.id: lives.last(each) for each in missing}, self._given.max)
-        self._ask.store(lambda store: store.compare_set("period", text, following.to_text()))
+        found = following(now, there, {each.id: lives.last(each) for each in missing}, self._given.max)
+        self._ask.store(lambda store: store.compare_set("period", text, found.to_text()))
         return ""
 
     def _present(self) -> str:
@@ -333,7 +244,7 @@ class Roster:
             self._thread.join(2 * ANSWER)
         if self.place >= 0:
             with contextlib.suppress(PeerLost):
-                gone = json.dumps(asdict(_Life(waits=GONE)))
+                gone = json.dumps(asdict(Life(waits=GONE)))
                 self._ask.store(lambda store: store.set(f"life/{self.id}", gone))
             if calls and len(self.period.members) > 1:
                 self.call()
@@ -343,12 +254,12 @@ class Roster:
 
     def _watch(self) -> None:
         """Give signs of life, look after the next members, and listen for calls."""
-        ask = _StoreLink(self._address, 0.0)
-        lives, period = _Lives(ask, self._given.silence), 0
+        ask = StoreLink(self._address, 0.0)
+        lives, period = Lives(ask, self._given.silence), 0
         while not self._over.wait(BEAT):
             with contextlib.suppress(PeerLost):
                 self._beats += 1
-                text = json.dumps(asdict(_Life(beat=self._beats, **self._life())))
+                text = json.dumps(asdict(Life(beat=self._beats, **self._life())))
                 number = self.period.number + 1
                 names = [f"called/{number}", f"arrived/{number}"]
 
@@ -360,7 +271,7 @@ class Roster:
 
                 called = ask.store(look)
                 if period != self.period.number:
-                    lives, period = _Lives(ask, self._given.silence), self.period.number
+                    lives, period = Lives(ask, self._given.silence), self.period.number
                 lost = [each for each in self._watched() if not lives.is_alive(each)]
                 if lost and not called:
                     _log.warning("%s gives no sign of life: the others go on without it", lost[0].name)
@@ -392,113 +303,5 @@ def _arrivals(store: KeyValueStore, number: int) -> dict[str, MemberArrival]:
     return found
 
 
-def _next(
-    now: Period, there: Mapping[str, MemberArrival], gone: Mapping[str, _Life | None], most: int
-) -> Period:
-    """The period after `now`: those of its members that have arrived, in its order, then the newcomers."""
-    old = [there[each.id] for each in now.members if each.id in there]
-    first = max((each for each in old if each.ready), key=lambda each: each.progress, default=None)
-    passed = first is not None and not first.acted  # whoever has closed behind it would miss its next round
-    stay = [each for each in old if not (each.closing and passed)]
-    new = [each for id, each in there.items() if now.place_of(id) < 0 and not each.closing]
-    members = [*stay, *new][:most]
-    epoch = max((each.epoch for each in old), default=now.epoch)
-    taken = [
-        there[each.id].taken
-        if each.id in there and there[each.id].epoch == epoch
-        else life.taken
-        if (life := gone.get(each.id)) is not None and life.epoch == epoch
-        else 0
-        for each in now.members
-    ]
-    history = [*(now.history if epoch == now.epoch else ()), *([taken] if taken else ())]
-    source = members.index(first) if first is not None and first in members else 0
-    return Period(now.number + 1, members, source, epoch, history)
-
-
 def _add(store: KeyValueStore, name: str) -> None:
     store.add(name, 1)
-
-
-class _Lives:
-    """Which members are alive, by their signs of life since this object was made.
-
-    Args:
-        ask: asks the store.
-        silence: seconds after which one without a new sign is dead.
-    """
-
-    def __init__(self, ask: _StoreLink, silence: float) -> None:
-        self._ask, self._silence = ask, silence
-        self._seen: dict[str, tuple[_Life | None, float]] = {}
-
-    def is_alive(self, member: MemberArrival) -> bool:
-        """Whether the member has given a sign of life lately, and has not left."""
-        life, now = self._ask.life(member.id), time.monotonic()
-        last, since = self._seen.get(member.id, (None, now))
-        if life != last or member.id not in self._seen:
-            since = now
-        self._seen[member.id] = life, since
-        return now - since < self._silence and (life is None or life.waits != GONE)
-
-    def last(self, member: MemberArrival) -> _Life | None:
-        """What its last sign of life said."""
-        return self._seen.get(member.id, (None, 0.0))[0]
-
-    def of(self, members: Sequence[MemberArrival]) -> list[MemberArrival]:
-        """Those that are alive."""
-        return [each for each in members if self.is_alive(each)]
-
-
-class _StoreLink:
-    """Asks the store, and connects again where that has failed.
-
-    Args:
-        address: of the store.
-        patience: seconds to go on trying.
-    """
-
-    def __init__(self, address: tuple[str, int], patience: float) -> None:
-        self._address, self._patience = address, patience
-        self._bounded: BoundedStore | None = None
-
-    def store(self, call: Callable[[KeyValueStore], T]) -> T:
-        """The answer of the store.
-
-        Raises:
-            PeerLost: it does not answer for longer than `patience`.
-        """
-        began = time.monotonic()
-        while True:
-            try:
-                if self._bounded is None:
-                    self._bounded = BoundedStore(connected(*self._address, timeout=ANSWER), ANSWER)
-                return call(self._bounded)
-            except RuntimeError as error:
-                self.close()
-                if time.monotonic() - began >= self._patience:
-                    host, port = self._address
-                    raise PeerLost(
-                        f"the members' store at {host}:{port} does not answer for {self._patience:g} s "
-                        f"({first_line(error)}): start it there, by python -m tacit.members.store --port "
-                        f"{port}; members that live write themselves in again"
-                    ) from error
-                time.sleep(BEAT)
-
-    def life(self, id: str) -> _Life | None:
-        """The last sign of life of a member."""
-
-        def read(store: KeyValueStore) -> str:
-            return store.get(key).decode() if store.check([key := f"life/{id}"]) else ""
-
-        text = self.store(read)
-        if not text:
-            return None
-        found: _Life = described.read(text, Annotated[_Life, described.JSON], "a sign of life")
-        return found
-
-    def close(self) -> None:
-        """End the connection."""
-        if self._bounded is not None:
-            self._bounded.close()
-            self._bounded = None

@@ -1,0 +1,103 @@
+"""How a member asks the store, and knows from it which others are alive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, TypeVar
+
+from tacit import described
+from tacit.errors import PeerLost, first_line
+from tacit.failure.bounded_store import BoundedStore, KeyValueStore
+from tacit.members.record import GONE, Life, MemberArrival
+from tacit.transports.member_links import connected
+
+T = TypeVar("T")
+BEAT = 0.25
+"""Seconds between two signs of life, and between two looks at whether somebody has called."""
+ANSWER = 5.0
+"""Seconds in which the store has to answer a call."""
+
+
+class Lives:
+    """Which members are alive, by their signs of life since this object was made.
+
+    Args:
+        ask: asks the store.
+        silence: seconds after which one without a new sign is dead.
+    """
+
+    def __init__(self, ask: StoreLink, silence: float) -> None:
+        self._ask, self._silence = ask, silence
+        self._seen: dict[str, tuple[Life | None, float]] = {}
+
+    def is_alive(self, member: MemberArrival) -> bool:
+        """Whether the member has given a sign of life lately, and has not left."""
+        life, now = self._ask.life(member.id), time.monotonic()
+        last, since = self._seen.get(member.id, (None, now))
+        if life != last or member.id not in self._seen:
+            since = now
+        self._seen[member.id] = life, since
+        return now - since < self._silence and (life is None or life.waits != GONE)
+
+    def last(self, member: MemberArrival) -> Life | None:
+        """What its last sign of life said."""
+        return self._seen.get(member.id, (None, 0.0))[0]
+
+    def of(self, members: Sequence[MemberArrival]) -> list[MemberArrival]:
+        """Those that are alive."""
+        return [each for each in members if self.is_alive(each)]
+
+
+class StoreLink:
+    """Asks the store, and connects again where that has failed.
+
+    Args:
+        address: of the store.
+        patience: seconds to go on trying.
+    """
+
+    def __init__(self, address: tuple[str, int], patience: float) -> None:
+        self._address, self._patience = address, patience
+        self._bounded: BoundedStore | None = None
+
+    def store(self, call: Callable[[KeyValueStore], T]) -> T:
+        """The answer of the store.
+
+        Raises:
+            PeerLost: it does not answer for longer than `patience`.
+        """
+        began = time.monotonic()
+        while True:
+            try:
+                if self._bounded is None:
+                    self._bounded = BoundedStore(connected(*self._address, timeout=ANSWER), ANSWER)
+                return call(self._bounded)
+            except RuntimeError as error:
+                self.close()
+                if time.monotonic() - began >= self._patience:
+                    host, port = self._address
+                    raise PeerLost(
+                        f"the members' store at {host}:{port} does not answer for {self._patience:g} s "
+                        f"({first_line(error)}): start it there, by python -m tacit.members.store --port "
+                        f"{port}; members that live write themselves in again"
+                    ) from error
+                time.sleep(BEAT)
+
+    def life(self, id: str) -> Life | None:
+        """The last sign of life of a member."""
+
+        def read(store: KeyValueStore) -> str:
+            return store.get(key).decode() if store.check([key := f"life/{id}"]) else ""
+
+        text = self.store(read)
+        if not text:
+            return None
+        found: Life = described.read(text, Annotated[Life, described.JSON], "a sign of life")
+        return found
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._bounded is not None:
+            self._bounded.close()
+            self._bounded = None
