@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -94,7 +94,8 @@ class MembersAtWork:
     def __init__(self, spec: AttachSpec, given: Members) -> None:
         self._spec, self._given = spec, given
         self.changes: list[PeriodChange] = []
-        self._progress: Callable[[], Mapping[str, int]] = lambda: {"epoch": 0, "taken": 0}
+        self._says: Callable[[], Mapping[str, Any]] = dict
+        self._said: Mapping[str, Any] = {}
         self._group: dist.ProcessGroup | None = None
         self._metrics: list[Mapping[str, float]] = []
         self._waits, self._ended = "", False
@@ -140,14 +141,13 @@ class MembersAtWork:
         """The members' names, in the order of their ranks."""
         return tuple(each.name for each in self.roster.period.members)
 
-    def taken(self, epoch: int) -> tuple[tuple[int, ...], ...]:
-        """How many samples of an epoch's data each member took in each ended period."""
-        period = self.roster.period
-        return tuple(tuple(each) for each in period.history) if period.epoch == epoch else ()
+    def told(self) -> Sequence[Mapping[str, Any]]:
+        """What the samplers of the last period's members have said last; also of those that are gone."""
+        return self.roster.period.said
 
-    def follow(self, progress: Callable[[], Mapping[str, int]]) -> None:
-        """Have the others know what `progress` says of this member's data: `epoch` and `taken`."""
-        self._progress = progress
+    def follow(self, says: Callable[[], Mapping[str, Any]]) -> None:
+        """Tell the others what `says` returns (JSON) after each step; the thread that trains calls it."""
+        self._says = says
 
     # ---- periods ----------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class MembersAtWork:
 
     def _life(self) -> dict[str, Any]:
         step = self._step if hasattr(self, "now") and self.now.levels else 0
-        return {"step": step, "waits": self._waits, **self._progress()}
+        return {"step": step, "waits": self._waits, "says": self._said}
 
     def _called(self) -> None:
         """End what is under way; called in the roster's thread."""
@@ -202,7 +202,7 @@ class MembersAtWork:
                 step=values["steps"][-1] + (not acted) if values else 0,
                 acted=acted,
                 closing=closing,
-                **self._progress(),
+                says=dict(self._says()),
             )
             period = self.roster.meet(mine)
             if self.roster.place < 0:
@@ -281,7 +281,7 @@ class MembersAtWork:
 
     def _around(self, act: Callable[[], None]) -> None:
         """Do what follows a step, unless the members change."""
-        self._averaged = False
+        self._averaged, self._said = False, self._says()
         if not self._alone_after:  # nothing is exchanged then
             act()
             return

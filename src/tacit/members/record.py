@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from tacit import described
 from tacit.described import Whole
@@ -26,8 +26,7 @@ class MemberArrival:
         step: how many steps it has taken, with the one in hand.
         acted: whether what follows that step is over.
         closing: whether it has no more steps to take.
-        epoch: the epoch of its data.
-        taken: how many samples of its share of that epoch it has taken since the period began.
+        says: what its sampler says of the samples that it has taken.
     """
 
     id: str
@@ -37,8 +36,7 @@ class MemberArrival:
     step: Whole = 0
     acted: bool = True
     closing: bool = False
-    epoch: Whole = 0
-    taken: Whole = 0
+    says: dict[str, Any] = field(default_factory=dict)
 
     @property
     def progress(self) -> tuple[int, int, bool]:
@@ -54,15 +52,13 @@ class Period:
         number: from 1.
         members: in the order of their ranks.
         source: the rank whose state the others take, if they have not come as far.
-        epoch: the epoch of the data.
-        history: what the members of each earlier period took of that epoch, in their order.
+        said: what the sampler of each member of the period before has said last, also of one that is gone.
     """
 
     number: Whole = 0
     members: list[MemberArrival] = field(default_factory=list)
     source: Whole = 0
-    epoch: Whole = 0
-    history: list[list[Whole]] = field(default_factory=list)
+    said: list[dict[str, Any]] = field(default_factory=list)
 
     def place_of(self, id: str) -> int:
         """The rank of a member, or -1."""
@@ -87,14 +83,13 @@ class Life:
         beat: counts them.
         step: how many steps it has taken.
         waits: what it waits for all others to do: "close" or "sync"; "": nothing.
-        taken: samples, as in `MemberArrival`.
+        says: as in `MemberArrival`.
     """
 
     beat: Whole = 0
     step: Whole = 0
     waits: str = ""
-    epoch: Whole = 0
-    taken: Whole = 0
+    says: dict[str, Any] = field(default_factory=dict)
 
 
 def following(
@@ -107,15 +102,8 @@ def following(
     stay = [each for each in old if not (each.closing and passed)]
     new = [each for id, each in there.items() if now.place_of(id) < 0 and not each.closing]
     members = [*stay, *new][:most]
-    epoch = max((each.epoch for each in old), default=now.epoch)
-    taken = [
-        there[each.id].taken
-        if each.id in there and there[each.id].epoch == epoch
-        else life.taken
-        if (life := gone.get(each.id)) is not None and life.epoch == epoch
-        else 0
-        for each in now.members
-    ]
-    history = [*(now.history if epoch == now.epoch else ()), *([taken] if taken else ())]
+    last = {id: life.says for id, life in gone.items() if life is not None}
+    last |= {id: each.says for id, each in there.items()}
+    said = [last[each.id] for each in now.members if each.id in last]
     source = members.index(first) if first is not None and first in members else 0
-    return Period(now.number + 1, members, source, epoch, history)
+    return Period(now.number + 1, members, source, said)
