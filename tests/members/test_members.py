@@ -7,17 +7,11 @@ import pytest
 from members_processes import SECONDS, Members, started
 
 KINDS = (
-    "lowbit:sync_every=2",
     "lowbit:sync_every=2,late=1",
     "localsgd:sync_every=4",
-    "diloco:sync_every=4",
     "streaming-diloco:sync_every=12,fragments=2",
-    "slowmo:sync_every=4",
-    "sparseloco:sync_every=4",
     "dense",
-    "int8",
     "topk:ratio=0.1",
-    "powersgd",
     "zeroone-adam:sync_every=4",
 )
 

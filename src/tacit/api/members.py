@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from tacit.api.attached import Attached
-from tacit.api.members_at_work import MembersAtWork, PeriodChange, refuse
+from tacit.api.members_at_work import MembersAtWork, PeriodChange
+from tacit.attaching.member_requirements import check_members
 from tacit.attaching.requirements import fitted
 from tacit.levels.spec import AttachSpec
 from tacit.members.roster import Members
@@ -24,7 +25,7 @@ class MemberSession(Attached):
     """
 
     def __init__(self, spec: AttachSpec, members: Members) -> None:
-        refuse(spec)
+        check_members(spec)
         self._members = members
         super().__init__(fitted(spec))
 

@@ -21,14 +21,12 @@ from tacit.api.at_work import AtWork
 from tacit.attaching.agreement import trained
 from tacit.checkpoint import carried
 from tacit.checkpoint.carried import CarriedState
-from tacit.contracts import WORLD
 from tacit.errors import AttachError, NonFinite, RoundError, TacitError, first_line
 from tacit.gradients.before_step import StepGradients
 from tacit.gradients.ddp_hook import HookDispatcher, no_exchange
 from tacit.levels.spec import AttachSpec
 from tacit.members.record import MemberArrival, Period
 from tacit.members.roster import LOOK, Members, Roster
-from tacit.optimizer_hooks import momentum
 from tacit.optimizer_hooks.global_hooks import StepsHandle, after_steps, before_steps
 from tacit.replicas.buffers import ReplicaBuffers, found_in
 from tacit.replicas.replica import LiveTensors
@@ -441,15 +439,18 @@ class MembersAtWork:
         self.now.check_called()
 
     def state_dict(self) -> dict[str, Any]:
-        """As `AtWork.state_dict`."""
-        return self.now.state_dict()
+        """Refused: the members that live are the checkpoint."""
+        raise AttachError(_NO_CHECKPOINT)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Refused: a member takes its state from those that live."""
-        raise AttachError(
-            "a session with members takes its state from the members that live: load a checkpoint into model "
-            "and optimizer before tacit.attach, on the first member"
-        )
+        raise AttachError(_NO_CHECKPOINT)
+
+
+_NO_CHECKPOINT = (
+    "a session with members is in no checkpoint: a member takes its state from those that live. Save model "
+    "and optimizer, of one member; where all have ended, load them before tacit.attach, on the first to begin"
+)
 
 
 def _is_default(number: int) -> bool:
@@ -457,39 +458,3 @@ def _is_default(number: int) -> bool:
     return (
         threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_DFL
     )
-
-
-def refuse(spec: AttachSpec) -> None:
-    """Refuse what members cannot do.
-
-    Raises:
-        AttachError: the message says what to write.
-    """
-    levels = spec.strategy.levels
-    ranks = spec.model.process_group.size()
-    if spec.ddp is None or ranks > 1:
-        raise AttachError(
-            f"members= is for replicas that are processes of their own, and here {ranks} ranks share a "
-            "DistributedDataParallel: start each replica by itself, by torchrun --standalone "
-            "--nproc-per-node 1 train.py"
-        )
-    if any(
-        level.subject == "nothing"
-        or level.independent
-        or level.server is not None
-        or level.topology.scope != WORLD
-        or level.overlap.layerwise
-        or (level.late and level.subject == "gradient")
-        for level in levels
-    ):
-        raise AttachError(
-            f"{spec.strategy.name!r} is not for members that come and go: attach one that exchanges by "
-            "collectives of all replicas, such as 'lowbit', 'diloco', 'localsgd', 'dense' or 'topk'"
-        )
-    if momentum.planned(spec.strategy, spec.policy, spec.optimizers, spec.named) is not None:
-        raise AttachError(
-            f"{spec.strategy.name!r} takes the optimizer's momentum over, which members that come and go do "
-            "not pass on: attach 'topk', 'powersgd' or 'lowbit'"
-        )
-    if spec.scaler is not None and spec.scaler.is_enabled():
-        raise AttachError("scaler= is not supported with members: train in bfloat16, which needs none")

@@ -10,6 +10,7 @@ texts, so a store that is started again is filled again by the members.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -163,7 +164,8 @@ class Roster:
         mine = replace(mine, id=self.id, name=self.name)
         began, arrived_for, member_of = time.monotonic(), 0, self.period.number
         lives = Lives(self._ask, self._given.silence)
-        while True:
+        there: dict[str, MemberArrival] = {}
+        for look in itertools.count():
             text = self._present()
             now = Period.of(text) if text else Period()
             if not text and time.monotonic() - began < SETTLE:
@@ -186,11 +188,13 @@ class Roster:
             else:
                 if arrived_for != now.number + 1:
                     arrived_for = now.number + 1
+                    there.clear()
                     self._arrive(arrived_for, replace(mine, ready=ready))
-                why = self._close(text, now, lives)
+                why = self._close(text, now, there, lives)
             if why and time.monotonic() - began > self._given.patience:
                 raise PeerLost(f"waited {self._given.patience:g} s for a period of training: {why}")
-            time.sleep(LOOK)
+            time.sleep(LOOK if look < 50 else BEAT)
+        raise AssertionError
 
     def _arrive(self, number: int, mine: MemberArrival) -> None:
         def arrive(store: KeyValueStore) -> None:
@@ -199,9 +203,12 @@ class Roster:
 
         self._ask.store(arrive)
 
-    def _close(self, text: str, now: Period, lives: Lives) -> str:
-        """Write the record if everybody is there; else returns who or what is missing."""
-        there = self._ask.store(lambda store: _arrivals(store, now.number + 1))
+    def _close(self, text: str, now: Period, there: dict[str, MemberArrival], lives: Lives) -> str:
+        """Write the record if everybody is there; else returns who or what is missing.
+
+        `there`: who has been seen to arrive, in that order; it gets the others.
+        """
+        self._ask.store(lambda store: _add_arrivals(store, now.number + 1, there))
         missing = [each for each in now.members if each.id not in there]
         if lives.of(missing):
             return ""  # they take their present step to its end
@@ -291,16 +298,15 @@ class Roster:
         return after[:WATCHED]
 
 
-def _arrivals(store: KeyValueStore, number: int) -> dict[str, MemberArrival]:
-    """Who has arrived for a period, by id, in the order of arrival."""
-    found: dict[str, MemberArrival] = {}
-    count = store.add(f"arrived/{number}", 0)
-    for key in (f"arrived/{number}/{i + 1}" for i in range(count)):
-        if store.check([key]):  # else it has counted itself, and not yet said who it is
-            text = store.get(key).decode()
-            each: MemberArrival = described.read(text, Annotated[MemberArrival, described.JSON], "an arrival")
-            found[each.id] = each
-    return found
+def _add_arrivals(store: KeyValueStore, number: int, there: dict[str, MemberArrival]) -> None:
+    """Add who else has arrived for a period, by id, in the order of arrival."""
+    for i in range(len(there), store.add(f"arrived/{number}", 0)):
+        key = f"arrived/{number}/{i + 1}"
+        if not store.check([key]):  # it has counted itself, and not yet said who it is
+            return
+        text = store.get(key).decode()
+        each: MemberArrival = described.read(text, Annotated[MemberArrival, described.JSON], "an arrival")
+        there[each.id] = each
 
 
 def _add(store: KeyValueStore, name: str) -> None:
