@@ -1,6 +1,7 @@
 """Ranks that are forked from a process which has imported the frameworks, as that takes seconds."""
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -39,7 +40,7 @@ def launched(script: str, *names: str) -> list[Ended]:
     store, ranks = store_of_a_launcher(), range(2 * WORLD if script == SHARDED else WORLD)
     with tempfile.TemporaryDirectory() as folder, Processes() as processes:
         env = LAUNCHER | {"MASTER_PORT": store.port, "PYTHONWARNINGS": ""}
-        process = processes.start(str(HERE / script), folder, *names, fresh=True, **env)
+        process = processes.start(str(HERE / script), folder, *names, **env)
         launcher_text = processes.ended(process, 280).text
         texts = [*(_read(Path(folder) / f"{rank}.txt") for rank in ranks), launcher_text]
     codes = [-1 if "exit code 0" not in each.splitlines()[-1:] else 0 for each in texts]
@@ -58,6 +59,7 @@ def run(checks: Checks, alone: Checks, nodes: int = 1) -> None:
     """Fork the ranks, which run `checks`; and run those for one process in this one."""
     folder, *names = sys.argv[1:]
     os.chdir(folder)  # frameworks make folders where they are
+    gc.freeze()  # Accelerate has everything collected at each end of a training: a quarter of the time
     ranks = range(nodes * WORLD)
     children = [_forked(rank, len(ranks), Path(folder), checks, names) for rank in ranks]
     for child in children:

@@ -178,7 +178,7 @@ def rename(argv: Sequence[str]) -> None:
 
 def _warn_as(env: Mapping[str, str]) -> None:
     """The fork server's own PYTHONWARNINGS, two errors, are not those of a process that has none."""
-    if "PYTHONWARNINGS" not in env:
+    if not env.get("PYTHONWARNINGS"):
         plain = [
             each
             for each in warnings.filters
