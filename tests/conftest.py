@@ -80,6 +80,7 @@ PROCESSES = (
     "tests/lab/reports/test_page_in_browser.py",
     "tests/lab/study/test_carrying_out.py",
     "tests/lab/testbed/",
+    "tests/members/test_sampler.py::test_with_workers",
     "tests/planning/test_cluster_prediction.py::test_thousands_of_ranks",
     "tests/members/test_members.py",
     "tests/release/",
