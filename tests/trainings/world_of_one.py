@@ -15,6 +15,7 @@ for algorithm in ("ddp", "dense", "topk:ratio=1.0", "localsgd"):
     optimizer = sgd(model)
     with tacit.attach(model, optimizer, algorithm) as session:
         steps(model, optimizer, 6)
+    assert 'tacit_steps{rank="0"} 6\n' in session.metrics_text()
     base = flat(model) if base is None else base
     same = torch.allclose(flat(model), base, atol=1e-6)
     print(json.dumps({"algorithm": algorithm, "bytes": session.metrics()["bytes_out"], "same_as_ddp": same}))

@@ -89,7 +89,7 @@ class Attached:
     ) -> None:
         self.strategy = spec.strategy if strategy is None else strategy
         self._model, self.optimizers = spec.model, spec.optimizers
-        self._process = os.getpid()
+        self._process, self._rank = os.getpid(), rank_in()
         if not _ATTACHING.acquire(blocking=False):
             raise AttachError(
                 "another thread of this process is attaching, and ranks have to attach in the same order: "
@@ -247,6 +247,20 @@ class Attached:
         for each, near to far.
         """
         return self._at_work.metrics()
+
+    def metrics_text(self) -> str:
+        """The numbers of `metrics` for Prometheus: lines `tacit_rounds{rank="0"} 12`, with help and type.
+
+        Serve it at a path of your own, or write it to a file that node_exporter reads.
+        """
+        from tacit.reporting.prometheus import metrics_text
+
+        return metrics_text(self.metrics(), self._labels)
+
+    @property
+    def _labels(self) -> dict[str, str]:
+        """What tells this rank's numbers from others'."""
+        return {"rank": str(self._rank)}
 
     def servers(self) -> list[dict[str, Any]]:
         """The counters of each parameter server; empty where there are none.

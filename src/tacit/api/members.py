@@ -34,6 +34,10 @@ class MemberSession(Attached):
         return self._membership
 
     @property
+    def _labels(self) -> dict[str, str]:
+        return {**super()._labels, "member": self._membership.roster.name}
+
+    @property
     def step(self) -> int:
         """How many steps the members have taken: a newcomer begins where the others are."""
         return self.levels[-1].session.step
