@@ -32,7 +32,9 @@ def main() -> None:
     )
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    members = tacit.Members(name=name, store=store, silence=1.5, patience=8.0, min=2 if how == "two" else 1)
+    more: dict[str, Any] = {"quorum": 2, "grace": 0.5} if how in ("quorum", "slow") else {}
+    least = 2 if how == "two" else 1
+    members = tacit.Members(name=name, store=store, silence=1.5, patience=8.0, min=least, **more)
     session = tacit.attach(model, optimizer, algorithm, members=members)
     assert isinstance(session, MemberSession)
     say(begun=session.step, period=session.members.number, members=session.members.names)
@@ -52,7 +54,7 @@ def main() -> None:
         if how == "leaves" and session.step >= 20:
             session.leave()
             break
-        time.sleep(PACE)
+        time.sleep(5 if how == "slow" and 40 <= session.step < 44 else PACE)
     session.close()
     sums = [float(x.double().sum()) for x in network.state_dict().values()]
     say(end=session.metrics(), sums=sums, first=first, last=float(loss.detach()))

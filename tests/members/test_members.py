@@ -146,3 +146,18 @@ def test_no_store_is_an_error_that_says_what_to_start(members: Members) -> None:
     a = members.member("a", "localsgd:sync_every=4", 60)
     assert a.process.wait(SECONDS) == 1
     assert "start it there, by python -m tacit.members.store --port" in a.error()
+
+
+def test_a_quorum_does_not_wait_for_who_is_late_and_takes_its_steps_later(members: Members) -> None:
+    a, b = (members.member(name, "localsgd:sync_every=4", 300, how="quorum") for name in "ab")
+    b.until("members")
+    c = members.member("c", "localsgd:sync_every=4", 300, how="slow")
+    c.until("step", 40)
+    while len(a.until("step")["members"]) > 2:
+        pass
+    while len(a.until("step")["members"]) < 3:
+        pass
+    ends = [each.ended() for each in (a, b, c)]
+    assert ends[0]["sums"] == ends[1]["sums"] == ends[2]["sums"]
+    assert "c is late: the others end their round without it" in a.error() + b.error()
+    assert "gives no sign of life" not in a.error() + b.error()

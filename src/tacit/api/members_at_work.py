@@ -34,7 +34,7 @@ from tacit.session import in_turn
 from tacit.timelines import Timeline
 from tacit.torch_compat import PrefixStore
 from tacit.transports.member_links import connected, receive_from, send_to
-from tacit.transports.process_groups import disband, member_group
+from tacit.transports.process_groups import Meeting, disband, member_group
 
 _log = logging.getLogger("tacit")
 
@@ -155,8 +155,15 @@ class MembersAtWork:
         return self.now.levels[-1].session.step + self._unacted
 
     def _life(self) -> dict[str, Any]:
-        step = self._step if hasattr(self, "now") and self.now.levels else 0
-        return {"step": step, "waits": self._waits, "says": self._said}
+        levels = self.now.levels if hasattr(self, "now") else []
+        rounds = [level.session.pending for level in levels]
+        return {
+            "step": self._step if levels else 0,
+            "waits": self._waits,
+            "says": self._said,
+            "begun": sum(each.begun for each in rounds),
+            "in_round": any(each.by_bucket for each in rounds),
+        }
 
     def _called(self) -> None:
         """End what is under way; called in the roster's thread."""
@@ -221,11 +228,9 @@ class MembersAtWork:
         first = period.members[source]
         silence = self._given.silence
         store = PrefixStore(f"period/{period.number}", connected(*self._given.address(), timeout=silence))
-        self._group = member_group(
-            *(store, place, size, self._spec.time_limit),
-            f"members {period.number}",
-            timedelta(seconds=2 * silence + 5),
-        )
+        limit = timedelta(seconds=2 * silence + 5)
+        meeting = Meeting(store, f"members {period.number}", limit, self.roster.called.is_set)
+        self._group = member_group(meeting, place, size, self._spec.time_limit)
         self._spec_now = replace(self._spec, members=self._group)
         dispatcher = HookDispatcher(no_exchange)
         self.now = AtWork(self._spec_now, dispatcher)
@@ -242,17 +247,20 @@ class MembersAtWork:
             for i, each in enumerate(period.members)
             if i != source and not (each.ready and each.round == first.round)
         ]
-        own = place not in behind
+        own, late = place not in behind, None
         if place == source:
             kept = kept or carried.present(self._spec_now, self.now.levels)
             if behind:
                 message = carried.with_replica(kept, self._spec).to_bytes()
                 for each in behind:
-                    send_to(each, message, self._group)
+                    send_to(each, message, self._group, self.roster.called.is_set)
         elif not own:
-            kept = CarriedState.of_bytes(receive_from(source, self._group))
+            if kept is not None and not period.members[place].ready:
+                late = kept  # the others have ended a round without it
+            kept = CarriedState.of_bytes(receive_from(source, self._group, self.roster.called.is_set))
         assert kept is not None
-        carried.take(kept, self._spec_now, self.now.levels, first.step - (not first.acted), own)
+        step = first.step - (not first.acted)
+        carried.take(kept, self._spec_now, self.now.levels, step, own, late)
         self._unacted = not first.acted
         self._error = None
         if place == 0:

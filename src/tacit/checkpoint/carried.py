@@ -30,11 +30,13 @@ class CarriedState:
         session: what `session_state.save` gives; of state that ranks divide, this rank's part.
         model: parameters and buffers, by name; empty if they are in the model.
         optimizers: the state of each optimizer, as torch's `state_dict` has it.
+        moved: how far the parameters of each level are from the common point.
     """
 
     session: Mapping[str, Any]
     model: Mapping[str, Tensor] = field(default_factory=dict)
     optimizers: Sequence[Mapping[int, Any]] = ()
+    moved: Sequence[Mapping[tuple[str, str], Tensor]] = ()
 
     def to_bytes(self) -> bytes:
         """For a newcomer; `of_bytes` reads it."""
@@ -55,7 +57,8 @@ def present(spec: AttachSpec, levels: Sequence[Level]) -> CarriedState:
         if level.progress is not None:
             level.progress.drop_failed()
     wholes = [_by_itself(level.session.store.gathered()) for level in levels]
-    return CarriedState(session_state.saved(spec.strategy, levels, wholes))
+    moved = [{} if level.progress is None else level.progress.moved() for level in levels]
+    return CarriedState(session_state.saved(spec.strategy, levels, wholes), moved=moved)
 
 
 def with_replica(state: CarriedState, spec: AttachSpec) -> CarriedState:
@@ -64,7 +67,14 @@ def with_replica(state: CarriedState, spec: AttachSpec) -> CarriedState:
     return CarriedState(state.session, model, [each.state_dict()["state"] for each in spec.optimizers])
 
 
-def take(state: CarriedState, spec: AttachSpec, levels: Sequence[Level], step: int, own: bool) -> None:
+def take(
+    state: CarriedState,
+    spec: AttachSpec,
+    levels: Sequence[Level],
+    step: int,
+    own: bool,
+    late: CarriedState | None = None,
+) -> None:
     """Go on from a state, after `step` steps.
 
     What this rank alone had not sent stays its own; what it kept for all ranks, such as the residual of a
@@ -73,6 +83,7 @@ def take(state: CarriedState, spec: AttachSpec, levels: Sequence[Level], step: i
     Args:
         own: whether it is this member's; else it is another one's, of which this one takes what is common,
             and begins where all agree.
+        late: this member's, if others have ended rounds without it: its own steps are added to that.
     """
     fresh = present(spec, levels).session
     rank, peers = levels[0].session.transport.place(WORLD)
@@ -94,9 +105,9 @@ def take(state: CarriedState, spec: AttachSpec, levels: Sequence[Level], step: i
     if not own:
         _put(state, spec)
     session_state.load(session, spec.strategy, levels)
-    for level in levels:
+    for i, level in enumerate(levels):
         if level.progress is not None and not own and not level.strategy.topology.mixes:
-            level.progress.go_to_anchor()
+            level.progress.go_to_anchor({} if late is None else late.moved[i])
 
 
 def _put(state: CarriedState, spec: AttachSpec) -> None:

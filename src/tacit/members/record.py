@@ -84,12 +84,16 @@ class Life:
         step: how many steps it has taken.
         waits: what it waits for all others to do: "close" or "sync"; "": nothing.
         says: as in `MemberArrival`.
+        begun: how many rounds it has begun.
+        in_round: whether one of them is under way.
     """
 
     beat: Whole = 0
     step: Whole = 0
     waits: str = ""
     says: dict[str, Any] = field(default_factory=dict)
+    begun: Whole = 0
+    in_round: bool = False
 
 
 def following(

@@ -53,6 +53,10 @@ class Members:
         name: this replica's, for logs and errors; by default its host and process.
         silence: seconds after which a member that gives no sign of life is given up.
         patience: seconds to wait for the store, for enough members, or for room.
+        quorum: so many members may end a round without those that have not begun it `grace` seconds after
+            them; None: all that live wait for each other. Whoever was late comes back with what its own steps
+            have changed.
+        grace: see `quorum`.
 
     Raises:
         ConfigError: a number is wrong.
@@ -64,11 +68,15 @@ class Members:
     name: str = ""
     silence: float = 5.0
     patience: float = 600.0
+    quorum: int | None = None
+    grace: float = 5.0
 
     def __post_init__(self) -> None:
         checks.whole("members: min", self.min, 1, None, "it is how many must be alive")
         checks.whole("members: max", self.max, self.min, None, "it is how many may take part, at least min")
-        for name, least in (("silence", 4 * BEAT), ("patience", 0.0)):
+        if self.quorum is not None:
+            checks.whole("members: quorum", self.quorum, 1, self.max, "it is how many may end a round")
+        for name, least in (("silence", 4 * BEAT), ("patience", 0.0), ("grace", BEAT)):
             given = getattr(self, name)
             if not checks.is_real(given) or not least <= given < float("inf"):
                 raise ConfigError(f"members: {name}={given!r} is no number of seconds from {least:g} up")
@@ -96,7 +104,7 @@ class Roster:
 
     Args:
         given: as the user has written it.
-        life: reads what a sign of life says: step, what it waits for, epoch and samples taken.
+        life: reads what a sign of life says, besides its number.
         on_call: called once a period, in the roster's thread, when somebody has arrived for the next one.
 
     Attributes:
@@ -121,6 +129,7 @@ class Roster:
         self._beats = 0
         self._described = ""
         self._changing = threading.Lock()
+        self._waiting = (-1, 0.0)
         self._ask = StoreLink(self._address, given.patience)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="tacit-roster", daemon=True)
@@ -208,9 +217,9 @@ class Roster:
 
         `there`: who has been seen to arrive, in that order; it gets the others.
         """
-        self._ask.store(lambda store: _add_arrivals(store, now.number + 1, there))
+        late = self._ask.store(lambda store: _add_arrivals(store, now.number + 1, there))
         missing = [each for each in now.members if each.id not in there]
-        if lives.of(missing):
+        if any(each.id not in late for each in lives.of(missing)):
             return ""  # they take their present step to its end
         if len(there) < self._given.min:
             return f"there are {len(there)} members, and min is {self._given.min}"
@@ -249,6 +258,8 @@ class Roster:
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(2 * ANSWER)
+        self._ask.close()
+        self._ask = StoreLink(self._address, 0.0)
         if self.place >= 0:
             with contextlib.suppress(PeerLost):
                 gone = json.dumps(asdict(Life(waits=GONE)))
@@ -284,12 +295,29 @@ class Roster:
                     _log.warning("%s gives no sign of life: the others go on without it", lost[0].name)
                     ask.store(partial(_add, name=names[0]))
                     called = True
+                if not called and (late := self._late(ask)):
+                    _log.warning("%s is late: the others end their round without it", late[0].name)
+                    ask.store(partial(_leave_out, number=number, ids=[each.id for each in late]))
+                    called = True
                 with self._changing:
                     present = number == self.period.number + 1 and self.place >= 0
                     if called and present and not self.called.is_set():
                         self.called.set()
                         self._on_call()
         ask.close()
+
+    def _late(self, ask: StoreLink) -> list[MemberArrival]:
+        """The members that a quorum has waited for long enough, if there is one and it has."""
+        quorum, place, now = self._given.quorum, self.place, time.monotonic()
+        begun, waits = self._life()["begun"], self._life()["in_round"]
+        if quorum is None or place < 0 or not waits or self._waiting[0] != begun:
+            self._waiting = begun, now
+            return []
+        if now - self._waiting[1] < self._given.grace:
+            return []
+        others = [(each, ask.life(each.id)) for each in self.period.members if each.id != self.id]
+        late = [each for each, life in others if life is None or life.begun < begun]
+        return late if len(self.period.members) - len(late) >= quorum else []
 
     def _watched(self) -> list[MemberArrival]:
         """The members after this one, in the order of the ring."""
@@ -298,15 +326,22 @@ class Roster:
         return after[:WATCHED]
 
 
-def _add_arrivals(store: KeyValueStore, number: int, there: dict[str, MemberArrival]) -> None:
-    """Add who else has arrived for a period, by id, in the order of arrival."""
+def _add_arrivals(store: KeyValueStore, number: int, there: dict[str, MemberArrival]) -> list[str]:
+    """Add who else has arrived for a period, by id, in the order of arrival. Returns who is left out."""
     for i in range(len(there), store.add(f"arrived/{number}", 0)):
         key = f"arrived/{number}/{i + 1}"
         if not store.check([key]):  # it has counted itself, and not yet said who it is
-            return
+            break
         text = store.get(key).decode()
         each: MemberArrival = described.read(text, Annotated[MemberArrival, described.JSON], "an arrival")
         there[each.id] = each
+    late = f"late/{number}"
+    return [*json.loads(store.get(late).decode())] if store.check([late]) else []
+
+
+def _leave_out(store: KeyValueStore, number: int, ids: list[str]) -> None:
+    store.compare_set(f"late/{number}", "", json.dumps(ids))
+    store.add(f"called/{number}", 1)
 
 
 def _add(store: KeyValueStore, name: str) -> None:

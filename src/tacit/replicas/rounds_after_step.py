@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ from tacit.replicas.rounds_under_way import COMMON, MEAN, MERGE, PUT, UnappliedR
 from tacit.session import Session
 from tacit.session.buckets import StateSlice
 from tacit.torch_compat import is_profiling
+
+MOVED = "moved"
+"""The field of how far a replica is from the common point."""
 
 
 def _nothing() -> None:
@@ -292,10 +296,20 @@ class OptimizerHook:
         """Forget the rounds under way that have not ended well: their deltas are still in the parameters."""
         self.under_way = [way for way in self.under_way if way.pending is None or way.pending.ended]
 
-    def go_to_anchor(self) -> None:
-        """Move the replica to the common point."""
-        for i, anchor in enumerate(self._anchor):
-            self._replica.write(i, anchor)
+    def moved(self) -> dict[tuple[str, str], Tensor]:
+        """How far the parameters are from the common point, by the keys of `saved_state`."""
+        apart = [self._replica.params(i).clone().sub_(anchor) for i, anchor in enumerate(self._anchor)]
+        parts = fields_of(self._session.buckets, enumerate(apart), MOVED)
+        return {key: part.tensor for key, part in parts.items()}
+
+    def go_to_anchor(self, moved: Mapping[tuple[str, str], Tensor] = MappingProxyType({})) -> None:
+        """Move the replica to the common point, and `moved` beyond it."""
+        for i, (bucket, anchor) in enumerate(zip(self._session.buckets, self._anchor, strict=True)):
+            params = anchor.clone()
+            for param in bucket.slices:
+                if (far := moved.get((param.name, MOVED))) is not None:
+                    params[param.start : param.stop].add_(far)
+            self._replica.write(i, params)
         self.writes.note()
 
     def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from tacit import torch_compat
 from tacit.torch_compat import ShutdownNotice
+from tacit.transports.member_links import in_thread
 from tacit.transports.started_collectives import Later
 from tacit.transports.thread_shutdown import settle
 
@@ -40,13 +42,30 @@ class GroupUser(Protocol):
         """Release its groups."""
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """Where members find each other to connect.
+
+    Attributes:
+        store: a connection that nobody else uses.
+        name: equal on all of them, and used once.
+        limit: how long they may take.
+        is_off: whether one of them is known to be missing.
+    """
+
+    store: torch_compat.Store
+    name: str
+    limit: timedelta
+    is_off: Callable[[], bool]
+
+
 _OWN: dict[tuple[object, ...], list[dist.ProcessGroup]] = {}
 _OPEN: dict[GroupUser, int] = {}
 """The open transports, and the channel of each: no two share a process group."""
 _RETIRED: dict[dist.ProcessGroup, Sequence[Later]] = {}
 """Aborted groups of failed sessions, and their collectives that may hang."""
-_OF_MEMBERS: dict[dist.ProcessGroup, torch_compat.Store] = {}
-"""Groups whose ranks are members, and the store by which these find each other."""
+_OF_MEMBERS: dict[dist.ProcessGroup, Meeting] = {}
+"""Groups whose ranks are members, and where these meet."""
 _CONTROL: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _NOTICES: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _MADE: Counter[object] = Counter()
@@ -54,8 +73,6 @@ _MADE: Counter[object] = Counter()
 _NOTICE, _SHARING = "tacit", "tacit-gloo"
 """The names of two backends: one that only reports a shutdown, and Gloo with one thread for all sockets."""
 _LINGER = 2.0
-MEET = timedelta(seconds=20)
-"""How long members that have agreed to meet may take to connect."""
 _PROCESS: int | None = None
 """The process that has made groups: a forked one inherits them without their threads."""
 
@@ -197,26 +214,34 @@ def _new_group(ranks: Sequence[int], timeout: timedelta | None, backend: str) ->
 # ---- groups of members ---------------------------------------------------------------------------------
 
 
-def member_group(
-    store: torch_compat.Store, rank: int, size: int, timeout: timedelta, name: str, meet: timedelta
-) -> dist.ProcessGroup:
+def member_group(meeting: Meeting, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
     """A group by Gloo of processes that have a world of their own each. A collective call of them.
 
     Args:
-        store: a connection that nobody else uses.
+        meeting: where they meet; used once.
         rank: this process's, of `size`.
         timeout: after which a collective fails.
-        name: equal on all of them, and used once.
-        meet: how long they may take to find each other.
 
     Raises:
         RuntimeError: one of them did not come.
     """
+    group = _met(meeting, "gloo", rank, size, meeting.name, timeout)
+    _OF_MEMBERS[group] = meeting
+    return group
+
+
+def _met(
+    meeting: Meeting, backend: str, rank: int, size: int, name: str, timeout: timedelta
+) -> dist.ProcessGroup:
+    """A group; Gloo would wait for ever for one that dies while they connect."""
     global _PROCESS
     _PROCESS = os.getpid()
-    group = torch_compat.group_by_store(store, rank, size, "gloo", meet, name)
+    until = time.monotonic() + meeting.limit.total_seconds()
+    group = in_thread(
+        lambda: torch_compat.group_by_store(meeting.store, rank, size, backend, meeting.limit, name),
+        lambda: meeting.is_off() or time.monotonic() > until,
+    )
     torch_compat.set_timeout(group, timeout)
-    _OF_MEMBERS[group] = store
     return group
 
 
@@ -278,13 +303,10 @@ def own_groups(
 
 def _of_members(parent: dist.ProcessGroup, ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
     """A group of some of the parent's ranks. A collective call of these."""
+    meeting = _OF_MEMBERS[parent]
     _MADE[parent, *ranks] += 1
-    name = f"{parent.group_name} {' '.join(map(str, ranks))} #{_MADE[parent, *ranks]}"
-    store, backend = _OF_MEMBERS[parent], _sharing_sockets("gloo")
-    rank, meet = ranks.index(parent.rank()), min(timeout, MEET)
-    group = torch_compat.group_by_store(store, rank, len(ranks), backend, meet, name)
-    torch_compat.set_timeout(group, timeout)
-    return group
+    name = f"{meeting.name} {' '.join(map(str, ranks))} #{_MADE[parent, *ranks]}"
+    return _met(meeting, _sharing_sockets("gloo"), ranks.index(parent.rank()), len(ranks), name, timeout)
 
 
 def _sharing_sockets(backend: str) -> str:
