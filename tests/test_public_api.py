@@ -41,7 +41,7 @@ FUNCTIONS = {
     "report",
     "trial",
 }
-OTHERS = {"Attached", "CommState", "Levels", "Members", "Strategy"}
+OTHERS = {"Attached", "CommState", "Levels", "MemberSampler", "Members", "Strategy"}
 SUBMODULES = {
     "testing",
     "algorithms",

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         UnevenData,
     )
     from tacit.members.roster import Members
+    from tacit.members.sampler import MemberSampler
     from tacit.reporting.scalars import log_metrics
     from tacit.reporting.trials import report, trial
     from tacit.strategy import Levels, Strategy
@@ -80,6 +81,7 @@ __all__ = [
     "ConfigError",
     "DecisionError",
     "Levels",
+    "MemberSampler",
     "Members",
     "NonFinite",
     "Overflow",
@@ -113,6 +115,7 @@ _HOMES = {
     "tacit.api.comm_hook": "CommState comm_hook",
     "tacit.checkpoint.session_state": "join_states",
     "tacit.members.roster": "Members",
+    "tacit.members.sampler": "MemberSampler",
     "tacit.reporting.scalars": "log_metrics",
     "tacit.reporting.trials": "report trial",
     "tacit.strategy": "Levels Strategy",

@@ -93,7 +93,13 @@ RESTART = {"checkpoints.md": (40, 1), "two-places.md": (45, 2)}
 """Pages whose script restarts: its last step, and fewer ranks than its line has."""
 
 
-@pytest.mark.parametrize("block", [each for each in SCRIPTS if each.page.name not in RESTART], ids=str)
+ELSEWHERE = {"elastic.md"}
+"""Pages whose script is run by tests of its own: tests/members/test_page.py."""
+
+
+@pytest.mark.parametrize(
+    "block", [each for each in SCRIPTS if each.page.name not in {*RESTART, *ELSEWHERE}], ids=str
+)
 def test_a_script_runs_as_its_page_says(block: Block, tmp_path: Path) -> None:
     assert re.search("topk|diloco|lowbit|accuracy", torchrun(line_of(block.page), block.text, tmp_path))
 

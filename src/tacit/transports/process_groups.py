@@ -19,7 +19,6 @@ from torch import Tensor
 
 from tacit import torch_compat
 from tacit.torch_compat import ShutdownNotice
-from tacit.transports.member_links import in_thread
 from tacit.transports.started_collectives import Later
 from tacit.transports.thread_shutdown import settle
 
@@ -236,6 +235,8 @@ def _met(
     """A group; Gloo would wait for ever for one that dies while they connect."""
     global _PROCESS
     _PROCESS = os.getpid()
+    from tacit.transports.member_links import in_thread
+
     until = time.monotonic() + meeting.limit.total_seconds()
     group = in_thread(
         lambda: torch_compat.group_by_store(meeting.store, rank, size, backend, meeting.limit, name),
