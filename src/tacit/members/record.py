@@ -27,6 +27,8 @@ class MemberArrival:
         acted: whether what follows that step is over.
         closing: whether it has no more steps to take.
         says: what its sampler says of the samples that it has taken.
+        address: where those that watch it connect to; "": nowhere.
+        port: of that address.
     """
 
     id: str
@@ -37,6 +39,8 @@ class MemberArrival:
     acted: bool = True
     closing: bool = False
     says: dict[str, Any] = field(default_factory=dict)
+    address: str = ""
+    port: Whole = 0
 
     @property
     def progress(self) -> tuple[int, int, bool]:

@@ -29,6 +29,7 @@ from tacit.errors import AttachError, ConfigError, PeerLost
 from tacit.failure.bounded_store import KeyValueStore
 from tacit.members.lives import ANSWER, BEAT, Lives, StoreLink
 from tacit.members.record import GONE, Life, MemberArrival, Period, following
+from tacit.members.ties import Ties
 
 T = TypeVar("T")
 _log = logging.getLogger("tacit")
@@ -132,6 +133,7 @@ class Roster:
         self._waiting = (-1, 0.0)
         self._ask = StoreLink(self._address, given.patience)
         self._over = threading.Event()
+        self._ties: Ties | None = None
         self._thread = threading.Thread(target=self._watch, name="tacit-roster", daemon=True)
 
     @property
@@ -160,6 +162,8 @@ class Roster:
                 "the same one, or use another store"
             )
         self._described = text
+        with contextlib.suppress(OSError):  # without them, silence tells who has died
+            self._ties = Ties(self._address)
         self._thread.start()
 
     # ---- periods --------------------------------------------------------------------------------------
@@ -170,7 +174,8 @@ class Roster:
         Raises:
             PeerLost: there are fewer than `min` members, or no room, or no store, for longer than `patience`.
         """
-        mine = replace(mine, id=self.id, name=self.name)
+        address, port = ("", 0) if self._ties is None else self._ties.address
+        mine = replace(mine, id=self.id, name=self.name, address=address, port=port)
         began, arrived_for, member_of = time.monotonic(), 0, self.period.number
         lives = Lives(self._ask, self._given.silence)
         there: dict[str, MemberArrival] = {}
@@ -290,7 +295,7 @@ class Roster:
                 called = ask.store(look)
                 if period != self.period.number:
                     lives, period = Lives(ask, self._given.silence), self.period.number
-                lost = [each for each in self._watched() if not lives.is_alive(each)]
+                lost = self._lost(ask, lives)
                 if lost and not called:
                     _log.warning("%s gives no sign of life: the others go on without it", lost[0].name)
                     ask.store(partial(_add, name=names[0]))
@@ -305,6 +310,19 @@ class Roster:
                         self.called.set()
                         self._on_call()
         ask.close()
+        if self._ties is not None:
+            self._ties.close()
+
+    def _lost(self, ask: StoreLink, lives: Lives) -> list[MemberArrival]:
+        """Of the watched members, those that are dead; that a process has ended is told to all."""
+        watched = self._watched()
+        lost = [each for each in watched if not lives.is_alive(each)]
+        if self._ties is not None:
+            ended = self._ties.broken({each.id: (each.address, each.port) for each in watched if each.port})
+            for each in [each for each in watched if each.id in ended and each not in lost]:
+                ask.store(partial(_set, key=f"life/{each.id}", text=json.dumps(asdict(Life(waits=GONE)))))
+                lost.append(each)
+        return lost
 
     def _late(self, ask: StoreLink) -> list[MemberArrival]:
         """The members that a quorum has waited for long enough, if there is one and it has."""
@@ -342,6 +360,10 @@ def _add_arrivals(store: KeyValueStore, number: int, there: dict[str, MemberArri
 def _leave_out(store: KeyValueStore, number: int, ids: list[str]) -> None:
     store.compare_set(f"late/{number}", "", json.dumps(ids))
     store.add(f"called/{number}", 1)
+
+
+def _set(store: KeyValueStore, key: str, text: str) -> None:
+    store.set(key, text)
 
 
 def _add(store: KeyValueStore, name: str) -> None:
