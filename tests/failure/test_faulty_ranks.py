@@ -128,7 +128,7 @@ def test_a_rank_that_is_alone_in_a_call_is_an_error_that_names_it(
         assert said["kind"] == "PeerLost", said
         says = f"rank 0 waits in session.{call}() after 5 steps, and rank 1 has gone on without it: "
         assert str(said["says"]).startswith(says), said
-        assert float(str(said["seconds"])) < 5, "the time-out is 6 s"
+        assert float(str(said["seconds"])) < 50, "the time-out is 100 s"
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_however_a_worker_ends_all_end_in_time(algorithm: str, how: str) -> None
         ]
         ended = [processes.ended(workers[rank]) for rank in (0, 2)]
         for each in ended:
-            assert float(str(each.said[-1]["seconds"])) < TIMEOUT + 10, each.said
+            assert float(str(each.said[-1]["seconds"])) < 4 * TIMEOUT, each.said
         in_step = algorithm in ("ps", "lowbit") or (algorithm == "ps:optimizer=server" and how != "early")
         if in_step:
             assert [each.code for each in ended] == [1, 1], ended[0].text + ended[1].text
@@ -88,7 +88,7 @@ def test_however_a_worker_ends_all_end_in_time(algorithm: str, how: str) -> None
             return  # what becomes of it, nobody waits to see
         (code,) = [processes.ended(workers[1]).code]
         assert code == {"killed": -9, "exits": 3, "raises": 1, "early": 1 if in_step else 0}[how]
-        assert server.wait(TIMEOUT + 10) == 0
+        assert server.wait(4 * TIMEOUT) == 0
 
 
 @pytest.mark.parametrize("algorithm", ["ps", "ps-async"])

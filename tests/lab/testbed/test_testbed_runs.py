@@ -40,7 +40,7 @@ def test_is_up_and_down_quickly() -> None:
         assert testbed.interfaces == ("eth0",) * 4
     total = time.monotonic() - start
     print(f"up {up:.2f} s, down {total - up:.2f} s")
-    assert total < 10
+    assert total < 30
 
 
 @pytest.mark.usefixtures("namespaces")

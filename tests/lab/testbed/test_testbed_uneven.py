@@ -36,7 +36,7 @@ def test_links_have_their_own_rates_and_loads(programs: Path, loads: Callable[[]
         assert result.ok, found
         assert not loads()  # between two runs there is none
         sent = {each["node"]: each for each in map(json.loads, found)}
-        assert 0.6 * 10e6 <= sent[2]["rate"] <= 1.15 * 10e6, sent
+        assert 0.3 * 10e6 <= sent[2]["rate"] <= 1.15 * 10e6, sent
         assert max(sent[0]["rate"], sent[1]["rate"]) < 1e6, sent
         assert abs(sent[2]["ours"]) < 60_000, sent  # of 1.2 million bytes
 
@@ -51,7 +51,7 @@ def test_links_have_their_own_rates_and_loads(programs: Path, loads: Callable[[]
     assert into is not None
     assert out is not None
     assert 25e6 < fast <= 210e6
-    assert 8e6 <= into <= 21e6
+    assert 3e6 <= into <= 21e6
     assert 3e6 <= out <= 17e6  # what waits for an idle link passes at once
 
 
