@@ -38,6 +38,8 @@ CHECKS = Checks()
 check = CHECKS.add
 GRADIENT, PROGRESS, SCALED = "topk:ratio=0.1", "diloco:sync_every=3,bits=4", "lowbit:bits=4,sync_every=2"
 ALGORITHMS = (GRADIENT, PROGRESS, SCALED)
+SAVED = ((GRADIENT, False), (PROGRESS, False), (PROGRESS, True), (SCALED, True))
+"""What is resumed, and whether from whole tensors rather than shards: both ways where replicas lie apart."""
 EPOCHS = 2
 Trained = tuple[Tensor, Tensor]
 """The losses of all passes, and the parameters."""
@@ -176,15 +178,15 @@ def accelerate_is_a_plain_attach() -> None:
 
 @check
 def a_run_of_accelerate_goes_on_from_its_checkpoint() -> None:
-    for algorithm in ALGORITHMS:
-        for states in ("FULL_STATE_DICT", "SHARDED_STATE_DICT"):
-            with tempfile.TemporaryDirectory() as own:
-                folder = shared_folder(own)
-                losses, parameters = accelerated(algorithm, save=folder, states=states)
-                dist.barrier()
-                again = accelerated(algorithm, load=folder, states=states)
-                dist.barrier()
-            same(again, (losses[4:], parameters))
+    for algorithm, whole_state in SAVED:
+        states = "FULL_STATE_DICT" if whole_state else "SHARDED_STATE_DICT"
+        with tempfile.TemporaryDirectory() as own:
+            folder = shared_folder(own)
+            losses, parameters = accelerated(algorithm, save=folder, states=states)
+            dist.barrier()
+            again = accelerated(algorithm, load=folder, states=states)
+            dist.barrier()
+        same(again, (losses[4:], parameters))
 
 
 @check
@@ -317,23 +319,23 @@ def the_trainer_is_a_plain_attach() -> None:
 
 @check
 def a_run_of_the_trainer_goes_on_from_its_checkpoint_and_saves_the_model() -> None:
-    for algorithm in ALGORITHMS:
-        for states in ("FULL_STATE_DICT", "SHARDED_STATE_DICT"):
-            with tempfile.TemporaryDirectory() as own:
-                folder = shared_folder(own)
-                options = {"save_strategy": "steps", "save_steps": 4, "states": states}
-                (losses, parameters), _ = train(algorithm, folder, **options)
-                dist.barrier()
-                again, trainer = train(algorithm, folder, resume=folder / "checkpoint-4", states=states)
-                if states == "FULL_STATE_DICT":
-                    trainer.save_model(str(folder / "model"))
-                dist.barrier()
-                if states == "FULL_STATE_DICT":
-                    saved = load_file(folder / "model" / "model.safetensors")
-                    named = [saved[name].reshape(-1) for name, _ in trainer.model.named_parameters()]
-                    assert torch.equal(torch.cat(named), again[1])
-                dist.barrier()
-            same(again, (losses[4:], parameters))
+    for algorithm, whole_state in SAVED:
+        states = "FULL_STATE_DICT" if whole_state else "SHARDED_STATE_DICT"
+        with tempfile.TemporaryDirectory() as own:
+            folder = shared_folder(own)
+            options = {"save_strategy": "steps", "save_steps": 4, "states": states}
+            (losses, parameters), _ = train(algorithm, folder, **options)
+            dist.barrier()
+            again, trainer = train(algorithm, folder, resume=folder / "checkpoint-4", states=states)
+            if whole_state:
+                trainer.save_model(str(folder / "model"))
+            dist.barrier()
+            if whole_state:
+                saved = load_file(folder / "model" / "model.safetensors")
+                named = [saved[name].reshape(-1) for name, _ in trainer.model.named_parameters()]
+                assert torch.equal(torch.cat(named), again[1])
+            dist.barrier()
+        same(again, (losses[4:], parameters))
 
 
 @check
@@ -407,18 +409,17 @@ def lightning_is_a_plain_attach() -> None:
 
 @check
 def a_run_of_lightning_goes_on_from_its_checkpoint() -> None:
-    for algorithm in ALGORITHMS:
-        for distributed in (True, False):
-            with tempfile.TemporaryDirectory() as own:
-                folder = shared_folder(own)
-                each = {"dirpath": folder, "every_n_train_steps": 5, "save_top_k": -1, "filename": "{step}"}
-                saving = [of_lightning.Tacit(algorithm), ModelCheckpoint(**each)]
-                first = fit(algorithm, callbacks=saving, distributed=distributed)
-                dist.barrier()
-                resumed = fit(algorithm, ckpt=folder / "step=5.ckpt", distributed=distributed)
-                dist.barrier()
-            losses, parameters = of(first)
-            same(of(resumed), (losses[5:], parameters))
+    for algorithm, whole_state in SAVED:
+        with tempfile.TemporaryDirectory() as own:
+            folder = shared_folder(own)
+            each = {"dirpath": folder, "every_n_train_steps": 5, "save_top_k": -1, "filename": "{step}"}
+            saving = [of_lightning.Tacit(algorithm), ModelCheckpoint(**each)]
+            first = fit(algorithm, callbacks=saving, distributed=not whole_state)
+            dist.barrier()
+            resumed = fit(algorithm, ckpt=folder / "step=5.ckpt", distributed=not whole_state)
+            dist.barrier()
+        losses, parameters = of(first)
+        same(of(resumed), (losses[5:], parameters))
 
 
 @check
