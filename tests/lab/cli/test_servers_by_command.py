@@ -142,7 +142,7 @@ def test_a_script_runs_unchanged_with_servers(tmp_path: Path) -> None:
         "--out",
         "o",
     ]
-    done = ran("-m", "tacit_lab", *words, "--", "train.py", cwd=tmp_path, fresh=True)
+    done = ran("-u", COMMAND, "tacit", *words, "--", "train.py", cwd=tmp_path)
     assert done.code == 0, done.err
     told = json.loads(done.out.splitlines()[-1])
     assert told["status"] == "ok"

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from forks import COMMAND, Fork
 from tacit.environment import RECORD
 from tacit.errors import ConfigError
 from tacit_lab.cli.application import app
@@ -235,7 +237,18 @@ def test_a_script_that_fails_gives_its_exit_code_and_no_file(
     assert not out.exists()
 
 
-def test_a_script_in_processes_is_recorded_and_learnt_from(train: Path, tmp_path: Path) -> None:
+def forked(command: list[str], env: dict[str, str]) -> Fork:
+    """The process of a command, and all of its own, as forks of one that has imported torch."""
+    words = command[1:]
+    if words[:2] == ["-m", "torch.distributed.run"]:
+        words[:2] = ["-u", COMMAND, "torchrun"]
+    return Fork([sys.executable, *words], env=env)
+
+
+def test_a_script_in_processes_is_recorded_and_learnt_from(
+    train: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "subprocess", SimpleNamespace(Popen=forked))
     out, made = tmp_path / "r.safetensors", tmp_path / "mine.pt"
     sizes = ["--every", 1, "--rounds", 12, "--phases", 2]
     ranks = ["torchrun", "--standalone", "--nproc-per-node", 2]
