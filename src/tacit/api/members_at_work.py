@@ -25,8 +25,9 @@ from tacit.errors import AttachError, NonFinite, RoundError, TacitError, first_l
 from tacit.gradients.before_step import StepGradients
 from tacit.gradients.ddp_hook import HookDispatcher, no_exchange
 from tacit.levels.spec import AttachSpec
+from tacit.members.lives import BEAT
 from tacit.members.record import MemberArrival, Period
-from tacit.members.roster import LOOK, Members, Roster
+from tacit.members.roster import Members, Roster
 from tacit.optimizer_hooks.global_hooks import StepsHandle, after_steps, before_steps
 from tacit.replicas.buffers import ReplicaBuffers, found_in
 from tacit.replicas.replica import LiveTensors
@@ -108,6 +109,7 @@ class MembersAtWork:
         try:
             self.roster.begin(trained(spec))
             self._enter(None, acted=True)
+            self._finish_step()
         except BaseException:
             self.roster.leave(calls=True)
             raise
@@ -281,7 +283,7 @@ class MembersAtWork:
                 self._gradients.average(self.now.levels[0].session)
             except RoundError as error:
                 self._refuse_own(error)
-                self._change(acted=True)
+                self._go_on(acted=True)
             else:
                 self._averaged, self._failures = True, 0
 
@@ -303,15 +305,32 @@ class MembersAtWork:
 
     def _stepped(self, _: Optimizer) -> None:
         """Called after a step of any optimizer, when all other hooks have been called."""
-        while self._unacted and not self._ended:
+        if self._unacted and not self._ended:
             self._refuse_own(self._error)
-            self._change(acted=False)
-            if self._unacted:
-                self._around(self.now.hooks.act_after_step)
+            self._go_on(acted=False)
         if self._preempted and not self._ended:
             _log.warning("%s is to end (SIGTERM), and leaves after step %d", self.roster.name, self._step)
             self.leave()
             os.kill(os.getpid(), signal.SIGTERM)
+
+    def _go_on(self, acted: bool, closing: bool = False) -> bool:
+        """Go over into another period, and end the step that its members have in hand.
+
+        Whoever has not taken that step, as a newcomer, takes part in what follows it.
+
+        Returns: Whether this member takes part in it.
+        """
+        if not self._change(acted, closing):
+            return False
+        return self._finish_step()
+
+    def _finish_step(self) -> bool:
+        if self._unacted:
+            self._around(self.now.hooks.act_after_step)
+        if self._unacted:
+            self._refuse_own(self._error)
+            return self._go_on(acted=False)
+        return True
 
     def _note_preemption(self, *_: object) -> None:
         """Called when the machine is to be taken away: a second signal ends the process at once."""
@@ -353,7 +372,7 @@ class MembersAtWork:
             self._waits = "done"
             until = time.monotonic() + 2 * self._given.silence
             while not self.roster.all_wait("done", self._step) and time.monotonic() < until:
-                time.sleep(LOOK)
+                time.sleep(BEAT / 2)
             self._ended = True
         else:
             self.go_to_common_point()
@@ -385,12 +404,12 @@ class MembersAtWork:
         """Make a collective call once all members wait for it. Returns False if others have gone on."""
         while True:
             if self.roster.called.is_set() or self.now.failures.first is not None:
-                if not self._change(acted=True, closing=closing):
+                if not self._go_on(acted=True, closing=closing):
                     return False
                 continue
             together = self.roster.all_wait(what, self._step)
             if together is None:
-                time.sleep(LOOK)
+                time.sleep(BEAT / 2)
                 continue
             if not together:
                 return False
@@ -398,7 +417,7 @@ class MembersAtWork:
                 call()
             except RoundError as error:
                 self._refuse_own(error)
-                self._change(acted=True, closing=closing)
+                self._go_on(acted=True, closing=closing)
                 continue
             return True
 
