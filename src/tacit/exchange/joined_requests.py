@@ -25,11 +25,12 @@ from tacit.contracts import (
 T = TypeVar("T")
 
 RIDES_ALONG = 1 << 16
-"""Bytes up to which an `AllReduce` travels inside an `AllGather` or `AllToAll` of its axis."""
+"""Bytes up to which an `AllReduce` travels inside an `AllGather` of its axis, and both in an `AllToAll`."""
 
 _BYTES = attrgetter("nbytes")
 _FOR_TOPOLOGIES = ReduceEncoded, Grouped
 _OF_ONE_PEER = AllReduce, Permute
+_CARRIED = AllReduce, AllGather
 _Joins: TypeAlias = AllReduce | AllGather | AllToAll | Permute
 
 
@@ -142,9 +143,10 @@ def fuse(
 ) -> Generator[Request, Any, list[Any]]:
     """Run several exchanges at the same time, request by request; like requests travel as one message.
 
-    A small `AllReduce` travels inside an `AllGather` or `AllToAll` of its axis, and is averaged on arrival:
-    one message costs less than two. Requests that cannot be joined follow one another, in an order that is
-    equal on all ranks. A single request may stand for an exchange. `beside` joins the first message.
+    A small `AllReduce` travels inside an `AllGather` or `AllToAll` of its axis, and is averaged on arrival; a
+    small `AllGather` travels inside an `AllToAll`: one message costs less than two. Requests that cannot be
+    joined follow one another, in an order that is equal on all ranks. A single request may stand for an
+    exchange. `beside` joins the first message.
     """
     outcomes: list[Any] = [None] * len(exchanges)
     under_way, answers = [*range(len(exchanges))], [None] * len(exchanges)
@@ -207,22 +209,26 @@ def _alike(requests: Sequence[Request]) -> Collection[Sequence[int]]:
     carried: dict[str, str] = {}
     for request in requests:
         # In an all-to-all whose messages differ in size a receiver could not find another request's part.
-        if isinstance(request, AllGather) or (isinstance(request, AllToAll) and not request.arriving):
-            carried[request.axis] = type(request).__name__
+        if isinstance(request, AllToAll) and not request.arriving:
+            carried[request.axis] = "AllToAll"
+        elif isinstance(request, AllGather):
+            carried.setdefault(request.axis, "AllGather")
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, request in enumerate(requests):
         key: tuple[object, ...] = ("alone", i)
-        if isinstance(request, AllReduce):
+        if isinstance(request, _CARRIED):
             carrier = carried.get(request.axis)
             if carrier is not None and sum(map(_BYTES, request.payload)) <= RIDES_ALONG:
                 key = (carrier, request.axis)
+            elif isinstance(request, AllGather):
+                key = ("AllGather", request.axis)
             else:
                 key = ("AllReduce", request.axis, request.payload[0].dtype if request.payload else None)
         elif isinstance(request, Permute):
             # This is equal on all ranks, so all join the same requests.
             key = ("Permute", request.axis, request.to, bool(request.into))
-        elif isinstance(request, AllGather) or (isinstance(request, AllToAll) and not request.arriving):
-            key = (type(request).__name__, request.axis)
+        elif isinstance(request, AllToAll) and not request.arriving:
+            key = ("AllToAll", request.axis)
         groups.setdefault(key, []).append(i)
     return groups.values()
 

@@ -1,9 +1,10 @@
-"""An all-to-all by Gloo in rounds, in which each rank sends to one peer and receives from another.
+"""Messages of each rank to every other, in rounds in which it sends to one peer and receives from another.
 
 Gloo's all-to-all posts what a rank sends before what it receives. The notice that it is ready for a peer's
 message then waits behind the bytes for that peer, so that two ranks send to each other one after the other:
-on links of 100 Mbit/s it takes 1.4 times as long as the bytes need (`dev/log`, 2026-11-26). Here all receives
-are posted first. Gloo has no callback for a complete message, so a thread waits.
+on links of 100 Mbit/s it takes 1.4 times as long as the bytes need (`dev/log`, 2026-11-26). Gloo's all-gather
+passes each payload from rank to rank, and each hop is a round trip, as only a receiver that is ready is sent
+to. Here all receives are posted first. Gloo has no callback for a complete message, so a thread waits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -51,20 +51,15 @@ class Pairwise:
 
 
 def begun(
-    arrives: Tensor,
-    leaves: Tensor,
-    sizes: Sizes,
-    group: dist.ProcessGroup,
-    number: int,
+    arriving: Sequence[Tensor], leaving: Sequence[Tensor], group: dist.ProcessGroup, number: int
 ) -> Pairwise:
     """Post all receives, and copy what stays here.
 
     Args:
-        arrives: flat; receives from all ranks of the group, in their order.
-        leaves: flat; for all ranks, not changed until all is done.
+        arriving: flat; receives from each rank of the group, in their order.
+        leaving: flat; for each rank, not changed until all is done.
         number: the number of the exchange on this group; the same on all ranks.
     """
-    arriving, leaving = torch.split(arrives, [*sizes[0]]), torch.split(leaves, [*sizes[1]])
     peers, rank, tag = len(leaving), group.rank(), TAGS + number % TAGS
     arriving[rank].copy_(leaving[rank])
     receives = [

@@ -201,13 +201,14 @@ class TorchTransport:
         self, request: AllGather, place: AxisRank, group: dist.ProcessGroup, key: tuple[object, ...]
     ) -> Posted:
         payload, peers = request.payload, place.peers
-        at_once = not self.in_order and (request.axis != WORLD or bool(self._spread))
-        at_once = at_once and nbytes(payload) <= AT_ONCE
+        direct = not self.in_order and (request.axis != WORLD or bool(self._spread))
+        at_once = direct and nbytes(payload) <= AT_ONCE
         first = peers if at_once else 0
         slots = self._gathered.get(key)
         if slots is None or not slots.fit(payload, first + peers):
             slots = self._gathered[key] = Slots(payload, first + peers)
         all_ = slots.message[first * slots.size :]
+        work: dist.Work | Pairwise | None
         if at_once:
             slots.pack(payload, 0)
             copies = slots.message[: first * slots.size].view(peers, slots.size)
@@ -215,7 +216,10 @@ class TorchTransport:
             work = dist.all_to_all_single(all_, copies.view(-1), group=group, async_op=True)
         else:
             mine = slots.pack(payload, place.rank)  # written in place
-            work = _all_gather_flat(all_, mine, group=group, async_op=not self.in_order)
+            if direct:
+                work = self._pairwise(all_.view(peers, slots.size).unbind(), [mine] * peers, group)
+            else:
+                work = _all_gather_flat(all_, mine, group=group, async_op=not self.in_order)
         return self._later([work], partial(slots.payloads, first), group)
 
     def _is_spread(self) -> bool:
@@ -287,8 +291,13 @@ class TorchTransport:
         """Start it: in rounds of pairs if its bytes, equal on all ranks, make Gloo's slower."""
         if self.in_order or total <= group.size() * IN_ROUNDS:
             return [dist.all_to_all_single(arriving, leaving, *sizes, group, async_op=not self.in_order)]
+        return [self._pairwise(torch.split(arriving, [*sizes[0]]), torch.split(leaving, [*sizes[1]]), group)]
+
+    def _pairwise(
+        self, arriving: Sequence[Tensor], leaving: Sequence[Tensor], group: dist.ProcessGroup
+    ) -> Pairwise:
         self._exchanges[group] += 1
-        return [pairwise_all_to_all.begun(arriving, leaving, sizes, group, self._exchanges[group])]
+        return pairwise_all_to_all.begun(arriving, leaving, group, self._exchanges[group])
 
     def _later(
         self,
