@@ -80,7 +80,7 @@ def test_bytes_of_a_rank_on_busy_cores_cost_training_its_processor() -> None:
 def test_latency_counts_for_each_hop_of_each_bucket() -> None:
     buckets = 2
     found = predicted("ddp", rate=1e15, latency=0.1)
-    assert found.seconds == pytest.approx(COMPUTE + 6 * 0.1, rel=0.1), "both buckets are under way at once"
+    assert found.seconds == pytest.approx(COMPUTE + 6 * 2 * 0.1, rel=0.1), "both buckets at once"
     assert buckets == len(made.with_cost(made.profile(), "ddp", 4, 1).costs[0].levels[0].buckets)
 
 

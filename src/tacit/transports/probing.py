@@ -284,7 +284,8 @@ def ring_cost(group: dist.ProcessGroup, timeout: timedelta = timedelta(seconds=6
         [
             max(0.0, large.processor - small.processor) / sent,
             small.processor / hops,
-            max(large.clock - small.clock, large.clock / 10) / sent,
+            # A message has two parts, and each one's way there and back is hidden while the other travels.
+            max(min(large.clock, 2 * (large.clock - small.clock)), large.clock / 10) / sent,
             least.clock / hops,
         ],
         dtype=torch.float64,

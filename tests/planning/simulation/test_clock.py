@@ -71,27 +71,34 @@ def test_resting_takes_no_core() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "sent", "hops"),
+    ("kind", "sent", "hops", "messages"),
     [
-        ("AllReduce", 100, 14),
-        ("AllGather", 7 * AT_ONCE, 1),
-        ("AllGather", 7 * AT_ONCE + 7, 7),
-        ("AllToAll", 7 * IN_ROUNDS, 1),
-        ("AllToAll", 7 * IN_ROUNDS + 7, 7),
-        ("ReduceScatter", 7 * IN_ROUNDS + 7, 7),
-        ("Broadcast", 100, 3),
-        ("Permute", 100, 1),
+        ("AllReduce", 100, 14, 14),
+        ("AllGather", 7 * AT_ONCE, 1, 1),
+        ("AllGather", 7 * AT_ONCE + 7, 1, 7),
+        ("AllToAll", 7 * IN_ROUNDS, 1, 1),
+        ("AllToAll", 7 * IN_ROUNDS + 7, 1, 7),
+        ("ReduceScatter", 7 * IN_ROUNDS + 7, 1, 7),
+        ("Broadcast", 100, 3, 3),
+        ("Permute", 100, 1, 1),
     ],
 )
-def test_hops_of_a_collective(kind: str, sent: int, hops: int) -> None:
-    found = network(8, 1, latency=0.25, per_hop=0.5).transfer(kind, WORLD, sent, 60)
-    assert (found.delay, found.cpu, found.nbytes, found.link) == (0.25 * hops, 0.5 * hops, 60.0, NET)
+def test_hops_of_a_collective(kind: str, sent: int, hops: int, messages: int) -> None:
+    found = network(8, 1, rate=math.inf, latency=0.25, per_hop=0.5).transfer(kind, WORLD, sent, 60)
+    assert (found.delay, found.cpu, found.nbytes, found.link) == (0.5 * hops, 0.5 * messages, 60.0, NET)
+
+
+def test_the_way_of_one_half_of_an_all_reduce_is_hidden_behind_the_other() -> None:
+    ring = network(4, 1, rate=10.0, latency=0.25)
+    assert ring.transfer("AllReduce", WORLD, 60, 20).delay == 2 * 6 * 0.25 - 1.0
+    assert ring.transfer("AllReduce", WORLD, 60, 60).delay == 0.0
+    assert ring.transfer("AllGather", WORLD, 60, 60).delay == 2 * 0.25
 
 
 def test_ranks_gather_in_a_ring_where_nodes_have_several() -> None:
     many = network(4, 2, latency=0.25)
-    assert many.transfer("AllGather", WORLD, 100, 60).delay == 0.25 * 7
-    assert many.transfer("AllGather", NET, 100, 60).delay == 0.25
+    assert many.transfer("AllGather", WORLD, 100, 60).delay == 0.5 * 7
+    assert many.transfer("AllGather", NET, 100, 60).delay == 0.5
 
 
 def test_what_stays_in_the_node_takes_no_link_between_nodes() -> None:

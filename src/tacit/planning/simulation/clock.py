@@ -18,6 +18,8 @@ from tacit.contracts import NET, NODE
 from tacit.transports.message_layout import AT_ONCE, IN_ROUNDS
 
 _DONE = 1e-12
+_WAYS = 2
+"""How often a message of Gloo takes the way: a receiver says first that it is ready, and then is sent to."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Network:
         nodes: the number of nodes.
         ranks: the number of ranks of each node.
         rate: the bytes a second that the slowest node sends to its neighbour in a ring.
-        latency: seconds of a small message between nodes.
+        latency: seconds of a small message between nodes, one way.
         near_rate: the bytes a second between two ranks of a node; infinite if only processors limit it.
         near_latency: seconds of a small message inside a node.
         cores: the number of cores of a machine.
@@ -71,33 +73,39 @@ class Network:
         """
         peers = self.members(axis)
         crowded = self.nodes > 1 and self.ranks > 1 and peers == self.world
-        hops = _hops(kind, peers, math.inf if crowded else sent)
+        hops = _hops(kind, peers, crowded)
         far = crossing > 0
         if far and by_node and self.rates:
             longest = max(nbytes / rate for nbytes, rate in zip(by_node, self.rates, strict=True))
             crossing = round(longest * self.rate)
         latency = self.latency if far else self.near_latency
+        nbytes, rate = float(crossing if far else sent), self.rate if far else self.near_rate
+        delay = _WAYS * hops * latency
+        if kind == "AllReduce":  # in two parts: the way of one is hidden while the other travels
+            delay = max(0.0, delay - nbytes / rate / 2)
         return Transfer(
             link=NET if far else NODE,
-            nbytes=float(crossing if far else sent),
-            rate=self.rate if far else self.near_rate,
-            delay=hops * latency,
-            cpu=self.per_byte * sent + self.per_hop * hops,
+            nbytes=nbytes,
+            rate=rate,
+            delay=delay,
+            cpu=self.per_byte * sent + self.per_hop * max(hops, _rounds(kind, peers, sent)),
         )
 
 
-def _hops(kind: str, peers: int, sent: float) -> int:
+def _rounds(kind: str, peers: int, sent: int) -> int:
+    """How many messages a rank sends one by one, in rounds that wait for no answer; 0: none."""
+    most = {"AllGather": AT_ONCE, "AllToAll": IN_ROUNDS, "ReduceScatter": IN_ROUNDS}.get(kind, math.inf)
+    return peers - 1 if sent > (peers - 1) * most else 0
+
+
+def _hops(kind: str, peers: int, crowded: bool) -> int:
     """The length of the longest chain of messages in a collective of Gloo."""
     if peers < 2:
         return 0
-    if kind == "AllGather" and sent <= (peers - 1) * AT_ONCE:
-        return 1
-    if kind in ("AllToAll", "ReduceScatter") and sent > (peers - 1) * IN_ROUNDS:
-        return peers - 1
     tree = math.ceil(math.log2(peers))
     return {
         "AllReduce": 2 * (peers - 1),
-        "AllGather": peers - 1,
+        "AllGather": peers - 1 if crowded else 1,
         "AllGatherInto": tree,
         "Broadcast": tree,
     }.get(kind, 1)
