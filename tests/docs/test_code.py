@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from pages import PAGES, Block, blocks, shell_lines
+from pages import PAGES, ROOT, Block, blocks, shell_lines
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from cases import for_each
@@ -75,10 +75,11 @@ def test_a_block_runs(block: Block, outcomes: dict[str, str | None]) -> None:
 def torchrun(line: str, text: str, folder: Path) -> str:
     """What a script prints that is started by this line of a page."""
     given, _, words = line.partition("torchrun ")
-    command = ["torchrun", *shlex.split(words)]
-    (folder / command[-1]).write_text(text)
+    *command, name = ["torchrun", *shlex.split(words)]
+    script = folder / Path(name).name
+    script.write_text(text)
     env = ENV | dict(word.split("=", 1) for word in given.split())
-    done = ran(COMMAND, *command, cwd=folder, seconds=300, **env)
+    done = ran(COMMAND, *command, str(script), cwd=folder, seconds=300, **env)
     assert done.code == 0, done.err
     return done.out
 
@@ -89,8 +90,9 @@ def line_of(page: Path) -> str:
     return line
 
 
-RESTART = {"checkpoints.md": (40, 1), "two-places.md": (45, 2)}
-"""Pages whose script restarts: its last step, and fewer ranks than its line has."""
+RESTART = {"checkpoints.md": ("else 40", 40, 1), "two-places.md": ("steps, folder = 45", 45, 2)}
+"""Pages whose script restarts: where it says its last step, which that is, and fewer ranks than in its line."""
+ELASTIC = ROOT / "examples" / "13_elastic.py"
 
 
 ELSEWHERE = {"elastic.md"}
@@ -123,23 +125,25 @@ def whole_file(name: str, folder: Path) -> Any:
     return torch.load(folder / "whole.pt")
 
 
-@pytest.mark.parametrize("page", RESTART)
-def test_a_killed_rank_begins_at_the_last_checkpoint_and_so_do_fewer(page: str, tmp_path: Path) -> None:
-    last, fewer = RESTART[page]
-    (block,) = (each for each in SCRIPTS if each.page.name == page)
-    line = line_of(block.page)
+@pytest.mark.parametrize("name", RESTART)
+def test_a_killed_rank_begins_at_the_last_checkpoint_and_so_do_fewer(name: str, tmp_path: Path) -> None:
+    steps, last, fewer = RESTART[name]
+    page = ROOT / "docs" / name
+    script = next((each.text for each in SCRIPTS if each.page == page), ELASTIC.read_text())
+    line = line_of(page)
     if "--max-restarts" not in line:  # torchrun's own, which the page has in its text
         line = line.replace(" train.py", " --standalone --max-restarts 3 train.py")
         line = f"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 {line}"
-        assert line in " ".join(block.page.read_text().split())
+        assert line in " ".join(page.read_text().split())
     ends = {}
-    for name, text in ("whole", block.text), ("killed", killed(block.text)):
-        (tmp_path / name).mkdir()
-        torchrun(line, text, tmp_path / name)
-        ends[name] = whole_file(f"{last}-2", tmp_path / name)["model"]
+    for which, text in ("whole", script), ("killed", killed(script)):
+        (tmp_path / which).mkdir()
+        assert f"after {last} steps" in torchrun(line, text, tmp_path / which)
+        ends[which] = whole_file(f"{last}-2", tmp_path / which)["model"]
     assert all(torch.equal(ends["killed"][each], ends["whole"][each]) for each in ends["whole"])
-    alone = re.sub(r"node \d", f"node {fewer}", line_of(block.page))
-    longer = block.text.replace(f"steps, folder = {last},", "steps, folder = 60,")
+    alone = re.sub(r"node \d", f"node {fewer}", line)
+    assert script.count(steps) == 1
+    longer = script.replace(steps, steps.replace(str(last), "60"))
     assert "after 60 steps" in torchrun(alone, longer, tmp_path / "whole")
     assert (tmp_path / "whole" / "checkpoints" / "latest").read_text() == "60-1"
 
