@@ -91,7 +91,7 @@ def line_of(page: Path) -> str:
 
 
 RESTART = {"checkpoints.md": ("else 40", 40, 1), "two-places.md": ("steps, folder = 45", 45, 2)}
-"""Pages whose script restarts: where it says its last step, which that is, and fewer ranks than in its line."""
+"""Pages whose script restarts: where it says its last step, which that is, and fewer ranks than there."""
 ELASTIC = ROOT / "examples" / "13_elastic.py"
 
 
