@@ -7,6 +7,7 @@ import pytest
 from members_processes import SECONDS, Members, started
 
 KINDS = (
+    "lowbit:sync_every=2",  # two phases for three members, and one for two
     "lowbit:sync_every=2,late=1",
     "localsgd:sync_every=4",
     "streaming-diloco:sync_every=12,fragments=2",

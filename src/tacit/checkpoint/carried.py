@@ -88,23 +88,23 @@ def take(
     fresh = present(spec, levels).session
     rank, peers = levels[0].session.transport.place(WORLD)
     mixing = [level.session.store.mixing for level in levels]
-    session: dict[str, Any] = {**state.session, "ranks": peers, "steps": [step for _ in levels]}
-    for key in state.session:
+    session = {**state.session, "ranks": peers, "steps": [step for _ in levels]}
+    session["topologies"] = fresh["topologies"]
+    tensors = {key: value for key, value in fresh.items() if _KEY.fullmatch(key)}
+    for key, value in state.session.items():
         match = _KEY.fullmatch(key)
         if match is None:
             continue
-        number, of = int(match["level"]), (match["name"], match["field"])
+        del session[key]
         ranks_own = match["owner"].startswith("rank")
-        if ranks_own:
-            del session[key]
-        renamed = f"rank{rank}/{key.partition('/')[2]}" if ranks_own else key
-        anew = is_topologys(match["field"]) or of in mixing[number] or (ranks_own and not own)
-        found = fresh.get(renamed) if anew else state.session[key]
-        if found is not None:
-            session[renamed] = found
+        of_others = (
+            is_topologys(match["field"]) or (match["name"], match["field"]) in mixing[int(match["level"])]
+        )
+        if not of_others and (own or not ranks_own):
+            tensors[f"rank{rank}/{key.partition('/')[2]}" if ranks_own else key] = value
     if not own:
         _put(state, spec)
-    session_state.load(session, spec.strategy, levels)
+    session_state.load({**session, **tensors}, spec.strategy, levels)
     for i, level in enumerate(levels):
         if level.progress is not None and not own and not level.strategy.topology.mixes:
             level.progress.go_to_anchor({} if late is None else late.moved[i])
