@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,7 @@ def run(algorithm: str, seed: int, churn: float, given: argparse.Namespace) -> d
             replica.down[-1] = (replica.down[-1][0], time.time())
         else:
             replica.start(words, env)
+    kills = [at for replica in replicas for at in replica.ended]
     hangs = 0
     for each in replicas:
         assert each.process is not None
@@ -157,12 +159,26 @@ def run(algorithm: str, seed: int, churn: float, given: argparse.Namespace) -> d
         "steps": steps,
         "seconds_up": round(up, 1),
         "goodput": round(steps * given.pace / up, 4),
+        "pauses": sorted(round(_pause(replicas, at, given.pace), 2) for at in kills),
         "loss": last[0].get("loss") if last else None,
         "curve": curve,
         "hangs": hangs,
         "ended": sum("sums" in each for each in last),
         "equal": len({json.dumps(each.get("sums")) for each in last}) == 1,
     }
+
+
+def _pause(replicas: Sequence[Replica], at: float, pace: float) -> float:
+    """For how long a kill kept the others from their next step, beyond the pace."""
+    longest = 0.0
+    for replica in replicas:
+        for lines in replica.said:
+            times = [
+                line["time"] for line in lines if "step" in line and at - 2 * pace < line["time"] < at + 4
+            ]
+            if times and times[0] < at < times[-1]:
+                longest = max(longest, *(late - soon for soon, late in pairwise(times)))
+    return max(0.0, longest - pace)
 
 
 def main() -> None:
