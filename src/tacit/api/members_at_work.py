@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -80,7 +81,7 @@ class MembersAtWork:
 
     Attributes:
         now: the strategy at work in the present period.
-        changes: the periods that this member has taken part in.
+        changes: the last thousand periods that this member has come to after its first.
 
     Raises:
         AttachError: this replica does not train what the others train.
@@ -92,7 +93,7 @@ class MembersAtWork:
 
     def __init__(self, spec: AttachSpec, given: Members) -> None:
         self._spec, self._given = spec, given
-        self.changes: list[PeriodChange] = []
+        self.changes: deque[PeriodChange] = deque(maxlen=1000)
         self._says: Callable[[], Mapping[str, Any]] = dict
         self._said: Mapping[str, Any] = {}
         self._group: dist.ProcessGroup | None = None
@@ -191,7 +192,7 @@ class MembersAtWork:
 
     def _end_period(self) -> None:
         if hasattr(self, "now") and self.now.levels:
-            self._metrics.append(self.now.metrics())
+            self._metrics = [in_turn(self._metrics, self.now.metrics())]
             self.now.leave()
         if self._group is not None:
             disband(self._group)
@@ -232,8 +233,9 @@ class MembersAtWork:
         store = PrefixStore(f"period/{period.number}", connected(*self._given.address(), timeout=silence))
         limit = timedelta(seconds=2 * silence + 5)
         meeting = Meeting(store, f"members {period.number}", limit, self.roster.called.is_set)
-        self._group = member_group(meeting, place, size, self._spec.time_limit)
-        self._spec_now = replace(self._spec, members=self._group)
+        # In it only small messages travel, and a state piece by piece: one that is frozen is not waited for.
+        self._group = member_group(meeting, place, size, limit)
+        self._spec_now = replace(self._spec, members=self._group, timeout=self._spec.time_limit)
         dispatcher = HookDispatcher(no_exchange)
         self.now = AtWork(self._spec_now, dispatcher)
         if self._spec.strategy.levels[0].subject == "gradient":

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tacit.torch_compat import Store, TCPStore
 
 T = TypeVar("T")
-_PIECE = 16 << 20
+_PIECE = 1 << 20
 """The bytes of one message of several."""
 
 
