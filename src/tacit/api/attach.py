@@ -161,7 +161,7 @@ def attach(
     check_kinds(policy, timeout, mesh)
     trained = model_of(model, mesh, group)
     refuse_second(trained)
-    if isinstance(strategy, AutoStrategy) and trained.process_group.size() == 1:
+    if isinstance(strategy, AutoStrategy) and members is None and trained.process_group.size() == 1:
         _log.warning("'auto' has nothing to choose, as this rank is alone: training with plain DDP ('ddp')")
         strategy, decider = strategy_of("ddp"), None
     spec = AttachSpec(

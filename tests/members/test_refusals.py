@@ -1,0 +1,68 @@
+"""What members cannot do is refused by name, before a store is asked."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import tacit
+from tacit.errors import AttachError, ConfigError
+
+
+@pytest.fixture
+def model() -> Iterator[DistributedDataParallel]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield DistributedDataParallel(torch.nn.Linear(4, 2))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "says"),
+    [
+        ("auto", "'auto' does not choose for members that come and go"),
+        ("ddp", "'ddp' is not for members that come and go"),
+        ("fusion", "'fusion' is not for members that come and go"),
+        ("pipesgd", "'pipesgd' is not for members that come and go"),
+        ("adpsgd", "'adpsgd' is not for members that come and go"),
+        ("ps-async", "'ps-async' is not for members that come and go"),
+        ("daso", "'daso' is not for members that come and go"),
+        ("dgc", "'dgc' takes the optimizer's momentum over"),
+    ],
+)
+def test_an_algorithm(model: DistributedDataParallel, algorithm: str, says: str) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with pytest.raises(AttachError, match=says):
+        tacit.attach(model, optimizer, algorithm, members=tacit.Members(store="127.0.0.1:1"))
+
+
+def test_a_scaler(model: DistributedDataParallel) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    members = tacit.Members(store="127.0.0.1:1")
+    with pytest.raises(AttachError, match="scaler= is not supported with members"):
+        tacit.attach(model, optimizer, "lowbit", scaler=scaler, members=members)
+
+
+def test_no_store(model: DistributedDataParallel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TACIT_MEMBERS", raising=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"start one by python -m tacit\.members\.store --port 29400"):
+        tacit.attach(model, optimizer, "lowbit", members=tacit.Members())
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"min": 0}, "members: min=0 is not a whole number"),
+        ({"min": 3, "max": 2}, "members: max=2 is not a whole number"),
+        ({"silence": 0.1}, r"members: silence=0\.1 is no number of seconds from 1 up"),
+        ({"patience": float("nan")}, "members: patience=nan is no number of seconds"),
+        ({"quorum": 65}, "members: quorum=65 is not a whole number"),
+        ({"store": "here"}, "members: store='here' is no host:port"),
+    ],
+)
+def test_numbers(given: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        tacit.Members(**given).address()  # type: ignore[arg-type]
