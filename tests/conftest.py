@@ -84,6 +84,7 @@ PROCESSES = (
     "tests/planning/test_cluster_prediction.py::test_thousands_of_ranks",
     "tests/members/test_members.py",
     "tests/members/test_page.py",
+    "tests/members/test_sharded_members.py",
     "tests/release/",
     "tests/replicas/test_replicas_on_gloo.py",
     "tests/reporting/test_trackers.py",

@@ -11,9 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from forks import Fork
+from forks import COMMAND, Fork
 
 MEMBER = str(Path(__file__).with_name("member.py"))
+SHARDED = str(Path(__file__).with_name("sharded_member.py"))
+TORCHRUN = (
+    *("torchrun", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"),
+    *("--max-restarts", "1", "--monitor-interval", "0.05"),
+)
 SECONDS = 60
 
 
@@ -77,9 +82,15 @@ class Members:
         """Start a member."""
         return self._begin([MEMBER, name, f"127.0.0.1:{self.port}", algorithm, str(steps), how])
 
+    def sharded(self, name: str, algorithm: str, steps: int) -> Member:
+        """Start a member of two ranks, which torchrun starts again once; all of them say into one pipe."""
+        words = [SHARDED, name, f"127.0.0.1:{self.port}", algorithm, str(steps)]
+        return self._begin(["-u", COMMAND, *TORCHRUN, *words])
+
     def _begin(self, words: list[str]) -> Member:
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        made = Member(Fork([sys.executable, *words], env=os.environ | {}, text=True, **pipes))
+        env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        made = Member(Fork([sys.executable, *words], env=env, text=True, **pipes))
         self._all.append(made)
         return made
 
@@ -87,7 +98,8 @@ class Members:
         """Kill what is left."""
         for each in self._all:
             if each.process.poll() is None:
-                each.signal(signal.SIGKILL)
+                # torchrun ends its ranks with it.
+                each.signal(signal.SIGTERM if "torchrun" in each.process.args else signal.SIGKILL)
             each.process.wait()
             for pipe in (each.process.stdout, each.process.stderr):
                 assert pipe is not None

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
@@ -66,3 +67,23 @@ def test_no_store(model: DistributedDataParallel, monkeypatch: pytest.MonkeyPatc
 def test_numbers(given: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         tacit.Members(**given).address()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "says"),
+    [
+        ("dense", {}, "'dense' is not for members that FSDP2 shards: attach one whose replicas step alone"),
+        ("adacomm", {}, "'adacomm' is not for members that FSDP2 shards"),
+        ("lowbit", {"mesh": 1}, "members= has them find each other: leave mesh= and group= out"),
+    ],
+)
+def test_what_sharded_replicas_cannot_do(
+    model: DistributedDataParallel, algorithm: str, more: dict[str, int], says: str
+) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    sharded = fully_shard(torch.nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(sharded.parameters(), lr=0.1)
+    given = {name: init_device_mesh("cpu", (size,)) for name, size in more.items()}
+    with pytest.raises(AttachError, match=says):
+        tacit.attach(sharded, optimizer, algorithm, members=tacit.Members(store="127.0.0.1:1"), **given)

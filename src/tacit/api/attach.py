@@ -143,8 +143,8 @@ def attach(
         decider: for "auto": chooses the strategy by what the first steps have measured. It has the same type
             on every rank. By default the planner, which predicts how long a step takes with each candidate.
         members: for replicas that join, leave and die while training goes on: how many there may be, and
-            where they find each other. Each is a process with a world of its own; the session is then a
-            `MemberSession`.
+            where they find each other. Each is a process with a world of its own, or a world of ranks among
+            which FSDP2 shards it, all into equally many; the session is then a `MemberSession`.
 
     Returns:
         The attached session: a context manager. `close` (or leaving the block) removes the optimizer's hooks.
@@ -159,7 +159,7 @@ def attach(
     observers.called("attach")
     strategy = strategy_of(strategy)
     check_kinds(policy, timeout, mesh)
-    trained = model_of(model, mesh, group)
+    trained = model_of(model, mesh, group, members is not None)
     refuse_second(trained)
     if isinstance(strategy, AutoStrategy) and members is None and trained.process_group.size() == 1:
         _log.warning("'auto' has nothing to choose, as this rank is alone: training with plain DDP ('ddp')")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from tacit.api.attached import Attached
-from tacit.api.members_at_work import MembersAtWork, PeriodChange
+from tacit.api.member_changes import PeriodChange
+from tacit.api.members_at_work import MembersAtWork
 from tacit.attaching.member_requirements import check_members
 from tacit.attaching.requirements import fitted
 from tacit.levels.spec import AttachSpec

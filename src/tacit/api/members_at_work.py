@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tacit.api.at_work import AtWork
+from tacit.api.member_changes import MembersChange, PeriodChange, lost
 from tacit.attaching.agreement import trained
 from tacit.checkpoint import carried
 from tacit.checkpoint.carried import CarriedState
@@ -27,8 +28,9 @@ from tacit.gradients.before_step import StepGradients
 from tacit.gradients.ddp_hook import HookDispatcher, no_exchange
 from tacit.levels.spec import AttachSpec
 from tacit.members.lives import BEAT
-from tacit.members.record import MemberArrival, Period
+from tacit.members.record import MemberArrival, Period, RankArrival
 from tacit.members.roster import Members, Roster
+from tacit.model.trained_model import locals_of
 from tacit.optimizer_hooks.global_hooks import StepsHandle, after_steps, before_steps
 from tacit.replicas.buffers import ReplicaBuffers, found_in
 from tacit.replicas.replica import LiveTensors
@@ -37,39 +39,12 @@ from tacit.timelines import Timeline
 from tacit.torch_compat import PrefixStore
 from tacit.transports.member_links import connected, receive_from, send_to
 from tacit.transports.process_groups import Meeting, disband, member_group
+from tacit.transports.replica_ranks import ReplicaRanks
 
 _log = logging.getLogger("tacit")
 
 ATTEMPTS = 3
 """How often a round may fail among the same members, before its error is the user's."""
-
-
-class MembersChange(RoundError):
-    """The members of the present period come together for another one."""
-
-
-def _lost(error: BaseException) -> BaseException:
-    """What an error of a collective is among members: one of them is gone, or will be found to be."""
-    if isinstance(error, TacitError):
-        return error
-    found = MembersChange(f"a member is gone: {first_line(error)}")
-    found.__cause__ = error
-    return found
-
-
-@dataclass(frozen=True)
-class PeriodChange:
-    """One change of members, for the user's numbers.
-
-    Attributes:
-        period: the number of the new period.
-        members: the names of its members.
-        seconds: from when this member stopped to when it could go on.
-    """
-
-    period: int
-    members: tuple[str, ...]
-    seconds: float
 
 
 class MembersAtWork:
@@ -100,12 +75,14 @@ class MembersAtWork:
         self._metrics: list[Mapping[str, float]] = []
         self._waits, self._ended = "", False
         self._error: BaseException | None = None
-        self._unacted = False
+        self._unacted = self._counted = False
         self._failures = 0
         self._gradients: StepGradients | None = None
         self._averaged = False
         self._alone_after = any(level.subject == "delta" for level in spec.strategy.levels)
-        self.roster = Roster(given, self._life, self._called)
+        shards = 1 if spec.sharded is None else spec.sharded.shards
+        self._ranks = ReplicaRanks(shards, spec.time_limit + timedelta(seconds=given.patience))
+        self.roster = Roster(given, self._ranks, self._life, self._called)
         self._handles: list[StepsHandle] = []
         try:
             self.roster.begin(trained(spec))
@@ -200,37 +177,42 @@ class MembersAtWork:
 
     def _enter(self, kept: CarriedState | None, acted: bool, closing: bool = False) -> bool:
         """Meet the others, and begin a period with them. Returns whether this member takes part in it."""
+        if self._spec.sharded is not None:
+            self._spec.sharded.reshard()
         while True:
             values = {} if kept is None else kept.session
             mine = MemberArrival(
                 id="",
                 name="",
                 ready=kept is not None,
-                round=sum(values["rounds"]) if values else 0,
                 step=values["steps"][-1] + (not acted) if values else 0,
-                acted=acted,
                 closing=closing,
                 says=dict(self._says()),
+                ranks=[RankArrival(sum(values["rounds"]) if values else 0, acted)],
             )
             period = self.roster.meet(mine)
             if self.roster.place < 0:
                 return False
+            found: CarriedState | None = None
             try:
-                self._begin_period(period, kept)
+                found = self._begin_period(period, kept)
             except (RoundError, RuntimeError) as error:
                 if isinstance(error, TacitError) and not isinstance(error, RoundError):
                     raise
                 _log.warning("a period of %d members did not begin: %s", self.size, first_line(error))
-                self._end_period()
-                self.roster.call()
-                continue
-            return True
+            missing = any(self._ranks.any(found is None))
+            if found is not None and not missing:
+                self._take(period, found, kept)
+                return True
+            self._end_period()
+            self.roster.call()
 
-    def _begin_period(self, period: Period, kept: CarriedState | None) -> None:
-        place, size, source = self.roster.place, len(period.members), period.source
-        first = period.members[source]
-        silence = self._given.silence
-        store = PrefixStore(f"period/{period.number}", connected(*self._given.address(), timeout=silence))
+    def _begin_period(self, period: Period, kept: CarriedState | None) -> CarriedState:
+        """Find the others. Returns the state to go on from: this member's, or that of the source."""
+        place, size, rank = self.roster.place, len(period.members), self._ranks.rank
+        source, silence = period.sources[rank], self._given.silence
+        there = f"period/{period.number}/{rank}"
+        store = PrefixStore(there, connected(*self._given.address(), timeout=silence))
         limit = timedelta(seconds=2 * silence + 5)
         meeting = Meeting(store, f"members {period.number}", limit, self.roster.called.is_set)
         # In it only small messages travel, and a state piece by piece: one that is frozen is not waited for.
@@ -241,35 +223,36 @@ class MembersAtWork:
         if self._spec.strategy.levels[0].subject == "gradient":
             cap = int(self._spec.model.bucket_bytes_cap)
             self._gradients = StepGradients(dispatcher, self._spec_now.named, cap)
-        self.now.hooks.act_through(self._around)
+        self.now.hooks.act_through(self._count)
         for level in self.now.levels:
-            level.session.failure.report_to(_lost)
+            level.session.failure.report_to(lost)
         if self.roster.called.is_set():
             raise MembersChange("somebody has arrived meanwhile")
-        behind = [
-            i
-            for i, each in enumerate(period.members)
-            if i != source and not (each.ready and each.round == first.round)
-        ]
-        own, late = place not in behind, None
+        behind = period.behind(rank)
         if place == source:
             kept = kept or carried.present(self._spec_now, self.now.levels)
             if behind:
                 message = carried.with_replica(kept, self._spec).to_bytes()
                 for each in behind:
                     send_to(each, message, self._group, self.roster.called.is_set)
-        elif not own:
-            if kept is not None and not period.members[place].ready:
-                late = kept  # the others have ended a round without it
+        elif place in behind:
             kept = CarriedState.of_bytes(receive_from(source, self._group, self.roster.called.is_set))
         assert kept is not None
-        step = first.step - (not first.acted)
-        carried.take(kept, self._spec_now, self.now.levels, step, own, late)
-        self._unacted = not first.acted
-        self._error = None
-        if place == 0:
+        return kept
+
+    def _take(self, period: Period, found: CarriedState, kept: CarriedState | None) -> None:
+        """Take the state, when all ranks of this member have found one; `kept`: what this one had."""
+        place, rank = self.roster.place, self._ranks.rank
+        first = period.members[period.sources[rank]]
+        self._unacted, self._error = not first.ranks[rank].acted, None
+        own, late = place not in period.behind(rank), None
+        if not own and not period.members[place].ready:
+            late = kept  # the others have ended a round without it
+        carried.take(found, self._spec_now, self.now.levels, first.step - self._unacted, own, late)
+        if place == rank == 0:
             _log.warning(
-                "period %d of training, with %d members: %s", period.number, size, ", ".join(self.names)
+                "period %d of training, with %d members: %s",
+                *(period.number, self.size, ", ".join(self.names)),
             )
 
     # ---- before and after every step --------------------------------------------------------------------
@@ -289,6 +272,11 @@ class MembersAtWork:
             else:
                 self._averaged, self._failures = True, 0
 
+    def _count(self, act: Callable[[], None]) -> None:
+        """Called when a step is counted, with what follows it."""
+        self._counted = True
+        self._around(act)
+
     def _around(self, act: Callable[[], None]) -> None:
         """Do what follows a step, unless the members change."""
         self._averaged, self._said = False, self._says()
@@ -307,10 +295,14 @@ class MembersAtWork:
 
     def _stepped(self, _: Optimizer) -> None:
         """Called after a step of any optimizer, when all other hooks have been called."""
-        if self._unacted and not self._ended:
+        if not self._counted or self._ended:
+            return
+        unacted, preempted = self._ranks.any(self._unacted, self._preempted)
+        if unacted:
             self._refuse_own(self._error)
-            self._go_on(acted=False)
-        if self._preempted and not self._ended:
+            self._go_on(acted=not self._unacted)
+        self._counted = False
+        if preempted:
             _log.warning("%s is to end (SIGTERM), and leaves after step %d", self.roster.name, self._step)
             self.leave()
             os.kill(os.getpid(), signal.SIGTERM)
@@ -329,9 +321,9 @@ class MembersAtWork:
     def _finish_step(self) -> bool:
         if self._unacted:
             self._around(self.now.hooks.act_after_step)
-        if self._unacted:
+        if any(self._ranks.any(self._unacted)):
             self._refuse_own(self._error)
-            return self._go_on(acted=False)
+            return self._go_on(acted=not self._unacted)
         return True
 
     def _note_preemption(self, *_: object) -> None:
@@ -344,7 +336,7 @@ class MembersAtWork:
         if error is None:
             return
         own = isinstance(error, NonFinite) and any(
-            not bool(torch.isfinite(p).all()) for p in self._spec.named.values()
+            not bool(torch.isfinite(p).all()) for p in locals_of(self._spec.named).values()
         )
         if own or self._failures >= ATTEMPTS:
             raise error
@@ -405,23 +397,25 @@ class MembersAtWork:
     def _together(self, what: str, call: Callable[[], None], closing: bool) -> bool:
         """Make a collective call once all members wait for it. Returns False if others have gone on."""
         while True:
-            if self.roster.called.is_set() or self.now.failures.first is not None:
+            if any(self._ranks.any(self.roster.called.is_set() or self.now.failures.first is not None)):
                 if not self._go_on(acted=True, closing=closing):
                     return False
                 continue
-            together = self.roster.all_wait(what, self._step)
+            together = self._ranks.first(lambda: self.roster.all_wait(what, self._step))
             if together is None:
                 time.sleep(BEAT / 2)
                 continue
             if not together:
                 return False
+            failed: RoundError | None = None
             try:
                 call()
             except RoundError as error:
-                self._refuse_own(error)
-                self._go_on(acted=True, closing=closing)
-                continue
-            return True
+                failed = error
+            if not any(self._ranks.any(failed is not None)):
+                return True
+            self._refuse_own(failed)
+            self._go_on(acted=True, closing=closing)
 
     def leave(self) -> None:
         """As `AtWork.leave`; the other members go on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -55,7 +56,7 @@ def agree(spec: AttachSpec) -> None:
 
 def trained(spec: AttachSpec) -> dict[str, str]:
     """What members must have in common, by name: a checksum, and the beginning of a text for errors."""
-    compared = _compared(spec)
+    compared = _compared(spec) | {"number of shards": _layout(spec)}
     del compared["learning rate"], compared["scaler"]  # they change with the steps
     return {
         what: f"{thing.shown or thing.text:.200} ({zlib.crc32(thing.text.encode()):08x})"
@@ -115,6 +116,15 @@ def _shards(spec: AttachSpec) -> dict[str, _Compared]:
     mine = locals_of(spec.named)
     text = "\n".join(f"{name} {tuple(shard.shape)}" for name, shard in mine.items())
     return {"shard of the model": _Compared(text=text, shown=f"shard {spec.sharded.shard}")}
+
+
+def _layout(spec: AttachSpec) -> _Compared:
+    """Among how many ranks FSDP2 shards the model, and how; equal on all ranks."""
+    if spec.sharded is None:
+        return _Compared(text="1")
+    placed: dict[str, Any] = dict(spec.named)
+    text = "\n".join(f"{name} {p.placements}" for name, p in placed.items())
+    return _Compared(text=f"{spec.sharded.shards}\n{text}", shown=str(spec.sharded.shards))
 
 
 def _scaler(spec: AttachSpec) -> str:

@@ -58,7 +58,7 @@ def check_kinds(policy: object, timeout: object, mesh: object) -> None:
 
 
 def model_of(
-    model: object, mesh: DeviceMesh | None, group: dist.ProcessGroup | None
+    model: object, mesh: DeviceMesh | None, group: dist.ProcessGroup | None, members: bool = False
 ) -> DistributedDataParallel | ShardedModel:
     """The DDP object, or the model that FSDP2 shards, with the ranks that have the same shards.
 
@@ -66,6 +66,7 @@ def model_of(
         model: compiled or not.
         mesh: the mesh of a sharded model; ignored for other models.
         group: the ranks with the same shards, in place of a mesh.
+        members: whether replicas come and go.
 
     Raises:
         AttachError: it is neither, or does not fit; the message says what to write.
@@ -76,7 +77,7 @@ def model_of(
     if isinstance(module, nn.Module) and not isinstance(module, DistributedDataParallel) and _sharded(module):
         from tacit.fsdp.model import sharded_of
 
-        return sharded_of(module, mesh, group)
+        return sharded_of(module, mesh, group, members)
     if group is not None:
         raise AttachError(
             "group= is for sharded models (FSDP2): DistributedDataParallel(model, process_group=group) says "

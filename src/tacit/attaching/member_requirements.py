@@ -5,8 +5,10 @@ from __future__ import annotations
 from tacit.contracts import WORLD
 from tacit.errors import AttachError
 from tacit.levels.spec import AttachSpec
+from tacit.model.sharded_model import ShardedModel
 from tacit.optimizer_hooks import momentum
 from tacit.strategy import AutoStrategy
+from tacit.transports.process_groups import ranks_of
 
 
 def check_members(spec: AttachSpec) -> None:
@@ -21,12 +23,14 @@ def check_members(spec: AttachSpec) -> None:
         raise AttachError("probe= measures links of ranks that stay, and members come and go: leave it out")
     levels = spec.strategy.levels
     ranks = spec.model.process_group.size()
-    if spec.ddp is None or ranks > 1:
+    if ranks > 1:
         raise AttachError(
             f"members= is for replicas that are processes of their own, and here {ranks} ranks share a "
             "DistributedDataParallel: start each replica by itself, by torchrun --standalone "
-            "--nproc-per-node 1 train.py"
+            "--nproc-per-node 1 train.py; or shard it among its ranks by FSDP2, fully_shard(model)"
         )
+    if spec.sharded is not None:
+        _check_sharded(spec, spec.sharded)
     if any(
         level.subject == "nothing"
         or level.independent
@@ -47,3 +51,21 @@ def check_members(spec: AttachSpec) -> None:
         )
     if spec.scaler is not None and spec.scaler.is_enabled():
         raise AttachError("scaler= is not supported with members: train in bfloat16, which needs none")
+
+
+def _check_sharded(spec: AttachSpec, model: ShardedModel) -> None:
+    """Refuse what replicas of several ranks cannot do: each rank exchanges its shard by itself."""
+    world = len(ranks_of())
+    if model.shards != world:
+        raise AttachError(
+            f"members= is for replicas that are a world of their own, and here a replica has {model.shards} "
+            f"of {world} ranks: start each replica by itself, by torchrun --standalone --nproc-per-node "
+            f"{model.shards} train.py, and shard it among all its ranks, fully_shard(model)"
+        )
+    for level in spec.strategy.levels:
+        if level.subject == "gradient" or level.rounds.observed_metrics:
+            raise AttachError(
+                f"{spec.strategy.name!r} is not for members that FSDP2 shards: attach one whose replicas "
+                "step alone, by a period that does not depend on measurements, such as 'lowbit', 'diloco' or "
+                "'localsgd'"
+            )

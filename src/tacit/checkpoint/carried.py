@@ -16,6 +16,7 @@ from tacit.checkpoint import session_state
 from tacit.contracts import WORLD, Request
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
+from tacit.model.trained_model import local, sharded_as
 from tacit.session.bucket_states import is_topologys
 
 T = TypeVar("T")
@@ -28,8 +29,9 @@ class CarriedState:
 
     Attributes:
         session: what `session_state.save` gives; of state that ranks divide, this rank's part.
-        model: parameters and buffers, by name; empty if they are in the model.
-        optimizers: the state of each optimizer, as torch's `state_dict` has it.
+        model: parameters and buffers, by name, of sharded ones this rank's part; empty if they are in the
+            model.
+        optimizers: the state of each optimizer, as torch's `state_dict` has it; of shards as well.
         moved: how far the parameters of each level are from the common point.
     """
 
@@ -63,8 +65,15 @@ def present(spec: AttachSpec, levels: Sequence[Level]) -> CarriedState:
 
 def with_replica(state: CarriedState, spec: AttachSpec) -> CarriedState:
     """The state with this replica's model and optimizers, for a newcomer."""
-    model = {name: each.detach() for name, each in spec.model.module.state_dict().items()}
-    return CarriedState(state.session, model, [each.state_dict()["state"] for each in spec.optimizers])
+    model = {name: local(each.detach()) for name, each in spec.model.module.state_dict().items()}
+    optimizers = [
+        {
+            i: {field: local(value) for field, value in of.items()}
+            for i, of in each.state_dict()["state"].items()
+        }
+        for each in spec.optimizers
+    ]
+    return CarriedState(state.session, model, optimizers)
 
 
 def take(
@@ -115,14 +124,16 @@ def _put(state: CarriedState, spec: AttachSpec) -> None:
     here = spec.model.module.state_dict()
     with torch.no_grad():
         for name, value in state.model.items():
-            here[name].copy_(value)
+            local(here[name]).copy_(value)
     for optimizer, found in zip(spec.optimizers, state.optimizers, strict=True):
         _give(optimizer, found)
 
 
 def _give(optimizer: Optimizer, found: Mapping[int, Any]) -> None:
     """Set its state, and leave its learning rates and the like as they are."""
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": dict(found)})
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    state = {i: {name: sharded_as(params[i], each) for name, each in of.items()} for i, of in found.items()}
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
 def _by_itself(exchange: Generator[Request, Any, T]) -> T:

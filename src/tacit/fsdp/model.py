@@ -18,7 +18,7 @@ from tacit.contracts import (
 from tacit.errors import AttachError
 from tacit.model.sharded_model import ShardedModel, reshard
 from tacit.strategy import AnyStrategy, Strategy
-from tacit.transports.process_groups import rank_in, ranks_of
+from tacit.transports.process_groups import alone, rank_in, ranks_of
 
 _LINES = (
     'mesh = init_device_mesh("cpu", (nodes, ranks), mesh_dim_names=("far", "near")), '
@@ -28,17 +28,26 @@ _FOR_ADAM = "'lowbit' with Adam or AdamW, or for long trainings 'localsgd' or 'd
 _PEERS = "attach one without servers, such as 'topk', 'int8', 'diloco' or 'localsgd'"
 
 
-def sharded_of(module: nn.Module, mesh: DeviceMesh | None, group: dist.ProcessGroup | None) -> ShardedModel:
+def sharded_of(
+    module: nn.Module, mesh: DeviceMesh | None, group: dist.ProcessGroup | None, members: bool = False
+) -> ShardedModel:
     """The model, with the ranks that have the same shards.
 
     Args:
         module: sharded by FSDP2, or with sharded modules in it.
         mesh: the mesh of all ranks; the model is sharded on all of its axes but one.
         group: the ranks of that axis, in place of a mesh.
+        members: whether replicas come and go: that axis is then of those that are there, and no two ranks of
+            a replica exchange anything in a step, as one may have to end its part of it without the other.
 
     Raises:
         AttachError: the model or the mesh does not fit; the message says what to write.
     """
+    if members and not (mesh is None and group is None):
+        raise AttachError(
+            "mesh= and group= say which ranks have the same shards, and members= has them find each other: "
+            "leave mesh= and group= out"
+        )
     reshard(module)
     trained: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
     for name, p in trained.items():
@@ -56,9 +65,9 @@ def sharded_of(module: nn.Module, mesh: DeviceMesh | None, group: dist.ProcessGr
             raise AttachError(
                 f"{name} is sharded on another mesh than {first}: give fully_shard the same mesh everywhere"
             )
-    far = group if group is not None else _far_group(mesh, own)
+    far = alone() if members else group if group is not None else _far_group(mesh, own)
     _check_far(far, _ranks(own))
-    near = own.get_group() if own.ndim == 1 else None
+    near = own.get_group() if own.ndim == 1 and not members else None
     return ShardedModel(module, far, near, own, _everyone(mesh if group is None else None, far, own))
 
 

@@ -35,7 +35,7 @@ class ReplicaLevel(DeltaLevel):
             on_sync=self._averaged if strategy.buffers == "on_sync" else None,
         )
         self._hook_in(hook)
-        if near is not None:
+        if spec.sharded is not None:
             hook.observations.share_with(near)
             hook.consensus.leave_out()
 

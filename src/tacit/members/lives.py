@@ -19,30 +19,40 @@ ANSWER = 5.0
 """Seconds in which the store has to answer a call."""
 
 
+def life_key(id: str, rank: int) -> str:
+    """Where a member's rank writes its signs of life."""
+    return f"life/{id}/{rank}"
+
+
 class Lives:
     """Which members are alive, by their signs of life since this object was made.
 
     Args:
         ask: asks the store.
         silence: seconds after which one without a new sign is dead.
+        rank: the one of a member's ranks whose signs count; None: it is dead when any of them is.
     """
 
-    def __init__(self, ask: StoreLink, silence: float) -> None:
-        self._ask, self._silence = ask, silence
-        self._seen: dict[str, tuple[Life | None, float]] = {}
+    def __init__(self, ask: StoreLink, silence: float, rank: int | None = None) -> None:
+        self._ask, self._silence, self._rank = ask, silence, rank
+        self._seen: dict[tuple[str, int], tuple[Life | None, float]] = {}
 
     def is_alive(self, member: MemberArrival) -> bool:
         """Whether the member has given a sign of life lately, and has not left."""
-        life, now = self._ask.life(member.id), time.monotonic()
-        last, since = self._seen.get(member.id, (None, now))
-        if life != last or member.id not in self._seen:
+        ranks = range(len(member.ranks)) if self._rank is None else [self._rank]
+        return all(self._gives_signs((member.id, rank)) for rank in ranks)
+
+    def _gives_signs(self, of: tuple[str, int]) -> bool:
+        life, now = self._ask.life(*of), time.monotonic()
+        last, since = self._seen.get(of, (None, now))
+        if life != last or of not in self._seen:
             since = now
-        self._seen[member.id] = life, since
+        self._seen[of] = life, since
         return now - since < self._silence and (life is None or life.waits != GONE)
 
     def last(self, member: MemberArrival) -> Life | None:
         """What its last sign of life said."""
-        return self._seen.get(member.id, (None, 0.0))[0]
+        return self._seen.get((member.id, 0), (None, 0.0))[0]
 
     def of(self, members: Sequence[MemberArrival]) -> list[MemberArrival]:
         """Those that are alive."""
@@ -84,11 +94,11 @@ class StoreLink:
                     ) from error
                 time.sleep(BEAT)
 
-    def life(self, id: str) -> Life | None:
-        """The last sign of life of a member."""
+    def life(self, id: str, rank: int = 0) -> Life | None:
+        """The last sign of life of a member's rank; the first one speaks for all of it."""
 
         def read(store: KeyValueStore) -> str:
-            return store.get(key).decode() if store.check([key := f"life/{id}"]) else ""
+            return store.get(key).decode() if store.check([key := life_key(id, rank)]) else ""
 
         text = self.store(read)
         if not text:

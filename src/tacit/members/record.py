@@ -15,37 +15,47 @@ GONE = "gone"
 
 
 @dataclass(frozen=True)
+class RankArrival:
+    """What a rank of a member says of itself.
+
+    Attributes:
+        round: how many rounds it has finished.
+        acted: whether what follows the member's last step is over.
+        address: where those that watch it connect to; "": nowhere.
+        port: of that address.
+    """
+
+    round: Whole = 0
+    acted: bool = True
+    address: str = ""
+    port: Whole = 0
+
+
+@dataclass(frozen=True)
 class MemberArrival:
     """What a member says of itself when it arrives for a period.
 
     Attributes:
-        id: unique to this process.
+        id: unique to this replica, as long as it lives.
         name: for logs and errors.
         ready: whether it has a state of the period before; else it takes that of another.
-        round: how many rounds it has finished.
         step: how many steps it has taken, with the one in hand.
-        acted: whether what follows that step is over.
         closing: whether it has no more steps to take.
         says: what its sampler says of the samples that it has taken.
-        address: where those that watch it connect to; "": nowhere.
-        port: of that address.
+        ranks: what each of its ranks says; it has one, or as many as FSDP2 shards it among.
     """
 
     id: str
     name: str
     ready: bool = False
-    round: Whole = 0
     step: Whole = 0
-    acted: bool = True
     closing: bool = False
     says: dict[str, Any] = field(default_factory=dict)
-    address: str = ""
-    port: Whole = 0
+    ranks: list[RankArrival] = field(default_factory=lambda: [RankArrival()])
 
-    @property
-    def progress(self) -> tuple[int, int, bool]:
-        """How far it is, for comparisons."""
-        return self.round, self.step, self.acted
+    def progress(self, rank: int) -> tuple[int, int, bool]:
+        """How far a rank of it is, for comparisons."""
+        return self.ranks[rank].round, self.step, self.ranks[rank].acted
 
 
 @dataclass(frozen=True)
@@ -55,18 +65,28 @@ class Period:
     Attributes:
         number: from 1.
         members: in the order of their ranks.
-        source: the rank whose state the others take, if they have not come as far.
+        sources: for each rank of a member whose state those of the others take, if they have not come as far.
         said: what the sampler of each member of the period before has said last, also of one that is gone.
     """
 
     number: Whole = 0
     members: list[MemberArrival] = field(default_factory=list)
-    source: Whole = 0
+    sources: list[Whole] = field(default_factory=list)
     said: list[dict[str, Any]] = field(default_factory=list)
 
     def place_of(self, id: str) -> int:
         """The rank of a member, or -1."""
         return next((i for i, each in enumerate(self.members) if each.id == id), -1)
+
+    def behind(self, rank: int) -> list[int]:
+        """The members of which this rank takes the source's state, by their places."""
+        source = self.sources[rank]
+        round = self.members[source].ranks[rank].round
+        return [
+            place
+            for place, each in enumerate(self.members)
+            if place != source and not (each.ready and each.ranks[rank].round == round)
+        ]
 
     def to_text(self) -> str:
         """As JSON."""
@@ -103,15 +123,22 @@ class Life:
 def following(
     now: Period, there: Mapping[str, MemberArrival], gone: Mapping[str, Life | None], most: int
 ) -> Period:
-    """The period after `now`: those of its members that have arrived, in its order, then the newcomers."""
+    """The period after `now`: those of its members that have arrived, in its order, then the newcomers.
+
+    A round may have ended on some ranks of a member, and failed on others, so each rank has a source. All
+    sources have taken equally many steps: whoever goes on beyond a round has ended it on all its ranks.
+    """
     old = [there[each.id] for each in now.members if each.id in there]
-    first = max((each for each in old if each.ready), key=lambda each: each.progress, default=None)
-    passed = first is not None and not first.acted  # whoever has closed behind it would miss its next round
+    ready = [each for each in old if each.ready]
+    ranks = range(max((len(each.ranks) for each in there.values()), default=1))
+    firsts = [max(ready, key=lambda each: each.progress(rank)) for rank in ranks] if ready else []
+    # Whoever has closed behind one that has not acted would miss its next round.
+    passed = any(not each.ranks[rank].acted for rank, each in enumerate(firsts))
     stay = [each for each in old if not (each.closing and passed)]
     new = [each for id, each in there.items() if now.place_of(id) < 0 and not each.closing]
     members = [*stay, *new][:most]
     last = {id: life.says for id, life in gone.items() if life is not None}
     last |= {id: each.says for id, each in there.items()}
     said = [last[each.id] for each in now.members if each.id in last]
-    source = members.index(first) if first is not None and first in members else 0
-    return Period(now.number + 1, members, source, said)
+    sources = [members.index(each) if each in members else 0 for each in firsts] or [0 for _ in ranks]
+    return Period(now.number + 1, members, sources, said)

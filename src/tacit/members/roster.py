@@ -27,9 +27,10 @@ from tacit import checks, described
 from tacit.environment import MEMBERS
 from tacit.errors import AttachError, ConfigError, PeerLost
 from tacit.failure.bounded_store import KeyValueStore
-from tacit.members.lives import ANSWER, BEAT, Lives, StoreLink
+from tacit.members.lives import ANSWER, BEAT, Lives, StoreLink, life_key
 from tacit.members.record import GONE, Life, MemberArrival, Period, following
 from tacit.members.ties import Ties
+from tacit.transports.replica_ranks import ReplicaRanks
 
 T = TypeVar("T")
 _log = logging.getLogger("tacit")
@@ -101,15 +102,16 @@ class Members:
 
 
 class Roster:
-    """One member's view of all.
+    """One member's view of all. Each rank of a member has one, and the first of them arrives for all.
 
     Args:
         given: as the user has written it.
+        ranks: the member's.
         life: reads what a sign of life says, besides its number.
         on_call: called once a period, in the roster's thread, when somebody has arrived for the next one.
 
     Attributes:
-        id: unique to this process.
+        id: unique to this replica, as long as it lives.
         name: for logs and errors.
         period: the present one; number 0 before the first.
         called: set when somebody has arrived for the next period.
@@ -118,13 +120,14 @@ class Roster:
     def __init__(
         self,
         given: Members,
+        ranks: ReplicaRanks,
         life: Callable[[], Mapping[str, Any]],
         on_call: Callable[[], None],
     ) -> None:
-        self._given, self._life, self._on_call = given, life, on_call
+        self._given, self._ranks, self._life, self._on_call = given, ranks, life, on_call
         self._address = given.address()
-        self.name = given.name or f"{socket.gethostname()}-{os.getpid()}"
-        self.id = f"{self.name}/{uuid.uuid4().hex[:12]}"
+        self.name, unique = ranks.first(lambda: (given.name or _own_name(), uuid.uuid4().hex[:12]))
+        self.id = f"{self.name}/{unique}"
         self.period = Period()
         self.called = threading.Event()
         self._beats = 0
@@ -169,13 +172,27 @@ class Roster:
     # ---- periods --------------------------------------------------------------------------------------
 
     def meet(self, mine: MemberArrival) -> Period:
-        """Arrive for the next period, and wait for its record.
+        """Arrive for the next period, and wait for its record. A collective call of this member's ranks.
+
+        Args:
+            mine: what this rank says of itself.
 
         Raises:
+            AttachError: another member has this one's name.
             PeerLost: there are fewer than `min` members, or no room, or no store, for longer than `patience`.
         """
         address, port = ("", 0) if self._ties is None else self._ties.address
-        mine = replace(mine, id=self.id, name=self.name, address=address, port=port)
+        own = replace(mine.ranks[0], address=address, port=port)
+        each = self._ranks.gathered(replace(mine, ranks=[own]))
+        ready, ranks = all(one.ready for one in each), [one.ranks[0] for one in each]
+        ours = replace(mine, id=self.id, name=self.name, ready=ready, ranks=ranks)
+        period = self._ranks.first(lambda: self._met(ours))
+        with self._changing:
+            self.called.clear()
+            self.period = period
+        return period
+
+    def _met(self, mine: MemberArrival) -> Period:
         began, arrived_for, member_of = time.monotonic(), 0, self.period.number
         lives = Lives(self._ask, self._given.silence)
         there: dict[str, MemberArrival] = {}
@@ -187,9 +204,6 @@ class Roster:
                 continue
             mine_now = now.place_of(self.id) >= 0
             if arrived_for and now.number >= arrived_for and (mine_now or mine.closing):
-                with self._changing:
-                    self.called.clear()
-                    self.period = now
                 return now
             ready = mine.ready and now.number == member_of
             living = [] if mine_now else lives.of(now.members)
@@ -268,7 +282,7 @@ class Roster:
         if self.place >= 0:
             with contextlib.suppress(PeerLost):
                 gone = json.dumps(asdict(Life(waits=GONE)))
-                self._ask.store(lambda store: store.set(f"life/{self.id}", gone))
+                self._ask.store(lambda store: store.set(life_key(self.id, self._ranks.rank), gone))
             if calls and len(self.period.members) > 1:
                 self.call()
         self._ask.close()
@@ -278,7 +292,7 @@ class Roster:
     def _watch(self) -> None:
         """Give signs of life, look after the next members, and listen for calls."""
         ask = StoreLink(self._address, 0.0)
-        lives, period = Lives(ask, self._given.silence), 0
+        lives, period = Lives(ask, self._given.silence, self._ranks.rank), 0
         while not self._over.wait(BEAT):
             with contextlib.suppress(PeerLost):
                 self._beats += 1
@@ -289,12 +303,13 @@ class Roster:
                 def look(store: KeyValueStore, text: str = text, names: Sequence[str] = names) -> bool:
                     store.compare_set("trains", "", self._described)
                     self._present_in(store)
-                    store.set(f"life/{self.id}", text)
+                    store.set(life_key(self.id, self._ranks.rank), text)
                     return any(store.check([name]) for name in names)
 
                 called = ask.store(look)
                 if period != self.period.number:
-                    lives, period = Lives(ask, self._given.silence), self.period.number
+                    lives = Lives(ask, self._given.silence, self._ranks.rank)
+                    period = self.period.number
                 lost = self._lost(ask, lives)
                 if lost and not called:
                     _log.warning("%s gives no sign of life: the others go on without it", lost[0].name)
@@ -315,12 +330,14 @@ class Roster:
 
     def _lost(self, ask: StoreLink, lives: Lives) -> list[MemberArrival]:
         """Of the watched members, those that are dead; that a process has ended is told to all."""
-        watched = self._watched()
+        watched, rank = self._watched(), self._ranks.rank
         lost = [each for each in watched if not lives.is_alive(each)]
         if self._ties is not None:
-            ended = self._ties.broken({each.id: (each.address, each.port) for each in watched if each.port})
+            theirs = {each.id: each.ranks[rank] for each in watched}
+            ended = self._ties.broken({id: (at.address, at.port) for id, at in theirs.items() if at.port})
             for each in [each for each in watched if each.id in ended and each not in lost]:
-                ask.store(partial(_set, key=f"life/{each.id}", text=json.dumps(asdict(Life(waits=GONE)))))
+                gone = json.dumps(asdict(Life(waits=GONE)))
+                ask.store(partial(_set, key=life_key(each.id, rank), text=gone))
                 lost.append(each)
         return lost
 
@@ -333,7 +350,8 @@ class Roster:
             return []
         if now - self._waiting[1] < self._given.grace:
             return []
-        others = [(each, ask.life(each.id)) for each in self.period.members if each.id != self.id]
+        rank = self._ranks.rank
+        others = [(each, ask.life(each.id, rank)) for each in self.period.members if each.id != self.id]
         late = [each for each, life in others if life is None or life.begun < begun]
         return late if len(self.period.members) - len(late) >= quorum else []
 
@@ -342,6 +360,10 @@ class Roster:
         members, place = self.period.members, self.place
         after = members[place + 1 :] + members[: max(place, 0)] if place >= 0 else []
         return after[:WATCHED]
+
+
+def _own_name() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def _add_arrivals(store: KeyValueStore, number: int, there: dict[str, MemberArrival]) -> list[str]:

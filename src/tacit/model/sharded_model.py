@@ -25,8 +25,10 @@ class ShardedModel:
 
     Attributes:
         module: the user's model.
-        process_group: the ranks of the far axis, which have the same shard of other replicas.
-        near: the ranks among which the replica is sharded; None where they are on several axes.
+        process_group: the ranks of the far axis, which have the same shard of other replicas; where replicas
+            come and go, this rank alone.
+        near: the ranks among which the replica is sharded; None where they are on several axes, and where
+            replicas come and go.
         mesh: of the ranks that share this replica.
         ranks: all ranks that train the model, in order; if unknown, those of the far axis.
         shards: the number of shards.

@@ -44,6 +44,17 @@ def local(tensor: Tensor) -> Tensor:
     return mine
 
 
+def sharded_as(p: Any, value: Any) -> Any:
+    """A value of a sharded parameter's state, if it has the shape of the shard, as a DTensor laid out as `p`.
+
+    Anything else stays what it is.
+    """
+    if not hasattr(p, "to_local") or not isinstance(value, Tensor) or value.shape != local(p).shape:
+        return value
+    kind, like = type(p.detach()), {"run_check": False, "shape": p.shape, "stride": p.stride()}
+    return kind.from_local(value, p.device_mesh, p.placements, **like)
+
+
 def locals_of(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """This rank's part of each tensor."""
     return {name: local(tensor) for name, tensor in named.items()}

@@ -126,9 +126,15 @@ def control(group: dist.ProcessGroup, timeout: timedelta | None = None) -> dist.
 
     A new group lives as long as torch.distributed.
     """
-    if backend_on(group, torch.device("cpu")):
-        return group
-    ranks = ranks_of(group)
+    return group if backend_on(group, torch.device("cpu")) else _by_gloo(ranks_of(group), timeout)
+
+
+def alone() -> dist.ProcessGroup:
+    """A group of this rank and no other. It lives as long as torch.distributed."""
+    return _by_gloo([rank_in()], None)
+
+
+def _by_gloo(ranks: list[int], timeout: timedelta | None) -> dist.ProcessGroup:
     kept = _CONTROL.get(tuple(ranks))
     if kept is None or not torch_compat.is_open(kept):
         kept = _CONTROL[tuple(ranks)] = _new_group(ranks, timeout, "gloo")

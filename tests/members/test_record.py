@@ -1,0 +1,37 @@
+"""What members agree on: who takes part next, and whose state the others take."""
+
+from tacit.members.record import MemberArrival, Period, RankArrival, following
+
+
+def arrived(id: str, step: int, rounds: list[int], acted: list[bool], ready: bool = True) -> MemberArrival:
+    ranks = [RankArrival(*each) for each in zip(rounds, acted, strict=True)]
+    return MemberArrival(id, id, ready, step, ranks=ranks)
+
+
+def after(*there: MemberArrival) -> Period:
+    now = Period(3, [each for each in there if each.ready])
+    return Period.of(following(now, {each.id: each for each in there}, {}, 64).to_text())
+
+
+def test_where_a_round_has_ended_on_one_shard_alone_each_shard_has_its_source() -> None:
+    a = arrived("a", 8, [5, 4], [True, False])
+    b = arrived("b", 8, [4, 5], [False, True])
+    new = arrived("new", 0, [0, 0], [True, True], ready=False)
+    period = after(a, b, new)
+    assert [each.id for each in period.members] == ["a", "b", "new"]
+    assert period.sources == [0, 1]
+    assert [period.behind(shard) for shard in range(2)] == [[1, 2], [0, 2]]
+
+
+def test_who_has_gone_on_beyond_the_round_is_the_source_of_all_shards() -> None:
+    half = arrived("half", 8, [5, 4], [True, False])
+    on = arrived("on", 9, [5, 5], [True, True])
+    period = after(half, on)
+    assert period.sources == [1, 1]
+    assert [period.behind(shard) for shard in range(2)] == [[], [0]]  # it keeps what it has done in one
+
+
+def test_newcomers_alone_take_the_state_of_the_first() -> None:
+    period = after(*(arrived(id, 0, [0, 0], [True, True], ready=False) for id in "ab"))
+    assert period.sources == [0, 0]
+    assert period.behind(0) == period.behind(1) == [1]
