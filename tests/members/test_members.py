@@ -61,6 +61,15 @@ def test_a_frozen_one_is_given_up_and_comes_back(members: Members) -> None:
     assert alone < 250
 
 
+@pytest.mark.parametrize("algorithm", ["dense", "lowbit", "localsgd:sync_every=4"])
+def test_members_may_end_some_steps_apart(members: Members, algorithm: str) -> None:
+    a, b = members.member("a", algorithm, 100), members.member("b", algorithm, 101)
+    first, last = (each.ended() for each in (a, b))
+    assert last["end"]["steps"] == 101
+    together = first["end"]["steps"] == 101  # it had not left yet, and was brought to the other's step
+    assert (first["sums"] == last["sums"]) == together
+
+
 def test_one_leaves_by_a_word_and_the_others_go_on(members: Members) -> None:
     a, b = (members.member(name, "lowbit:sync_every=2", 120) for name in "ab")
     b.until("members")

@@ -365,7 +365,7 @@ class MembersAtWork:
         if self._together("close", self._end_now, closing=True):
             self._waits = "done"
             until = time.monotonic() + 2 * self._given.silence
-            while not self.roster.all_wait("done", self._step) and time.monotonic() < until:
+            while not self.roster.all_wait("done") and time.monotonic() < until:
                 time.sleep(BEAT / 2)
             self._ended = True
         else:
@@ -401,7 +401,7 @@ class MembersAtWork:
                 if not self._go_on(acted=True, closing=closing):
                     return False
                 continue
-            together = self._ranks.first(lambda: self.roster.all_wait(what, self._step))
+            together = self._ranks.first(lambda: self.roster.all_wait(what))
             if together is None:
                 time.sleep(BEAT / 2)
                 continue

@@ -57,7 +57,7 @@ def present(spec: AttachSpec, levels: Sequence[Level]) -> CarriedState:
     """The present state, also after a round that failed; no collective call. Nothing may be under way."""
     for level in levels:
         if level.progress is not None:
-            level.progress.drop_failed()
+            level.progress.settle_failed()
     wholes = [_by_itself(level.session.store.gathered()) for level in levels]
     moved = [{} if level.progress is None else level.progress.moved() for level in levels]
     return CarriedState(session_state.saved(spec.strategy, levels, wholes), moved=moved)

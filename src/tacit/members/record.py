@@ -105,6 +105,7 @@ class Life:
 
     Attributes:
         beat: counts them.
+        period: the number of the period that it is in.
         step: how many steps it has taken.
         waits: what it waits for all others to do: "close" or "sync"; "": nothing.
         says: as in `MemberArrival`.
@@ -113,6 +114,7 @@ class Life:
     """
 
     beat: Whole = 0
+    period: Whole = 0
     step: Whole = 0
     waits: str = ""
     says: dict[str, Any] = field(default_factory=dict)

@@ -256,12 +256,24 @@ class Roster:
         kept = self.period.to_text() if self.period.number else ""
         return store.compare_set("period", "", kept).decode() if kept else ""
 
-    def all_wait(self, what: str, step: int) -> bool | None:
-        """Whether all living members wait for this, None: not yet; False: one has gone on beyond `step`."""
+    def all_wait(self, what: str) -> bool | None:
+        """Whether all living members wait for this after the same step. None: not yet.
+
+        False: one has gone on beyond this one. If all wait, after different steps, all are called together.
+        """
+        mine, number = Life(**self._life()), self.period.number
         lives = [self._ask.life(each.id) for each in self.period.members if each.id != self.id]
-        if any(each is not None and each.waits not in (what, GONE) and each.step > step for each in lives):
+        there = [each for each in lives if each is not None and (each.period == number or each.waits == GONE)]
+        # The next round of one that goes on may have begun before its step is taken.
+        ahead = [each for each in there if each.step > mine.step or each.begun > mine.begun]
+        if any(each.waits not in (what, GONE) for each in ahead):
             return False
-        return all(each is not None and each.waits in (what, GONE) for each in lives) or None
+        if len(there) < len(lives) or any(each.waits not in (what, GONE) for each in there):
+            return None
+        if any(each.waits == what and (each.step, each.begun) != (mine.step, mine.begun) for each in there):
+            self.call()
+            return None
+        return True
 
     def call(self) -> None:
         """Have all members come together for another period."""
@@ -296,7 +308,7 @@ class Roster:
         while not self._over.wait(BEAT):
             with contextlib.suppress(PeerLost):
                 self._beats += 1
-                text = json.dumps(asdict(Life(beat=self._beats, **self._life())))
+                text = json.dumps(asdict(Life(beat=self._beats, period=self.period.number, **self._life())))
                 number = self.period.number + 1
                 names = [f"called/{number}", f"arrived/{number}"]
 

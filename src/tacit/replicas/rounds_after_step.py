@@ -292,9 +292,16 @@ class OptimizerHook:
             self._replica.write(i, anchor)
         return agreed
 
-    def drop_failed(self) -> None:
-        """Forget the rounds under way that have not ended well: their deltas are still in the parameters."""
-        self.under_way = [way for way in self.under_way if way.pending is None or way.pending.ended]
+    def settle_failed(self) -> None:
+        """Forget the rounds under way that have not ended: their deltas are still in the parameters.
+
+        One that has ended, and whose answer was due when something else failed, is applied.
+        """
+        for way in [*self.under_way]:
+            if way.pending is not None and not way.pending.ended:
+                self.under_way.remove(way)
+            elif not self._late:
+                self._apply_answer(way, way.step)
 
     def moved(self) -> dict[tuple[str, str], Tensor]:
         """How far the parameters are from the common point, by the keys of `saved_state`."""
@@ -393,13 +400,16 @@ class OptimizerHook:
             self._apply(way, step)
 
     def _apply(self, way: UnappliedRound, step: int, leaves: bool = False) -> None:
-        """Apply an answer. `leaves`: whether the next round sends the delta from before it."""
-        session, pending, lag = self._session, way.pending, max(0, step - way.step)
-        if pending is not None:
+        """Wait for an answer, and apply it; `leaves`: the next round sends the delta from before it."""
+        if way.pending is not None:
             if self._observed is None:
-                session.pending.wait(pending)
+                self._session.pending.wait(way.pending)
             else:
-                self._observed.wait(pending, lag)
+                self._observed.wait(way.pending, max(0, step - way.step))
+        self._apply_answer(way, step, leaves)
+
+    def _apply_answer(self, way: UnappliedRound, step: int, leaves: bool = False) -> None:
+        session, pending, lag = self._session, way.pending, max(0, step - way.step)
         if pending is None or lag or self._merge.by_learning_rate:
             rates = self._rates()
             lr = max(rates.values(), default=0.0)
