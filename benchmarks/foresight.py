@@ -2,6 +2,7 @@
 
     python benchmarks/foresight.py            # about 20 minutes
     python benchmarks/foresight.py --quick    # one model on one cluster, about a minute
+    python benchmarks/foresight.py --late     # both models where links have latency, about 15 minutes
     python benchmarks/foresight.py --table benchmarks/results/DATE-foresight.json
 
 Two models (VGG-11 of 9.2 million parameters, a byte transformer of 0.7 million) on four clusters, one of them
@@ -41,6 +42,13 @@ CLUSTERS = {
     "4x1@1gbit": (),
     "nodes=[3x1@1gbit,1x1@300mbit]": (),
 }
+LATE = {
+    "4x1@100mbit,30ms": (
+        *("lowbit", "lowbit:sync_every=2,late=1"),
+        "streaming-diloco:sync_every=8,fragments=2,fragment_sync_delay=3",
+    ),
+}
+"""With --late, in place of the others."""
 MODELS = ("vgg11", "bytes")
 BUILT_ON = (("vgg11", "4x1@1gbit"), ("bytes", "4x1@1gbit"))
 """What was looked at while the model of time was written."""
@@ -107,7 +115,7 @@ def rank_main(model: str, arms: Sequence[str], quick: bool) -> None:
         costs = [measured_cost(parse(arm), profile, *layout) for arm in arms]
         trainers = {arm: Trainer(arm, work=_work(model)) for arm in ("compute-only", *arms)}
         for arm, each in trainers.items():
-            each.steps(_PERIOD if arm in (*PERIODIC, *NODES) else 5)
+            each.steps(_PERIOD if "sync_every" in arm else 5)
         blocks = {arm: Blocks(each, _steps(arm, quick)) for arm, each in trainers.items()}
         seconds = timed(blocks, 2 if quick else _BLOCKS)
         if rank == 0:
@@ -125,7 +133,7 @@ def rank_main(model: str, arms: Sequence[str], quick: bool) -> None:
 
 def _steps(arm: str, quick: bool) -> int:
     """Of a block."""
-    if arm in (*PERIODIC, *NODES):
+    if "sync_every" in arm:
         return _PERIOD
     return 1 if quick or arm == "ddp" else 3
 
@@ -152,7 +160,7 @@ def measure_setting(model: str, cluster: str, quick: bool) -> list[dict[str, Any
     from tacit.planning.profile import Profile
     from tacit.planning.simulation import networks
 
-    arms = (*GRADIENTS, *PERIODIC, *CLUSTERS[cluster])
+    arms = (*GRADIENTS, *PERIODIC, *{**CLUSTERS, **LATE}[cluster])
     words = [__file__, "--rank", model, "--arms", ";".join(arms), *(["--quick"] if quick else [])]
     found = in_testbed(cluster, words, timeout=900)
     profile, links = Profile.from_json(found["profile"]), Links.from_json(found["links"])
@@ -273,6 +281,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one model on one cluster, fewer blocks")
     parser.add_argument("--only", help="settings, with commas: e.g. vgg11/4x1@1gbit")
+    parser.add_argument("--late", action="store_true", help="links of latency in place of the others")
     parser.add_argument("--save", action="store_true", help="keep the result in benchmarks/results")
     parser.add_argument("--json", action="store_true")
     add_table(parser)
@@ -285,14 +294,14 @@ def main() -> None:
     if options.table:
         print(table(options.table))
         return
-    settings = [(model, cluster) for model in MODELS for cluster in CLUSTERS]
+    settings = [(model, cluster) for model in MODELS for cluster in (LATE if options.late else CLUSTERS)]
     if options.only:
         settings = [each for each in settings if "/".join(each) in options.only]
     if options.quick:
         settings = settings[:1]
     rows = [row for setting in settings for row in measure_setting(*setting, options.quick)]
     result = {
-        "benchmark": "foresight",
+        "benchmark": "foresight-late" if options.late else "foresight",
         "hardware": hardware(),
         "seed": SEED,
         "rows": rows,

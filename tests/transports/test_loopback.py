@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tacit.contracts import AllGather, AllReduce, Permute, Request
+from tacit.contracts import AllGather, AllReduce, AllToAll, Permute, Request
 from tacit.exchange.joined_requests import conducted, fuse
 from tacit.transports.loopback import Loopback
 from tacit.transports.message_layout import nbytes, pack_, unpack
@@ -105,6 +105,32 @@ def test_a_small_mean_rides_in_a_gather_and_a_large_one_does_not() -> None:
         for gathered, averaged in got:
             assert [p[0].item() for p in gathered[0]] == [1.0, 2.0]
             assert bool((averaged[0][0] == 1.5).all())
+
+
+@pytest.mark.parametrize(("numel", "messages"), [(4, 1), (100_000, 2)])
+def test_a_small_gather_rides_in_an_all_to_all_and_a_large_one_does_not(numel: int, messages: int) -> None:
+    seen: list[Request] = []
+
+    def noted(exchange):
+        answer = None
+        while True:
+            try:
+                seen.append(exchange.send(answer))
+            except StopIteration as end:
+                return end.value
+            answer = yield seen[-1]
+
+    def every(r: float):
+        parts = tuple((torch.tensor([10 * r + to]),) for to in range(2))
+        asked = AllToAll(parts), AllGather((torch.full((numel,), r),)), mean(r)
+        return fuse([conducted(talk(each), "world") for each in asked])
+
+    got = Loopback(2).run([noted(every(1.0)), every(2.0)])
+    assert len(seen) == messages
+    for rank, ((arrived,), (gathered,), (averaged,)) in enumerate(got):
+        assert [part[0].item() for part in arrived] == [10.0 + rank, 20.0 + rank]
+        assert [payload[0].unique().tolist() for payload in gathered] == [[1.0], [2.0]]
+        assert averaged[0].item() == 1.5
 
 
 def test_a_message_has_no_padding_and_comes_back_whole() -> None:
