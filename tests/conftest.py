@@ -58,6 +58,7 @@ PROCESSES = (
     "tests/integrations/",
     "tests/kernels/test_dispatch.py",
     "tests/kernels/test_triton.py",
+    "tests/lab/cli/test_churn.py",
     "tests/lab/cli/test_compare_in_process.py",
     "tests/lab/cli/test_compare_scripts.py",
     "tests/lab/cli/test_diagnose.py::test_a_script",

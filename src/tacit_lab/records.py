@@ -34,7 +34,9 @@ from tacit.json_lines import VERSION, L, Line, build, is_of, parse_object, read_
 __all__ = [
     "CHOOSING",
     "COMPUTE_ONLY",
+    "UNDER_CHURN",
     "VERSION",
+    "ChurnRecord",
     "EndRecord",
     "Environment",
     "EpochRecord",
@@ -51,6 +53,9 @@ __all__ = [
 
 COMPUTE_ONLY = "compute-only"
 """The name in place of an algorithm for a run without communication, than which nothing can be faster."""
+
+UNDER_CHURN = " under churn"
+"""What follows the name of an algorithm whose replicas come and go, as it may be trained without that."""
 
 Status: TypeAlias = Literal["ok", "failed", "interrupted"]
 
@@ -136,6 +141,8 @@ class RunRecord(_OfRun):
     """Whether all replicas were in one process, without a network."""
     weights: float | None = None
     """The sum of the weights that a script's first rank began with."""
+    churn: float | None = None
+    """Seconds between two replicas that are killed or frozen; None where all stay."""
 
     @classmethod
     def _from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -220,6 +227,42 @@ class EndRecord(_OfRun):
         return record
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChurnRecord(_OfRun):
+    """What became of the replicas of a run that come and go; seconds are since all were at work."""
+
+    kind: ClassVar[str] = "churn"
+    went: list[list[Any]]
+    """Seconds, node, and "killed", "frozen" or "back"."""
+    members: list[list[float]]
+    """Seconds, and of how many members the period is that began then."""
+    rounds: list[list[float]]
+    """Seconds, and how many rounds were finished by then."""
+    samples: list[list[float]]
+    """Seconds, and how many samples a second all trained on since the entry before."""
+    useful: int
+    """Samples of finished rounds."""
+    up: float
+    """Seconds from each start's first step until the replica went, or the end, summed."""
+
+    @classmethod
+    def _from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        record = super()._from_mapping(values)
+        series = (record.members, record.rounds, record.samples)
+        if not (all(map(_are_pairs, series)) and all(map(_is_of_going, record.went))):
+            raise ConfigError("this record of kind 'churn' has no pairs of numbers where they must be")
+        return record
+
+
+def _are_pairs(points: list[Any]) -> bool:
+    return all(isinstance(p, list) and len(p) == 2 and all(is_of(n, float) for n in p) for p in points)
+
+
+def _is_of_going(each: Any) -> bool:
+    numbers = isinstance(each, list) and len(each) == 3 and is_of(each[0], float) and is_of(each[1], int)
+    return numbers and each[2] in ("killed", "frozen", "back")
+
+
 _OF_CHOICE = ("algorithm", "reason")
 _OF_SERVERS = {
     "server": int,
@@ -249,8 +292,10 @@ def _is_square(rows: list[Any]) -> bool:
     )
 
 
-Record: TypeAlias = RunRecord | EpochRecord | EndRecord
-_KINDS: dict[str, type[Record]] = {kind.kind: kind for kind in (RunRecord, EpochRecord, EndRecord)}
+Record: TypeAlias = RunRecord | EpochRecord | ChurnRecord | EndRecord
+_KINDS: dict[str, type[Record]] = {
+    kind.kind: kind for kind in (RunRecord, EpochRecord, ChurnRecord, EndRecord)
+}
 
 
 def parse(line: str) -> Record:

@@ -7,8 +7,31 @@ from tacit.errors import AttachError
 from tacit.levels.spec import AttachSpec
 from tacit.model.sharded_model import ShardedModel
 from tacit.optimizer_hooks import momentum
-from tacit.strategy import AutoStrategy
+from tacit.strategy import AnyStrategy, AutoStrategy
 from tacit.transports.process_groups import ranks_of
+
+
+def check_strategy(strategy: AnyStrategy) -> None:
+    """Refuse a strategy that members cannot have, whatever they train.
+
+    Raises:
+        AttachError: the message says what to write.
+    """
+    if isinstance(strategy, AutoStrategy):
+        raise AttachError("'auto' does not choose for members that come and go: name one, such as 'lowbit'")
+    if any(
+        level.subject == "nothing"
+        or level.independent
+        or level.server is not None
+        or level.topology.scope != WORLD
+        or level.overlap.layerwise
+        or (level.late and level.subject == "gradient")
+        for level in strategy.levels
+    ):
+        raise AttachError(
+            f"{strategy.name!r} is not for members that come and go: attach one that exchanges by "
+            "collectives of all replicas, such as 'lowbit', 'diloco', 'localsgd', 'dense' or 'topk'"
+        )
 
 
 def check_members(spec: AttachSpec) -> None:
@@ -17,11 +40,9 @@ def check_members(spec: AttachSpec) -> None:
     Raises:
         AttachError: the message says what to write.
     """
-    if isinstance(spec.strategy, AutoStrategy):
-        raise AttachError("'auto' does not choose for members that come and go: name one, such as 'lowbit'")
+    check_strategy(spec.strategy)
     if spec.probe:
         raise AttachError("probe= measures links of ranks that stay, and members come and go: leave it out")
-    levels = spec.strategy.levels
     ranks = spec.model.process_group.size()
     if ranks > 1:
         raise AttachError(
@@ -31,19 +52,6 @@ def check_members(spec: AttachSpec) -> None:
         )
     if spec.sharded is not None:
         _check_sharded(spec, spec.sharded)
-    if any(
-        level.subject == "nothing"
-        or level.independent
-        or level.server is not None
-        or level.topology.scope != WORLD
-        or level.overlap.layerwise
-        or (level.late and level.subject == "gradient")
-        for level in levels
-    ):
-        raise AttachError(
-            f"{spec.strategy.name!r} is not for members that come and go: attach one that exchanges by "
-            "collectives of all replicas, such as 'lowbit', 'diloco', 'localsgd', 'dense' or 'topk'"
-        )
     if momentum.planned(spec.strategy, spec.policy, spec.optimizers, spec.named) is not None:
         raise AttachError(
             f"{spec.strategy.name!r} takes the optimizer's momentum over, which members that come and go do "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -111,6 +112,26 @@ def seconds(option: str, value: float, example: float) -> float:
     if not 0 < value <= _LONGEST:
         raise ConfigError(
             f"{option} {value} must be more than 0, and at most {_LONGEST:,} s, e.g. {option} {example:g}"
+        )
+    return value
+
+
+_UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)", re.ASCII)
+
+
+def duration(option: str, text: str, example: str) -> float:
+    """A time with its unit, such as 20s, in seconds.
+
+    Raises:
+        ConfigError: It is no such text, or not above 0.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    value = float(found[1]) * _UNITS.get(found[2], 0.0) if found else 0.0
+    if not 0 < value <= _LONGEST:
+        raise ConfigError(
+            f"{option} {text!r} must be a time above 0 with its unit ({', '.join(_UNITS)}), e.g. {option} "
+            f"{example}"
         )
     return value
 

@@ -1,14 +1,14 @@
 """What a worker prints for the command that started it: marked lines of JSON, among other output.
 
-They hold progress messages (`Progress`), records and timelines. The command writes records into files, so
-that a full disk does not stop the ranks.
+They hold progress messages (`Progress`), signs of members (`MemberSign`), records and timelines. The command
+writes records into files, so that a full disk does not stop the ranks.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from typing import Self
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
 
 from tacit.errors import ConfigError
 from tacit.timelines import Timeline
@@ -16,6 +16,7 @@ from tacit_lab.records import Line, Record, parse_also
 
 _MARK = "@tacit-progress "
 _RECORD = "@tacit-record "
+_MEMBER = "@tacit-member "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,52 @@ class Progress:
             return cls(**json.loads(text)) if mark else None
         except (json.JSONDecodeError, TypeError):
             return None  # the output of two ranks may be mixed in one line, and a lost message does no harm
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberSign:
+    """What a member says of its training, a few times a second and when members change.
+
+    Attributes:
+        node: where it is; `process`: its number there, another one when it was started again.
+        at: seconds since 1970.
+        steps: of the whole run; `step`: how many of them are taken.
+        round: how many rounds are finished; `period`: of how many `members`.
+        samples: how many this process has trained on; `useful`: of these, whose round is finished.
+        sent: bytes that the node's interface has sent since it was made; None without one.
+        loss: of the last batch; at the end on held-out data.
+        accuracy: on held-out data, at the end; None before.
+        metrics: the session's numbers, at the end.
+    """
+
+    node: int
+    process: int
+    at: float
+    parameters: int
+    steps: int
+    step: int = 0
+    round: int = 0
+    period: int = 0
+    members: int = 0
+    samples: int = 0
+    useful: int = 0
+    sent: int | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    def to_line(self) -> str:
+        """This sign as a line that `from_line` can parse."""
+        return _MEMBER + json.dumps(asdict(self))
+
+    @classmethod
+    def from_line(cls, line: str) -> Self | None:
+        """The sign in a line of output; None if the line has none, or only a part of one."""
+        _, mark, text = line.partition(_MEMBER)
+        try:
+            return cls(**json.loads(text)) if mark else None
+        except (json.JSONDecodeError, TypeError):
+            return None
 
 
 def line_of(record: Line) -> str:

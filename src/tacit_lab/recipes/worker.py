@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 
 from tacit import algorithms
-from tacit.environment import CLUSTER
+from tacit.environment import CLUSTER, MEMBERS
 from tacit.files import spared
 from tacit.reporting import scalars
 from tacit_lab import recipes
+from tacit_lab.recipes import members
 from tacit_lab.recipes.curves import Curves
 from tacit_lab.recipes.progress import line_of
 from tacit_lab.recipes.training import Task, train
@@ -61,7 +62,9 @@ def _train(options: argparse.Namespace) -> None:
     if options.tensorboard is not None:
         scalars.check_installed()
     dist.init_process_group("gloo", timeout=timedelta(seconds=options.timeout))
-    if dist.get_rank() == 0:
+    if MEMBERS in os.environ:
+        members.train(task, recipe, options.silence)
+    elif dist.get_rank() == 0:
         curves = _curves(options)
         try:
             train(task, recipe, _print_record, curves, _print_record)
@@ -98,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--target", type=float, help="accuracy to reach, 0..1; default: the recipe's own")
     parser.add_argument("--tensorboard", type=Path, help="folder for curves, in one named by the algorithm")
     parser.add_argument("--timeout", type=float, default=60, help="seconds after which a silent peer is lost")
+    parser.add_argument("--silence", type=float, default=5, help="seconds after which a member is given up")
     parser.add_argument("--shaped", action="store_true", help="write down that the links are shaped")
     return parser
 

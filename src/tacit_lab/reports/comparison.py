@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from tacit.errors import ConfigError
 from tacit_lab.intervals import Mean
-from tacit_lab.records import CHOOSING, COMPUTE_ONLY, EndRecord, Record, RunKey, RunRecord, Status
+from tacit_lab.records import (
+    CHOOSING,
+    COMPUTE_ONLY,
+    UNDER_CHURN,
+    ChurnRecord,
+    EndRecord,
+    Record,
+    RunKey,
+    RunRecord,
+    Status,
+)
 
 BASE = "ddp"
 
@@ -35,6 +45,10 @@ _PACE = {
     "MB between nodes": "bytes that all nodes' interfaces transmitted / 10^6",
     "reduction": "1 - MB / MB of ddp (without it: of the first row)",
     "of compute-only": "seconds without any communication / seconds",
+}
+_CHURN = {
+    "goodput": "samples of finished rounds / (seconds that replicas were up, summed, x samples a second of a "
+    "replica of the same algorithm where all stay)"
 }
 _IN_PROCESS = {
     "MB by count": "what all ranks sent, inside nodes too, by the formulas of ring collectives / 10^6",
@@ -70,6 +84,7 @@ class Row:
         rate: What the learning rate was multiplied by.
         gap: Of the accuracy (without one: of the loss) to the base's, paired by seed.
         speedups: The speedup's mean over pairs of seeds.
+        goodput: Where replicas come and go, useful samples / those of as many seconds of replicas that stay.
     """
 
     algorithm: str
@@ -89,6 +104,7 @@ class Row:
     gap: Mean | None = None
     speedups: Mean | None = None
     mb_by_count: float | None = None
+    goodput: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +135,8 @@ class Comparison:
             del pace["to target"]
         several = _SEEDS if len(self.seeds) > 1 else {}
         rates = _RATES if any(row.rate != 1 for row in self.rows) else {}
-        return {**rates, **judged, **several, **pace}
+        churn = _CHURN if any(row.goodput is not None for row in self.rows) else {}
+        return {**rates, **judged, **several, **pace, **churn}
 
     @property
     def network(self) -> str:
@@ -164,8 +181,28 @@ def compare(records: Iterable[Record]) -> Comparison:
         epochs=head.epochs,
         target=head.target,
         compute_only_seconds=limit.seconds if limit else None,
-        rows=tuple(_row([*each.values()], base, limit) for each in ends.values()),
+        rows=tuple(
+            replace(_row([*each.values()], base, limit), goodput=_goodput(name, each, counted, records))
+            for name, each in ends.items()
+        ),
     )
+
+
+def _goodput(
+    name: str, ends: Mapping[int, EndRecord], all_: Mapping[RunKey, EndRecord], records: Sequence[Record]
+) -> float | None:
+    """The mean over seeds; None where replicas stay, or it is not known how fast those are that do."""
+    churned = {each.key: each for each in records if isinstance(each, ChurnRecord)}
+    batches = {each.key: each.batch_per_rank for each in records if isinstance(each, RunRecord)}
+    found = []
+    for end in ends.values():
+        churn, stays = churned.get(end.key), end.key._replace(algorithm=name.removesuffix(UNDER_CHURN))
+        undisturbed, batch = all_.get(stays), batches.get(stays)
+        if churn is not None and undisturbed is not None and undisturbed.steps and batch:
+            seconds = _ratio(undisturbed.seconds, undisturbed.steps * batch)
+            if (share := _ratio(churn.useful * (seconds or 0.0), churn.up)) is not None:
+                found.append(share)
+    return fmean(found) if found else None
 
 
 def _by_algorithm(ends: Mapping[RunKey, EndRecord]) -> dict[str, dict[int, EndRecord]]:

@@ -7,6 +7,7 @@ from html import escape
 
 from tacit.timelines import Timeline
 from tacit_lab.records import COMPUTE_ONLY, EpochRecord, Record
+from tacit_lab.reports.charts.churn import churn_charts
 from tacit_lab.reports.charts.curves import charts
 from tacit_lab.reports.charts.figures import Chart, Style, styles
 from tacit_lab.reports.charts.planned_messages import lanes_chart
@@ -61,6 +62,7 @@ def sections(
     marks = dict(mark for name, mark in MARKS.items() if name in drawn)
     found = [
         section("How training went", _key(comparison, paint), went),
+        section("Replicas that come and go", "", churn_charts(records, paint)),
         section("What the schedules chose", "", _known(chosen)),
         section("What the ranks were doing", _marks(DID, marks), did),
         section("Which message had its turn when", _marks(LANES, LANE_MARKS), planned),

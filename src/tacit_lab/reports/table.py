@@ -65,6 +65,7 @@ def cells(row: Row, columns: Iterable[str]) -> list[str]:
         "MB between nodes": _number(row.mb_between_nodes, "{:.1f}"),
         "MB by count": _number(row.mb_by_count, "{:.1f}"),
         "reduction": _number(row.reduction, "{:.1%}"),
+        "goodput": _number(row.goodput, "{:.1%}"),
         "of compute-only": _number(row.of_compute_only, "{:.1%}"),
     }
     name = row.algorithm if row.status == "ok" else f"{row.algorithm} ({row.status})"

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from tacit import environment as variables
 from tacit_lab.cluster import Cluster
-from tacit_lab.testbed.network.nodes import INTERFACE, address
+from tacit_lab.testbed.network.nodes import INTERFACE, SWITCH, address
 from tacit_lab.testbed.rank import MARK
 
 _FIRST_PORT = 29500
 _FIRST_SERVER_PORT = 40000  # one for each server of each run
+_FIRST_STORE_PORT = 29400
 _FREE_PORTS = range(15000, 32000)
 _RANK = Path(__file__).with_name("rank.py")
 
@@ -27,7 +28,7 @@ _STALE_NAMES = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "ROLE_NAME"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", variables.INTERFACE, variables.SERVERS, variables.SERVER_SECRET),
-    *(variables.SERVER_SECRET_FILE, variables.WORKER, variables.WORKERS),
+    *(variables.SERVER_SECRET_FILE, variables.WORKER, variables.WORKERS, variables.MEMBERS),
 }
 
 
@@ -58,6 +59,17 @@ def server_points(cluster: Cluster, run: int) -> list[tuple[str, int]]:
         return [("127.0.0.1", free_port()) for _ in range(cluster.servers)]
     first = _FIRST_SERVER_PORT + run * cluster.servers
     return [(address(cluster.nodes + i), first + i) for i in range(cluster.servers)]
+
+
+def store_point(run: int) -> tuple[str, int]:
+    """Address and port of the store of one run's members."""
+    return SWITCH, _FIRST_STORE_PORT + run
+
+
+def store_arguments(point: tuple[str, int]) -> list[str]:
+    """The command line of the store of members at this point."""
+    where = ["--host", point[0], "--port", str(point[1])]
+    return [sys.executable, "-u", "-m", "tacit.members.store", *where]
 
 
 @dataclass(frozen=True)

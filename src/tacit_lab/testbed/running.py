@@ -15,6 +15,7 @@ from typing import Any
 from tacit import files
 from tacit.errors import TestbedError
 from tacit_lab.testbed import wire
+from tacit_lab.testbed.churn import Churn
 from tacit_lab.testbed.failure_attribution import Node, agreed, parted, silent
 from tacit_lab.testbed.outputs import OnLine, Output
 from tacit_lab.testbed.results import TIMED_OUT, Failure, Relayed, Result
@@ -39,6 +40,13 @@ _NAP = 3600.0
 
 TERMINATION = 3.0
 """Seconds between SIGTERM and SIGKILL."""
+
+LOOK = 0.25
+"""Seconds between two looks whether all replicas are at work."""
+
+CLOSING = 10.0
+"""Seconds that replicas which come and go have to end once the first of them has: who has just come back may
+have missed the others, and would train alone."""
 
 
 class RunMonitor:
@@ -74,6 +82,9 @@ class RunMonitor:
         self._nodes += [Node(count + number, number) for number in range(servers)]
         self._on_line = on_line
         self._alone, self._saving = alone, saving
+        self._churn: Churn | None = None
+        self._messages: dict[int, Mapping[str, Any]] = {}
+        self._returning: set[int] = set()
         self._holding, self._ranks_per_node = holding, ranks_per_node
         self._outputs: list[Output] = []
         self._start = time.monotonic()
@@ -101,6 +112,7 @@ class RunMonitor:
 
     def start(self, message: Mapping[str, Any]) -> None:
         """Have the supervisor start a node by this message."""
+        self._messages[message["node"]] = message
         ends = self._pipes(message["node"])
         try:
             wire.send(self._control, message, ends)
@@ -111,6 +123,11 @@ class RunMonitor:
     def relay(self) -> None:
         """Have the supervisor delay packets until the run is over, if the network needs that."""
         wire.send(self._control, {"do": "relay"})
+
+    def churn(self, churn: Churn, message: Mapping[str, Any]) -> None:
+        """Have nodes go and come back by this schedule; the supervisor runs the members' store meanwhile."""
+        self._churn = churn
+        wire.send(self._control, {"do": "store", **message})
 
     def load(self, node: int, rate: float) -> None:
         """Have the supervisor send so many bit/s out of a node until the run is over."""
@@ -175,6 +192,10 @@ class RunMonitor:
         if self._sweeping:
             return max(0.0, min(marks) - time.monotonic()) if marks else None
         marks += [] if self._limit is None else [self._limit]
+        if self._churn is not None and not self._churn.over:
+            marks.append(time.monotonic() + LOOK if self._churn.due is None else self._churn.due)
+        if (first := self._first_ended) is not None:
+            marks.append(first + CLOSING)
         if self._terminated is not None:
             marks.append(self._terminated + TERMINATION)
             return max(0.0, min(marks) - time.monotonic())
@@ -190,6 +211,8 @@ class RunMonitor:
         if self._sweeping:
             return
         now = time.monotonic()
+        if self._churn is not None and self._first_failure is None:
+            self._churn_on(self._churn, now)
         if (
             any(node.code and not self._bearable(node) for node in self._nodes)
             and self._first_failure is None
@@ -208,6 +231,9 @@ class RunMonitor:
             self._terminate(running)
         elif self._limit is not None and now >= self._limit:
             self._timed_out = True
+            self._stop(running)
+            self._sweep()
+        elif (first := self._first_ended) is not None and now >= first + CLOSING:
             self._stop(running)
             self._sweep()
         elif self._first_failure is not None and now >= self._first_failure + self._grace():
@@ -242,7 +268,41 @@ class RunMonitor:
         return RETURN if over >= self._ranks else GRACE
 
     def _bearable(self, failed: Node) -> bool:
-        return self._alone and failed.server is None
+        went = self._churn is not None and failed.stopped
+        return failed.server is None and (self._alone or went)
+
+    @property
+    def _first_ended(self) -> float | None:
+        """When the first of replicas that come and go has ended well; None where one is awaited."""
+        ended = [when for node in self._workers for when in node.well.values()]
+        return min(ended, default=None) if self._churn is not None else None
+
+    def _churn_on(self, churn: Churn, now: float) -> None:
+        """Have a replica go if it is time, and those start again that are due back and have ended."""
+        if self._first_ended is not None:
+            churn.end()
+        if churn.over:
+            if churn.away is not None and not self._nodes[churn.away].code:
+                self._strike(churn.away, signal.SIGKILL)
+            return
+        for node in [each for each in self._returning if self._nodes[each].code is not None]:
+            self._returning.remove(node)
+            self._nodes[node] = Node(node)
+            self.start(self._messages[node])
+            churn.came_back(node)
+        present = [each.number for each in self._workers if each.code is None and not each.stopped]
+        if churn.is_due(now) and present:
+            if churn.away is not None:
+                self._returning.add(churn.away)
+                self._strike(churn.away, signal.SIGKILL)
+            event = churn.strike(present)
+            self._strike(event.node, signal.SIGKILL if event.what == "killed" else signal.SIGSTOP)
+
+    def _strike(self, node: int, number: signal.Signals) -> None:
+        """Send a signal to all processes of a node; it is no failure that they end."""
+        self._nodes[node].stop()
+        if self._nodes[node].code is None:
+            wire.send(self._control, {"do": "strike", "node": node, "signal": number})
 
     def _escalate(self, running: Sequence[Node]) -> None:
         self._stop(running)
@@ -275,7 +335,8 @@ class RunMonitor:
         code = (failed[0].code or 0) if failed else 0
         seconds = time.monotonic() - self._start
         failures = [node.failure() for node in failed]
-        guilty = None if self._timed_out or self._alone else self._guilty()
+        apart = self._alone or self._churn is not None
+        guilty = None if self._timed_out or apart else self._guilty()
         if guilty is not None:
             failures = [guilty, *(each for each in failures if each.rank != guilty.rank)]
         endings = sorted(

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tacit_lab.testbed import rank, wire
-from tacit_lab.testbed.network import background, relay
+from tacit_lab.testbed.network import background, links, relay
 from tacit_lab.testbed.network.linux import Clone, die_with_parent, join, name_thread, unshare
 
 _LAUNCHER = "torch.distributed.run"
 _WORKER = "tacit_lab.recipes.worker"
 _SLOW = ("torch._dynamo", _WORKER)
 """What each rank of a recipe would import, in two seconds of a processor; optimizers import dynamo."""
+_STORE = "the store of the members"
 _RELAY = "the relay that makes packets late"
 
 
@@ -80,6 +81,10 @@ class Supervisor:
             self._start_load(message["node"], message["rate"])
         elif message["do"] == "relay":
             self._start_relay()
+        elif message["do"] == "store":
+            self._start_store(message)
+        elif message["do"] == "strike":
+            self._strike(message["node"], message["signal"])
         elif message["do"] == "signal":
             self._signal(message["node"], message["signal"])
         else:
@@ -117,6 +122,25 @@ class Supervisor:
         for process, its_node in self._launchers.items():
             if its_node == node:
                 os.kill(process, number)
+
+    def _strike(self, node: int, number: int) -> None:
+        """Send a signal to all processes of a node."""
+        for launcher in [process for process, its_node in self._launchers.items() if its_node == node]:
+            for process in [launcher, *_below(launcher)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, number)
+
+    def _start_store(self, message: Mapping[str, Any]) -> None:
+        """Run the store of members beside the nodes, where none of them takes it away."""
+        if self._networks:
+            links.address_switch()
+
+        def serve() -> NoReturn:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            os.execve(message["argv"][0], message["argv"], message["env"])
+
+        self._start_beside(_STORE, "tacit-store", serve)
 
     def _start(self, message: Mapping[str, Any], files: Sequence[int]) -> None:
         if _launches(message["argv"]):
@@ -260,6 +284,16 @@ def _enter(network: int, host: str) -> None:
     join(network, Clone.NETWORK)
     unshare(Clone.UTS)
     socket.sethostname(host)
+
+
+def _below(process: int) -> list[int]:
+    """All processes below one, parents first."""
+    found = []
+    for children in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            for child in map(int, children.read_text().split()):
+                found += [child, *_below(child)]
+    return found
 
 
 def _children() -> list[int]:

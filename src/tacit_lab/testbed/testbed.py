@@ -13,10 +13,11 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from tacit.environment import SERVER_SECRET, SERVERS, WORKER, WORKERS
+from tacit.environment import MEMBERS, SERVER_SECRET, SERVERS, WORKER, WORKERS
 from tacit.errors import ConfigError, TestbedError
 from tacit_lab.cluster import Cluster
 from tacit_lab.testbed import launch, wire
+from tacit_lab.testbed.churn import Churn
 from tacit_lab.testbed.launch import Serving
 from tacit_lab.testbed.network.nodes import INTERFACE, hostname
 from tacit_lab.testbed.outputs import OnLine
@@ -105,6 +106,7 @@ class Testbed:
         timeout: float | None = None,
         servers: Serving | None = None,
         restarts: int | None = None,
+        churn: Churn | None = None,
         hold_errors: bool = False,
     ) -> Result:
         """Run a program on all nodes with torchrun, one launcher a node, and wait for all of them.
@@ -121,6 +123,8 @@ class Testbed:
             restarts: Each rank is a worker of the servers for itself, knows of no other rank, and is started
                 again up to so many times when it fails, while the others go on. None: the ranks are one
                 world, and end together.
+            churn: When which rank is killed or frozen, and started again; each is a world of its own, and
+                gets the address of a store by which members find each other.
             hold_errors: Print no traceback that a rank ends by, and nothing that torchrun says of it: for
                 callers that print the result's endings.
         """
@@ -138,6 +142,8 @@ class Testbed:
                 f"restarts={restarts} on {self.cluster} is not possible, as ranks of one node are started "
                 f"together: use a cluster with one rank a node, such as {self.cluster.world_size}x1"
             )
+        if churn is not None:
+            check_churn(self.cluster)
         points = [] if servers is None else launch.server_points(self.cluster, self._runs)
         run = RunMonitor(
             control,
@@ -159,6 +165,8 @@ class Testbed:
                 where = ",".join(f"{host}:{port}" for host, port in points)
                 env = {**env, SERVERS: where, SERVER_SECRET: secrets.token_hex(32)}
                 self._launch_servers(run, points, servers, env)
+            if churn is not None:
+                restarts, env = 0, {**env, MEMBERS: self._launch_store(run, churn)}
             self._launch(run, argv, env, restarts)
             return run.follow()
         except BaseException:
@@ -183,6 +191,13 @@ class Testbed:
         for number, point in enumerate(points):
             command = launch.server_arguments(self.cluster, number, point, serving)
             self._begin(run, self.cluster.nodes + number, command, {**env, "PYTHONPATH": _path()})
+
+    def _launch_store(self, run: RunMonitor, churn: Churn) -> str:
+        """Start the store of members. Returns its host:port."""
+        point = launch.store_point(self._runs)
+        env = {**os.environ, "PYTHONPATH": _path(), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        run.churn(churn, {"argv": launch.store_arguments(point), "env": env})
+        return f"{point[0]}:{point[1]}"
 
     def _begin(self, run: RunMonitor, node: int, command: Sequence[str], env: Mapping[str, str]) -> None:
         message = {
@@ -220,6 +235,24 @@ class Testbed:
         if "error" in received[0]:
             raise TestbedError(received[0]["error"])
         return received[0]
+
+
+def check_churn(cluster: Cluster) -> None:
+    """Refuse a cluster whose replicas cannot come and go one by one.
+
+    Raises:
+        ConfigError: the message says what to write.
+    """
+    if not cluster.namespaces or cluster.ranks_per_node > 1:
+        raise ConfigError(
+            f"replicas of {cluster} cannot come and go, as ranks of one node are started together: use a "
+            f"cluster with one rank a node, such as {cluster.world_size}x1"
+        )
+    if cluster.nodes < 2 or cluster.servers:
+        raise ConfigError(
+            f"replicas of {cluster} cannot come and go: use a cluster of 2 nodes or more without parameter "
+            "servers, such as 6x1@100mbit"
+        )
 
 
 def _path() -> str:

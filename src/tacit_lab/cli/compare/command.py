@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tacit_lab.reports import Comparison
 
 ALGORITHMS = "ddp,bf16,powersgd,topk,lowbit,auto"
+OF_MEMBERS = "lowbit,diloco,dense"
 EPILOG = "The columns, of a recipe. " + " ".join(f"{name}: {meaning}." for name, meaning in MEANINGS.items())
 
 
@@ -124,6 +125,16 @@ def command(
             "e.g. in-process",
         ),
     ] = "processes",
+    churn: Annotated[
+        str | None,
+        typer.Option(
+            help="How often a replica is killed (kill -9) or frozen, by a seeded schedule; it is started "
+            "again when the next one goes, and a frozen one is killed then. For algorithms that members can "
+            "have, such as lowbit, diloco and dense, with one rank a node. With the --out of a comparison "
+            "without it, whose rates it takes, the table has the goodput, e.g. 20s",
+            show_default=False,
+        ),
+    ] = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds that one algorithm may take, launch included, e.g. 600")
     ] = 3600,
@@ -171,6 +182,8 @@ def command(
     words = what or ["digits"]
     if replicas == compare_options.IN_PROCESS and algorithms == ALGORITHMS:
         algorithms = ALGORITHMS.removesuffix(",auto")  # which needs a network
+    if churn is not None and algorithms == ALGORITHMS:
+        algorithms = OF_MEMBERS
     import_own(modules, folder_of(words))
     options = compare_options.check(
         what=words,
@@ -183,6 +196,7 @@ def command(
         timeout=timeout,
         out=parsing.path("--out", out),
         replicas=replicas,
+        churn=churn,
         choices=Choices(model=model, data=parsing.path("--data", data), limit=limit, precision=precision),
     )
     curves = parsing.path("--tensorboard", tensorboard)

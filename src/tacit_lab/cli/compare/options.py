@@ -21,8 +21,9 @@ from tacit_lab.cli import parsing
 from tacit_lab.cli.run.options import checked_script
 from tacit_lab.cluster import Cluster
 from tacit_lab.recipes import NO_CHOICES, Choices
-from tacit_lab.records import CHOOSING, COMPUTE_ONLY, RunKey
+from tacit_lab.records import CHOOSING, COMPUTE_ONLY, UNDER_CHURN, RunKey
 from tacit_lab.study.search import LIMITS
+from tacit_lab.testbed.testbed import check_churn
 
 RECORDS = "records.jsonl"
 TIMELINE = "timeline.jsonl"
@@ -47,6 +48,7 @@ class CompareOptions:
         tensorboard: The folder for curves, which has none of these algorithms; None for no curves.
         choices: What was chosen of the recipe.
         in_process: Whether all replicas of a training are in one process, without a network.
+        churn: Seconds between two replicas that are killed or frozen; None if all stay.
         script: The script and its arguments; nothing where a recipe is trained.
     """
 
@@ -63,6 +65,7 @@ class CompareOptions:
     tensorboard: Path | None = None
     choices: Choices = NO_CHOICES
     in_process: bool = False
+    churn: float | None = None
 
     @cached_property
     def validation(self) -> int:
@@ -121,12 +124,14 @@ def check(
     out: Path | None,
     choices: Choices = NO_CHOICES,
     replicas: str = PROCESSES,
+    churn: str | None = None,
 ) -> CompareOptions:
     """Parse and check what was typed.
 
     Args:
         what: A recipe's name, or a script and its arguments.
         replicas: PROCESSES, or IN_PROCESS.
+        churn: How often a replica is killed or frozen, with the unit.
 
     Raises:
         ConfigError: Something is not possible; the message says what to write instead.
@@ -139,6 +144,10 @@ def check(
         _check_in_process(script, strategies, cluster.servers)
         cluster = Cluster(cluster.nodes, cluster.ranks_per_node, namespaces=cluster.namespaces)
     _check_servers(strategies, cluster.servers)
+    every = None if churn is None else parsing.duration("--churn", churn, "20s")
+    if churn is not None:
+        _check_churn(churn, script, strategies, cluster, in_process)
+        strategies = tuple(replace(each, name=each.name + UNDER_CHURN) for each in strategies)
     name = Path(script[1] if script[0] == "-m" else script[0]).stem if script else what[0]
     if script:
         refuse_choices(choices, epochs)
@@ -159,7 +168,24 @@ def check(
         folder=parsing.out(out, name),
         choices=choices,
         in_process=in_process,
+        churn=every,
     )
+
+
+def _check_churn(
+    churn: str, script: Sequence[str], strategies: Sequence[AnyStrategy], cluster: Cluster, in_process: bool
+) -> None:
+    if script:
+        raise ConfigError(
+            f"--churn {churn} is for recipes here: write tacit run --churn {churn} -- {' '.join(script)}"
+        )
+    if in_process:
+        raise ConfigError(f"--replicas {IN_PROCESS} has no processes to kill: leave out --churn {churn}")
+    from tacit.attaching.member_requirements import check_strategy
+
+    check_churn(cluster)
+    for strategy in strategies:
+        check_strategy(strategy)
 
 
 def _check_in_process(script: Sequence[str], strategies: Sequence[AnyStrategy], servers: int) -> None:
@@ -239,6 +265,8 @@ def prepared(
     if tensorboard is not None:
         if options.in_process:
             raise ConfigError(f"--tensorboard {tensorboard} is for replicas in processes: leave it out")
+        if options.churn is not None:
+            raise ConfigError(f"--tensorboard {tensorboard} draws curves of replicas that stay: leave it out")
         options = replace(options, tensorboard=_curves(tensorboard, options.algorithms))
     if options.script:
         if download:

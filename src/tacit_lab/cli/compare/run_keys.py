@@ -43,5 +43,6 @@ def missing(options: CompareOptions, ends: Mapping[RunKey, EndRecord]) -> Iterat
             searched = (run for run in study.searched(*of) if run not in done)
             yield from (RunKey(run.arm, run.seed, run.rate) for run in searched)
     due = [RunKey(name, seed, rate) for seed in options.seeds for name, rate in rates.items()]
-    due += [] if options.in_process else [RunKey(COMPUTE_ONLY, options.seeds[0], 1.0)]
+    alone = not options.in_process and options.churn is None
+    due += [RunKey(COMPUTE_ONLY, options.seeds[0], 1.0)] if alone else []
     yield from (key for key in due if key not in ends or ends[key].status != "ok")

@@ -12,6 +12,7 @@ from tacit.attaching.requirements import uses_servers
 from tacit.errors import ConfigError, TestbedError
 from tacit.files import unmake
 from tacit.timelines import Timeline
+from tacit_lab.cli.compare.churned import ChurnedRun
 from tacit_lab.cli.compare.display import Display
 from tacit_lab.cli.compare.options import CompareOptions
 from tacit_lab.cli.compare.recorder import ComparisonRecorder
@@ -20,12 +21,14 @@ from tacit_lab.cli.compare.scripts import Said, ScriptRun, of_the_middle, run_sc
 from tacit_lab.cli.interrupts import Interrupted
 from tacit_lab.cli.parsing import OUT
 from tacit_lab.cli.run.options import RunOptions
-from tacit_lab.recipes.progress import Progress, record_in
-from tacit_lab.records import COMPUTE_ONLY, EndRecord, RunKey, Status
+from tacit_lab.recipes.progress import MemberSign, Progress, record_in
+from tacit_lab.records import COMPUTE_ONLY, UNDER_CHURN, EndRecord, RunKey, Status
 from tacit_lab.testbed import Failure, Result, Serving, Testbed
 
 ALONE = "localsgd:sync_every=1000000000"
 """What a script trains with where nothing is to be exchanged: no training is so long."""
+_SILENCE, _LEAST_SILENCE = 5.0, 1.0
+"""Seconds after which members that come and go are given up; between the two a quarter of --churn."""
 
 
 def planned(options: CompareOptions, recorder: ComparisonRecorder) -> list[str]:
@@ -49,7 +52,7 @@ def train_all(options: CompareOptions, display: Display, recorder: ComparisonRec
 
         return in_process.train_all(options, display, recorder)
     built = False
-    made = _ScriptRunner if options.script else _RecipeRunner
+    made = _ScriptRunner if options.script else _RecipeRunner if options.churn is None else _ChurnRunner
     try:
         with Testbed(options.cluster) as bed:
             built = True
@@ -147,7 +150,7 @@ class _RecipeRunner(_Runner):
         options = self._options
         arguments: dict[str, object] = {
             "--recipe": options.recipe,
-            "--algorithm": key.algorithm,
+            "--algorithm": key.algorithm.removesuffix(UNDER_CHURN),
             "--epochs": options.epochs,
             "--seed": key.seed,
             "--rate": key.rate,
@@ -163,6 +166,27 @@ class _RecipeRunner(_Runner):
         if result.timed_out:
             return f"it was stopped after {self._options.timeout:g} s, see --timeout"
         return _describe(result.failures[0]) if result.failures else f"exit code {result.returncode}"
+
+
+class _ChurnRunner(_RecipeRunner):
+    """Runs the worker of the recipes on nodes that come and go."""
+
+    def _train(self, key: RunKey) -> None:
+        heard = ChurnedRun(self._options, key, self._options.label(key))
+
+        def handle(node: int, line: str) -> None:
+            if (sign := MemberSign.from_line(line)) is None:
+                self._keep(key, node, line)
+            elif (progress := heard.heard(sign)) is not None:
+                self._display.advanced(progress)
+
+        silence = max(_LEAST_SILENCE, min(_SILENCE, heard.churn.every / 4))
+        command, timeout = [*self._command(key), "--silence", str(silence)], self._options.timeout
+        result = self._bed.run(command, on_line=handle, timeout=timeout, churn=heard.churn)
+        if not result.ok:
+            raise self._failed(key, self._reason(result))
+        for record in heard.records(result, repr(self._strategies[key.algorithm])):
+            self._recorder.add(record)
 
 
 class _ScriptRunner(_Runner):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tacit.environment import ALGORITHM, FOOTPRINT, PROFILE, TENSORBOARD, WORKER, WORKERS
+from tacit.environment import ALGORITHM, FOOTPRINT, MEMBERS, PROFILE, TENSORBOARD, WORKER, WORKERS
 from tacit.files import put, spared, unmake
 from tacit_lab.cli.importing import Modules, folder_of, import_own
 from tacit_lab.cli.interrupts import interruptible
@@ -91,6 +92,17 @@ def command(
             show_default=False,
         ),
     ] = None,
+    churn: Annotated[
+        str | None,
+        typer.Option(
+            help="Start each rank as a separate world, and have one killed (kill -9) or frozen every so "
+            "often, by a seeded schedule; it is started again when the next one goes, and a frozen one is "
+            "killed then. The script attaches with members=tacit.Members(), which finds the others by "
+            f"{MEMBERS}; {WORKER} and {WORKERS} give it its share of the data. For clusters with one rank a "
+            "node, e.g. 20s",
+            show_default=False,
+        ),
+    ] = None,
     timeout: Annotated[
         float | None,
         typer.Option(help="Time limit for the run in seconds; by default none, e.g. 600", show_default=False),
@@ -143,6 +155,7 @@ def command(
             servers, parsing.path("--checkpoint", checkpoint), checkpoint_every
         ),
         restarts=restarts,
+        churn=churn,
         timeout=timeout,
         out=parsing.path("--out", out),
         tensorboard=parsing.path("--tensorboard", tensorboard),
@@ -197,6 +210,7 @@ def run_in(
     """
     from tacit_lab.cli.run import result as results
     from tacit_lab.profiling import profile
+    from tacit_lab.testbed.churn import Churn
 
     options.footprint.mkdir(exist_ok=True)
     env = {**variables, ALGORITHM: options.algorithm, FOOTPRINT: str(options.footprint)}
@@ -204,6 +218,7 @@ def run_in(
         env[TENSORBOARD] = str(options.tensorboard)
     if options.profile:
         env[PROFILE] = str(options.footprint)
+    churn = None if options.churn is None else Churn(options.churn, 0, partial(_all_have_attached, options))
     profiler = _PROFILER if options.profile else ()
     ended = bed.run(
         [str(_RANK_COUNTER), str(options.footprint), *profiler, *options.script],
@@ -212,9 +227,16 @@ def run_in(
         timeout=options.timeout,
         servers=options.serving,
         restarts=options.restarts,
+        churn=churn,
         hold_errors=True,
     )
-    return results.summarize(options, ended, profile.read(options.footprint) if options.profile else [])
+    profiled = profile.read(options.footprint) if options.profile else []
+    return results.summarize(options, ended, profiled, () if churn is None else churn.events)
+
+
+def _all_have_attached(options: RunOptions) -> bool:
+    """Whether each rank has begun to attach, and said so."""
+    return len([*options.footprint.glob("rank*.json")]) >= options.cluster.world_size
 
 
 def _where(options: RunOptions, result: RunResult) -> list[str]:

@@ -18,6 +18,7 @@ from tacit.errors import ConfigError
 from tacit_lab.cli import parsing
 from tacit_lab.cluster import Cluster
 from tacit_lab.testbed.launch import Serving
+from tacit_lab.testbed.testbed import check_churn
 
 if TYPE_CHECKING:
     from tacit.strategy import AnyStrategy
@@ -40,6 +41,7 @@ class RunOptions:
         serving: How the cluster's parameter servers are run; None if it has none.
         restarts: How often each worker, which then is a separate world, is started again. None: all workers
             are one world.
+        churn: Seconds between two replicas that are killed or frozen; each is a world. None: all stay.
         profile: Whether the ranks' processor time is profiled by thread and stage.
     """
 
@@ -51,6 +53,7 @@ class RunOptions:
     tensorboard: Path | None = None
     serving: Serving | None = None
     restarts: int | None = None
+    churn: float | None = None
     profile: bool = False
 
     @property
@@ -95,6 +98,7 @@ def check(
     tensorboard: Path | None = None,
     servers: ServerOptions = NO_SERVERS,
     restarts: int | None = None,
+    churn: str | None = None,
     profile: bool = False,
 ) -> RunOptions:
     """Parse and check what was typed. The folder is made last, if all else is right.
@@ -112,6 +116,7 @@ def check(
         tensorboard=_curves(tensorboard),
         profile=profile,
         restarts=_restarts(restarts, parsed, strategy, tensorboard),
+        churn=_churn(churn, parsed, strategy, restarts, tensorboard),
         serving=_serving(parsed, servers),
         folder=_folder(parsing.out(out, "run")),
     )
@@ -233,6 +238,27 @@ def _restarts(
             "curves: leave one out"
         )
     return count
+
+
+def _churn(
+    text: str | None,
+    cluster: Cluster,
+    strategy: AnyStrategy | None,
+    restarts: int | None,
+    curves: Path | None,
+) -> float | None:
+    if text is None:
+        return None
+    every = parsing.duration("--churn", text, "20s")
+    for option, given in (("--restarts", restarts), ("--tensorboard", curves)):
+        if given is not None:
+            raise ConfigError(f"--churn {text} with {option} {given} is not possible: leave one out")
+    check_churn(cluster)
+    if strategy is not None:
+        from tacit.attaching.member_requirements import check_strategy
+
+        check_strategy(strategy)
+    return every
 
 
 def _check_files(folder: Path, serving: Serving, servers: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +27,7 @@ from tacit_lab.cluster import Cluster
 from tacit_lab.profiling import profile as profiles
 from tacit_lab.records import Environment, Status
 from tacit_lab.testbed import Failure, Result
+from tacit_lab.testbed.churn import ChurnEvent
 from tacit_lab.testbed.results import Relayed, verb
 
 MEANINGS = {
@@ -67,6 +69,7 @@ class RunResult:
         error: Why the run failed, in one line; None if it did not.
         ranks: What each rank wrote: which functions of tacit it called, and its sessions' numbers.
         servers: What each parameter server wrote: its counts.
+        churn: What was done to replicas that come and go.
         relayed: How the relay of the links kept up; None where there is none.
         profile: Where the ranks' processor time went; None without --profile.
         environment: The machine and the versions of the software.
@@ -91,6 +94,7 @@ class RunResult:
     error: str | None = None
     ranks: tuple[Mapping[str, Any], ...] = ()
     servers: tuple[Mapping[str, Any], ...] = ()
+    churn: tuple[ChurnEvent, ...] = ()
     relayed: Relayed | None = None
     profile: profiles.Summary | None = None
     environment: Environment
@@ -119,7 +123,10 @@ class RunResult:
         traffic = printed(self.traffic, Cluster.parse(self.cluster).nodes)
         failed = [] if self.error is None else [f"tacit: {self.error}", *self.why(), ""]
         relay = [f"  {self.relayed}"] if self.relayed else []
-        return [*failed, head, *table, *relay, *traffic, *told]
+        counts = Counter(each.what for each in self.churn)
+        churn = ", ".join(f"{counts[what]} {what}" for what in ("killed", "frozen", "back"))
+        went = [f"  replicas that came and went: {churn}"] if self.churn else []
+        return [*failed, head, *table, *relay, *went, *traffic, *told]
 
     def why(self) -> list[str]:
         """Behind its error: the errors of the ranks, and where their tracebacks are."""
@@ -133,7 +140,10 @@ class RunResult:
 
 
 def summarize(
-    options: RunOptions, result: Result, profiled: Sequence[profiles.RankProfile] = ()
+    options: RunOptions,
+    result: Result,
+    profiled: Sequence[profiles.RankProfile] = (),
+    churn: Sequence[ChurnEvent] = (),
 ) -> RunResult:
     """The result of a run that has ended, or that was ended at its time limit."""
     ranks, processes, servers = (_reports(options.footprint, kind) for kind in ("rank", "process", "server"))
@@ -164,6 +174,7 @@ def summarize(
         error=error,
         ranks=tuple(ranks),
         servers=tuple(servers),
+        churn=tuple(churn),
         relayed=result.relayed,
         profile=profiles.Summary.of(profiled) if profiled else None,
         environment=Environment.here(),
@@ -200,7 +211,11 @@ def _error(
     if result.notes:
         return None  # a rank could not write its report, so it is not known what it called
     called = {function for rank in ranks for function in rank["called"]}
-    return _without_effect(options, called, attached) or _without_curves(options, called)
+    return (
+        _without_members(options, ranks)
+        or _without_effect(options, called, attached)
+        or _without_curves(options, called)
+    )
 
 
 def _failure(options: RunOptions, result: Result) -> str:
@@ -213,6 +228,19 @@ def _failure(options: RunOptions, result: Result) -> str:
     if group is not None and same and len(group.ranks) > 1:
         return f"{options.name} failed: {group.who} {verb(group.reason)}"
     return f"{options.name} failed: {first}"
+
+
+def _without_members(options: RunOptions, ranks: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why --churn is of no use; None if it is, or was not given."""
+    sessions = [session for rank in ranks for session in rank["sessions"]]
+    if options.churn is None or any("members" in session["metrics"] for session in sessions):
+        return None
+    return (
+        f"{options.name} attached no members, so each of its replicas trained alone under --churn. Write in "
+        "it:\n\n"
+        "    import tacit\n"
+        "    session = tacit.attach(model, optimizer, tacit.from_env(), members=tacit.Members())\n"
+    )
 
 
 def _without_effect(options: RunOptions, called: set[str], attached: Sequence[str]) -> str | None:

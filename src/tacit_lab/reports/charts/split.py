@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tacit_lab.records import CHOOSING, COMPUTE_ONLY, EndRecord, Record
+from tacit_lab.records import CHOOSING, COMPUTE_ONLY, UNDER_CHURN, EndRecord, Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,12 @@ class TimeSplit:
 
 
 def split(records: Sequence[Record]) -> list[TimeSplit]:
-    """Split every algorithm that finished, of several seeds the first; without numbers it is left out."""
-    counted = [each for each in records if isinstance(each, EndRecord) and each.seed != CHOOSING]
+    """Split every algorithm that finished, of several seeds the first; without numbers it is left out.
+
+    Where replicas come and go nobody knows how long all of them have waited.
+    """
+    ended = [each for each in records if isinstance(each, EndRecord) and each.seed != CHOOSING]
+    counted = [each for each in ended if not each.algorithm.endswith(UNDER_CHURN)]
     first = min((each.seed for each in counted), default=0)
     ends = {each.algorithm: each for each in counted if each.seed == first}
     limit = ends.pop(COMPUTE_ONLY, None)

@@ -27,6 +27,7 @@ _LEAST_QUEUE = 256 << 10
 _CONGESTION_CONTROLS = ("cubic", "reno")
 _HANDLE_NETEM, _HANDLE_TBF = "1:", "2:"
 _LOOPBACK = 1
+_BRIDGE = "switch"
 _LACKING = (errno.ENOENT, errno.EOPNOTSUPP)
 
 
@@ -55,9 +56,9 @@ def build(cluster: Cluster) -> Fabric:
     switch = os.open(_OWN_NETWORK, os.O_RDONLY)
     with ExitStack() as stack:
         hub = stack.enter_context(IPRoute())
-        bridge = _add(hub, "switch", kind="bridge")
+        bridge = _add(hub, _BRIDGE, kind="bridge")
         if cluster.loaded:
-            hub.addr("add", index=bridge, address=SWITCH, prefixlen=PREFIX)
+            _address(hub)
         relay = Relay(hub, bridge, cluster) if needed(cluster) and not _has_netem(hub) else None
         nodes = []
         for node in range(cluster.places):
@@ -73,6 +74,19 @@ def build(cluster: Cluster) -> Fabric:
             _connect(hub, bridge, inside, nodes[-1], node, cluster, relay)
     os.close(switch)
     return Fabric(nodes, relay)
+
+
+def address_switch() -> None:
+    """Give the switch its address, in the network of the calling process; again does nothing."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as hub:
+        if not hub.get_addr(address=SWITCH):
+            _address(hub)
+
+
+def _address(hub: Any) -> None:
+    hub.addr("add", index=hub.link_lookup(ifname=_BRIDGE)[0], address=SWITCH, prefixlen=PREFIX)
 
 
 def _hide() -> None:

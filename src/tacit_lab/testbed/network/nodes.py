@@ -9,7 +9,7 @@ PREFIX = 16
 """How many leading bits the addresses of all nodes share."""
 
 SWITCH = "10.77.255.254"
-"""The IPv4 address of the switch, where there is a background load: it takes what is sent there."""
+"""The IPv4 address of the switch, where there is a background load, which it takes, or a store of members."""
 
 
 def address(node: int) -> str:
@@ -30,6 +30,8 @@ def hostname(node: int) -> str:
 
 def hosts(count: int) -> str:
     """The hosts file of a testbed, so that no name is ever looked up outside of it."""
-    names = {"127.0.0.1": "localhost"} | {address(node): hostname(node) for node in range(count)}
+    names = {"127.0.0.1": "localhost", SWITCH: "switch"} | {
+        address(node): hostname(node) for node in range(count)
+    }
     # Sockets that serve IPv6 too see IPv4 peers under their mapped addresses.
     return "".join(f"{address} {name}\n::ffff:{address} {name}\n" for address, name in names.items())

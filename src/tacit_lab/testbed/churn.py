@@ -1,0 +1,75 @@
+"""Which replica of a run is killed or frozen when: a schedule by a seed."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Went: TypeAlias = Literal["killed", "frozen"]
+_WAYS: tuple[Went, Went] = ("killed", "frozen")
+
+
+@dataclass(frozen=True)
+class ChurnEvent:
+    """What was done to a replica.
+
+    Attributes:
+        at: seconds since 1970.
+        node: where the replica is.
+        what: "killed", "frozen" or "back": started again.
+    """
+
+    at: float
+    node: int
+    what: Went | Literal["back"]
+
+
+class Churn:
+    """Every so many seconds one replica is killed or frozen, and the one before is started again.
+
+    A frozen one is killed when it is due back.
+
+    Args:
+        every: seconds.
+        seed: decides which replica it is, and how it goes.
+        ready: asked until it says that all replicas are at work: the first goes `every` seconds after that.
+
+    Attributes:
+        events: what was done until now.
+        away: the node whose replica is away.
+        over: whether nothing is to be done any more.
+    """
+
+    def __init__(self, every: float, seed: int, ready: Callable[[], bool]) -> None:
+        self.every, self._ready = every, ready
+        self.events: list[ChurnEvent] = []
+        self.away: int | None = None
+        self.over = False
+        self.due: float | None = None
+        """When the next one goes, by time.monotonic(); None until all are at work."""
+        self._chance = random.Random(seed)
+
+    def is_due(self, now: float) -> bool:
+        """Whether a replica is to go now."""
+        if self.due is None and self._ready():
+            self.due = now + self.every
+        return self.due is not None and now >= self.due
+
+    def strike(self, present: Sequence[int]) -> ChurnEvent:
+        """Decide which of these nodes' replicas goes now, and note it."""
+        node, how = self._chance.choice(present), self._chance.choice(_WAYS)
+        self.due, self.away = time.monotonic() + self.every, node
+        event = ChurnEvent(time.time(), node, how)
+        self.events.append(event)
+        return event
+
+    def came_back(self, node: int) -> None:
+        """Note that a replica was started again."""
+        self.events.append(ChurnEvent(time.time(), node, "back"))
+
+    def end(self) -> None:
+        """Have nothing more happen to any replica."""
+        self.over = True
