@@ -26,7 +26,8 @@ EPILOG = (
     "each strategy's messages over links of these rates, by the collectives of Gloo, which are rings. Step "
     "ms: in these training computes, and waits for links between nodes, for links inside nodes, and for "
     "encoding. MB: what leaves a node in a step. Memory: of a rank, without activations. Parameter servers "
-    "cannot be planned."
+    "cannot be planned. With --churn: a member is given up after 5 s; the steps are those without any "
+    "communication."
 )
 _RANKS = 2
 
@@ -97,6 +98,21 @@ def command(
             show_default=False,
         ),
     ] = None,
+    churn: Annotated[
+        str | None,
+        typer.Option(
+            help="How long a replica lives in the mean: goodput and staleness of members that fail at "
+            "random, by the steps between two rounds, e.g. 1h",
+            show_default=False,
+        ),
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            help="How many members, for --churn; by default the nodes of the cluster, e.g. 1000",
+            show_default=False,
+        ),
+    ] = None,
     page: Annotated[
         str | None,
         typer.Option(
@@ -116,6 +132,7 @@ def command(
     """
     from tacit.planning.step_profiler import processor
     from tacit_lab import cluster_plans
+    from tacit_lab.churn_plan import ChurnPlan
     from tacit_lab.reports import plan as drawing
 
     import_own(modules)
@@ -127,6 +144,7 @@ def command(
     if texts == ["all"]:
         texts = cluster_plans.every_algorithm()
     rates = None if sweep is None else _rates(sweep)
+    lives, members = _churn(churn, replicas, shape.nodes)
     wanted = cluster_plans.layouts(shape.nodes, shape.ranks_per_node)
     if rates is not None:
         swept = [(nodes, shape.ranks_per_node) for nodes in (2, cluster_plans.LARGEST)]
@@ -150,12 +168,24 @@ def command(
         )
     if shape.impaired:
         typer.echo("The plan is made without the links' loss, jitter, MTU and NAT.", err=True)
-    typer.echo(
-        json.dumps(drawing.to_json(made, title, grid)) if as_json else drawing.to_text(made, title, grid)
-    )
+    coming = None if lives is None else ChurnPlan(members, lives, made.compute)
+    if as_json:
+        going = {} if coming is None else {"churn": coming.to_json()}
+        typer.echo(json.dumps({**drawing.to_json(made, title, grid), **going}))
+    else:
+        lines = [] if coming is None else ["", *coming.lines()]
+        typer.echo("\n".join([drawing.to_text(made, title, grid), *lines]))
     if drawn is not None:
         put(drawn, drawing.page(made, title, grid, f"tacit plan --cluster {shape}"))
         typer.echo(f"Page: {drawn}", err=as_json)
+
+
+def _churn(churn: str | None, replicas: int | None, nodes: int) -> tuple[float | None, int]:
+    """Seconds that a replica lives, and how many there are."""
+    if churn is None and replicas is not None:
+        raise ConfigError(f"--replicas {replicas} is for --churn: write --churn 1h, say, or leave it out")
+    members = nodes if replicas is None else parsing.whole("--replicas", replicas)
+    return None if churn is None else parsing.duration("--churn", churn, "1h"), members
 
 
 def _profiled(

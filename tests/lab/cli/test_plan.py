@@ -48,9 +48,10 @@ def test_a_profile_of_this_machine_is_planned_with_costs_measured_here(profile: 
 
 
 def test_the_table_says_what_it_assumes_and_where_which_one_wins(profile: str) -> None:
-    words = ("--cluster", "4x2@1gbit", "--algorithms", "ddp,topk", "--cores", "16")
+    words = ("--cluster", "4x2@1gbit", "--algorithms", "ddp,topk", "--cores", "16", "--churn", "1h")
     done = called("plan", "--profile", profile, *words, "--sweep", "bandwidth=1mbit,100gbit")
     assert done.code == 0, done.err
+    assert "4 members, each fails every 3600 s and is given up after 5 s" in done.out
     assert "2 ranks share 16 cores" in done.out
     assert "1 Mbit/s" in done.out
     assert "100 Gbit/s" in done.out
@@ -73,6 +74,9 @@ def test_a_plan_says_that_it_knows_nothing_of_loss(profile: str) -> None:
         (("--profile", "/nowhere/p.json"), "tacit profile --out"),
         (("nothing",), "nothing"),
         (("digits", "--cluster", "0x1"), "0 nodes"),
+        (("digits", "--churn", "1"), "--churn '1' must be a time above 0 with its unit"),
+        (("digits", "--replicas", "9"), "--replicas 9 is for --churn: write --churn 1h"),
+        (("digits", "--churn", "1h", "--replicas", "0"), "--replicas 0 must be more than 0"),
         (("digits", "--sweep", "nodes=3"), "--sweep bandwidth=10mbit,1gbit"),
         (("digits", "--page", "/nowhere/p.html"), "--page /nowhere/p.html"),
     ],
