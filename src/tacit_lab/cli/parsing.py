@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tacit import files
-from tacit.errors import ConfigError
+from tacit.errors import AttachError, ConfigError
 from tacit_lab.cluster import Cluster
+
+if TYPE_CHECKING:
+    from tacit.strategy import AnyStrategy
 
 OUT = Path("tacit-out")
 """The folder for what commands record, where no --out is given."""
@@ -134,6 +137,25 @@ def duration(option: str, text: str, example: str) -> float:
             f"{example}"
         )
     return value
+
+
+def churn(text: str, cluster: Cluster, strategies: Iterable[AnyStrategy]) -> float:
+    """The seconds of --churn, where the replicas of this cluster can come and go with these strategies.
+
+    Raises:
+        ConfigError: They cannot, or it is no time.
+    """
+    from tacit.attaching.member_requirements import check_strategy
+    from tacit_lab.testbed.testbed import check_churn
+
+    every = duration("--churn", text, "20s")
+    check_churn(cluster)
+    for strategy in strategies:
+        try:
+            check_strategy(strategy)
+        except AttachError as error:
+            raise ConfigError(f"--churn {text}: {error}") from error
+    return every
 
 
 def whole(option: str, value: int, least: int = 1, most: int = _MOST) -> int:

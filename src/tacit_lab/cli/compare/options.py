@@ -23,7 +23,6 @@ from tacit_lab.cluster import Cluster
 from tacit_lab.recipes import NO_CHOICES, Choices
 from tacit_lab.records import CHOOSING, COMPUTE_ONLY, UNDER_CHURN, RunKey
 from tacit_lab.study.search import LIMITS
-from tacit_lab.testbed.testbed import check_churn
 
 RECORDS = "records.jsonl"
 TIMELINE = "timeline.jsonl"
@@ -144,9 +143,8 @@ def check(
         _check_in_process(script, strategies, cluster.servers)
         cluster = Cluster(cluster.nodes, cluster.ranks_per_node, namespaces=cluster.namespaces)
     _check_servers(strategies, cluster.servers)
-    every = None if churn is None else parsing.duration("--churn", churn, "20s")
-    if churn is not None:
-        _check_churn(churn, script, strategies, cluster, in_process)
+    every = None if churn is None else _churn(churn, script, strategies, cluster, in_process)
+    if every is not None:
         strategies = tuple(replace(each, name=each.name + UNDER_CHURN) for each in strategies)
     name = Path(script[1] if script[0] == "-m" else script[0]).stem if script else what[0]
     if script:
@@ -172,20 +170,16 @@ def check(
     )
 
 
-def _check_churn(
+def _churn(
     churn: str, script: Sequence[str], strategies: Sequence[AnyStrategy], cluster: Cluster, in_process: bool
-) -> None:
+) -> float:
     if script:
         raise ConfigError(
             f"--churn {churn} is for recipes here: write tacit run --churn {churn} -- {' '.join(script)}"
         )
     if in_process:
         raise ConfigError(f"--replicas {IN_PROCESS} has no processes to kill: leave out --churn {churn}")
-    from tacit.attaching.member_requirements import check_strategy
-
-    check_churn(cluster)
-    for strategy in strategies:
-        check_strategy(strategy)
+    return parsing.churn(churn, cluster, strategies)
 
 
 def _check_in_process(script: Sequence[str], strategies: Sequence[AnyStrategy], servers: int) -> None:

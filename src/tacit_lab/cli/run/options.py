@@ -18,7 +18,6 @@ from tacit.errors import ConfigError
 from tacit_lab.cli import parsing
 from tacit_lab.cluster import Cluster
 from tacit_lab.testbed.launch import Serving
-from tacit_lab.testbed.testbed import check_churn
 
 if TYPE_CHECKING:
     from tacit.strategy import AnyStrategy
@@ -249,16 +248,10 @@ def _churn(
 ) -> float | None:
     if text is None:
         return None
-    every = parsing.duration("--churn", text, "20s")
     for option, given in (("--restarts", restarts), ("--tensorboard", curves)):
         if given is not None:
             raise ConfigError(f"--churn {text} with {option} {given} is not possible: leave one out")
-    check_churn(cluster)
-    if strategy is not None:
-        from tacit.attaching.member_requirements import check_strategy
-
-        check_strategy(strategy)
-    return every
+    return parsing.churn(text, cluster, () if strategy is None else (strategy,))
 
 
 def _check_files(folder: Path, serving: Serving, servers: int) -> None:

@@ -123,7 +123,7 @@ class RunResult:
         traffic = printed(self.traffic, Cluster.parse(self.cluster).nodes)
         failed = [] if self.error is None else [f"tacit: {self.error}", *self.why(), ""]
         relay = [f"  {self.relayed}"] if self.relayed else []
-        counts = Counter(each.what for each in self.churn)
+        counts: Counter[str] = Counter(each.what for each in self.churn)
         churn = ", ".join(f"{counts[what]} {what}" for what in ("killed", "frozen", "back"))
         went = [f"  replicas that came and went: {churn}"] if self.churn else []
         return [*failed, head, *table, *relay, *went, *traffic, *told]
