@@ -1,7 +1,7 @@
 """What a network gives: the emulated links as they are, and what several connections bring over them.
 
-    python benchmarks/network.py            # about 15 minutes
-    python benchmarks/network.py --quick    # about 5 minutes: fewer connections, latencies and seconds
+    python benchmarks/network.py            # about 25 minutes
+    python benchmarks/network.py --quick    # about 8 minutes: fewer connections, latencies and seconds
     python benchmarks/network.py --table benchmarks/results/DATE-network.json
 
 * `links`: one-way delay by UDP, the rate of four TCP connections, and what the relay takes, if there is one.
@@ -10,6 +10,8 @@
 * `buffers`: one connection and four, as the kernel has its buffers, and with up to 64 MB.
 * `ddp`: steps of plain DDP on 38 MB of gradients, by the buckets' size and the interface's namings; then with
   such buffers, and then without TCP's slow start after a pause.
+* `attached`: steps of algorithms that average all numbers, on the same gradients, by
+  `TACIT_CONNECTIONS`; there and back through the arms.
 """
 
 from __future__ import annotations
@@ -39,9 +41,11 @@ TCP = (
 )
 GLOO = ("2x1@1gbit", "2x1@1gbit,30ms", "2x1@1gbit,100ms")
 DDP = ("2x1@1gbit,30ms",)
+ATTACHED = ("2x1@1gbit,30ms", "2x1@1gbit")
 BUFFERS = ("2x1@1gbit,30ms", "2x1@1gbit,100ms")
-QUICK = {LINKS: LINKS[1:3], TCP: (TCP[1], TCP[3]), GLOO: GLOO[1:2], BUFFERS: BUFFERS[:1], DDP: DDP}
-PARTS = {"links": LINKS, "tcp": TCP, "gloo": GLOO, "buffers": BUFFERS, "ddp": DDP}
+QUICK = {LINKS: LINKS[1:3], TCP: (TCP[1], TCP[3]), GLOO: GLOO[1:2], BUFFERS: BUFFERS[:1]}
+PARTS = {"links": LINKS, "tcp": TCP, "gloo": GLOO, "buffers": BUFFERS, "ddp": DDP, "attached": ATTACHED}
+ALGORITHMS = ("dense", "localsgd:sync_every=1")
 CONTROLS = ("reno", "cubic", "bbr")
 CONNECTIONS = (1, 2, 4, 8)
 _PORT, _PINGS = 6000, 100
@@ -157,11 +161,16 @@ def _group(connections: int) -> Any:
     return dist.new_group(backend="gloo")
 
 
+def _model() -> Any:
+    from torch import nn
+
+    return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(9)))
+
+
 def _ddp(quick: bool) -> dict[str, float]:
     """Seconds of a step, by MB of a bucket and how often the interface is named."""
     import torch
     import torch.distributed as dist
-    from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("gloo")
@@ -170,7 +179,7 @@ def _ddp(quick: bool) -> dict[str, float]:
         if setting is not None:
             setting()
         for bucket, count in ((25, 1), (25, 4), (4, 1), (4, 4)):
-            model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(9)))
+            model = _model()
             wrapped = DistributedDataParallel(model, process_group=_group(count), bucket_cap_mb=bucket)
             took = []
             for _ in range(_STEPS // (2 if quick else 1)):
@@ -179,6 +188,36 @@ def _ddp(quick: bool) -> dict[str, float]:
                 loss.backward()
                 took.append(time.perf_counter() - start)
             found[f"{bucket} MB x {count}{name}"] = statistics.median(took[2:])
+    dist.destroy_process_group()
+    return found
+
+
+def _attached(quick: bool) -> dict[str, float]:
+    """Seconds of a step, by algorithm and `TACIT_CONNECTIONS`; the better of two medians."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import tacit
+    from tacit.environment import CONNECTIONS as VARIABLE
+
+    dist.init_process_group("gloo")
+    arms = [(each, count) for each in ALGORITHMS for count in _connections(quick)]
+    found: dict[str, float] = {}
+    for algorithm, count in (*arms, *reversed(arms)):
+        os.environ[VARIABLE] = str(count)
+        model = DistributedDataParallel(_model())
+        optimizer, took = torch.optim.SGD(model.parameters(), lr=1e-6), []
+        with tacit.attach(model, optimizer, algorithm):
+            for _ in range(_STEPS // (2 if quick else 1)):
+                dist.barrier()
+                start = time.perf_counter()
+                model(torch.ones(8, 1024)).sum().backward()
+                optimizer.step()
+                took.append(time.perf_counter() - start)
+                optimizer.zero_grad()
+        name = f"{algorithm} x {count}"
+        found[name] = min(statistics.median(took[4:]), found.get(name, float("inf")))
     dist.destroy_process_group()
     return found
 
@@ -206,8 +245,9 @@ def _gloo(quick: bool) -> dict[str, float]:
 def rank_main(part: str, quick: bool) -> None:
     """Measure one part on one cluster; the first rank tells."""
     rank, seconds, found = int(os.environ["RANK"]), 3.0 if quick else 6.0, dict[str, Any]()
-    if part in ("gloo", "ddp"):
-        found = (_gloo if part == "gloo" else _ddp)(quick)
+    groups = {"gloo": _gloo, "ddp": _ddp, "attached": _attached}
+    if part in groups:
+        found = groups[part](quick)
     else:
         joined = _joined(rank)
         if part == "links":
@@ -260,7 +300,7 @@ def _shown(name: str, value: float | None) -> str:
         return "–"
     if name == "delay":
         return f"{1e3 * value:.2f}"
-    return f"{1e3 * value:.0f} ms" if "MB x" in name else f"{value / 1e6:.3g}"
+    return f"{1e3 * value:.0f} ms" if " x " in name else f"{value / 1e6:.3g}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -282,8 +322,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         rank_main(options.rank, options.quick)
         return
     found = {
-        part: [row(part, each, options.quick) for each in (QUICK[clusters] if options.quick else clusters)]
+        part: [row(part, each, options.quick) for each in (quick if options.quick else clusters)]
         for part, clusters in PARTS.items()
+        for quick in (QUICK.get(clusters, clusters),)
         if options.only in (None, part)
     }
     result = {"benchmark": "network", "quick": options.quick, "hardware": hardware(), "rows": found}

@@ -14,6 +14,9 @@ CACHE = "TACIT_CACHE"
 CLUSTER = "TACIT_CLUSTER"
 """The emulated cluster's text form. Set by the testbed; read by a recipe's worker, for its records."""
 
+CONNECTIONS = "TACIT_CONNECTIONS"
+"""How many connections of Gloo two ranks have for an exchange. Set by the user; read by `attach`."""
+
 DIAGNOSE = "TACIT_DIAGNOSE"
 """Where a diagnosis of the steps is saved. Set by `tacit diagnose` or the user; read by sessions."""
 

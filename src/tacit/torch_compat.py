@@ -165,15 +165,16 @@ def shares_sockets() -> bool:
     return isinstance(backend, dist.ProcessGroupGloo) and hasattr(backend.options, "_devices")
 
 
-def gloo_sharing_sockets(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+def gloo_sharing_sockets(store: Store, rank: int, size: int, timeout: timedelta, connections: int = 1) -> Any:
     """A backend by Gloo that has the thread for sockets in common with the group of all ranks.
 
-    Each has one else, which wakes a hundred times a second. By `ProcessGroupGloo._Options`.
+    Each has one else, which wakes a hundred times a second. By `ProcessGroupGloo._Options`, which names a
+    device for each of the `connections` between two ranks: Gloo hands collectives to them in turns.
     """
     gloo: Any = dist.ProcessGroupGloo
     world: Any = dist.group.WORLD
     options = gloo._Options()
-    devices = world._get_backend(torch.device("cpu")).options._devices
+    devices = world._get_backend(torch.device("cpu")).options._devices * connections
     for name, value in (("_devices", devices), ("_threads", 2 * len(devices)), ("_timeout", timeout)):
         setattr(options, name, value)
     return gloo(store, rank, size, options)

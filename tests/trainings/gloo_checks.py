@@ -1,5 +1,6 @@
 """What is checked on real Gloo processes: every function here runs on all ranks of one launch."""
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -84,6 +85,51 @@ def agrees_with_the_loopback(rows: Mapping[str, Row]) -> None:
 @check
 def dense_is_ddp() -> None:
     close_to(trained("dense"), trained("ddp"))
+
+
+def _sockets() -> int:
+    opened = Path("/proc/self/fd").iterdir()
+    return sum(each.is_socket() for each in opened)
+
+
+@check
+def several_connections_share_what_is_dense() -> None:
+    from tacit.transports import torch_distributed
+
+    close_to(trained("dense"), trained("ddp"))
+    before = _sockets()
+    with (
+        patch.dict(os.environ, TACIT_CONNECTIONS="3"),
+        patch.object(torch_distributed, "_LEAST_PART", 8),
+        patch.object(dist, "all_reduce", wraps=dist.all_reduce) as started,
+    ):
+        found = trained("dense")
+        stages = 2
+        assert _sockets() - before >= 3 * stages * (dist.get_world_size() - 1)
+        shares = {call.args[0].numel() for call in started.call_args_list}
+        assert 2 * max(shares) < sum(p.numel() for p in network().parameters())
+        close_to(found, trained("ddp"))
+        assert same_on_all_ranks(found)
+
+
+@check
+def a_number_of_connections_is_checked() -> None:
+    model = wrapped()
+    mine = str(1 + (dist.get_rank() == 1))
+    with patch.dict(os.environ, TACIT_CONNECTIONS=mine):
+        raises(
+            tacit.AttachError,
+            lambda: tacit.attach(model, sgd(model), "dense"),
+            "ranks [1] attach another number of connections than rank 0: give every rank the same one "
+            "(TACIT_CONNECTIONS=1 on ranks 0, 2, 3; TACIT_CONNECTIONS=2 on rank 1)",
+        )
+    for text in ("0", "", "four", "65", "-1", "4.0", "9" * 9999):
+        with patch.dict(os.environ, TACIT_CONNECTIONS=text):
+            raises(
+                tacit.ConfigError,
+                lambda: tacit.attach(model, sgd(model), "dense"),
+                f"TACIT_CONNECTIONS={text!r}: write how many connections two ranks have, 1 to 64",
+            )
 
 
 @check

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tacit.contracts import ScheduleState
+from tacit.environment import CONNECTIONS
 from tacit.errors import AttachError, of_ranks
 from tacit.kernels.payloads import FORMAT
 from tacit.levels.spec import AttachSpec, is_periodic
@@ -20,7 +21,7 @@ from tacit.model.trained_model import TrainedModel, locals_of
 from tacit.session.buckets import Policy, choice, exempting
 from tacit.session.learning_rates import Rates
 from tacit.strategy import AnyStrategy
-from tacit.transports.process_groups import gathered, ranks_of
+from tacit.transports.process_groups import connections, gathered, ranks_of
 
 _TEXT = 400
 """The bytes of a rank's text about its argument, once it is known that others have another one."""
@@ -100,6 +101,7 @@ def _compared(spec: AttachSpec) -> dict[str, _Compared]:
         ),
         "scaler": _Compared(text=_scaler(spec)),
         "steps_per_epoch or number of epochs": _Compared(text=_words(spec.schedule_state)),
+        "number of connections": _Compared(text=f"{CONNECTIONS}={connections()}"),
         "seed": _Compared(text=repr(spec.seed)),
         "exchange_on": _Compared(text=repr(spec.exchange_on)),
         "reduction": _Compared(text=spec.reduction),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tacit import torch_compat
+from tacit.environment import CONNECTIONS
+from tacit.errors import ConfigError
 from tacit.torch_compat import ShutdownNotice
 from tacit.transports.started_collectives import Later
 from tacit.transports.thread_shutdown import settle
@@ -71,6 +74,8 @@ _MADE: Counter[object] = Counter()
 """The number of groups made for these ranks; equal on all of them, whatever else a rank takes part in."""
 _NOTICE, _SHARING = "tacit", "tacit-gloo"
 """The names of two backends: one that only reports a shutdown, and Gloo with one thread for all sockets."""
+_MOST_CONNECTIONS = 64
+"""Each has two threads in each group."""
 _LINGER = 2.0
 _PROCESS: int | None = None
 """The process that has made groups: a forked one inherits them without their threads."""
@@ -285,6 +290,7 @@ def own_groups(
     backend: str,
     use: Use,
     count: int,
+    connections: int = 1,
 ) -> list[dist.ProcessGroup]:
     """Process groups of some of the parent's ranks that nobody else uses, one session after another.
 
@@ -293,37 +299,63 @@ def own_groups(
 
     They live until torch.distributed is shut down: a group made after another was destroyed would find the
     old addresses in the store.
+
+    Raises:
+        ConfigError: there cannot be several connections.
     """
     all_ranks = ranks_of(parent)
     ranks = [all_ranks[place] for place in places]
     among: object = parent if parent in _OF_MEMBERS else tuple(all_ranks)
-    kept = _OWN.setdefault((among, tuple(ranks), timeout, backend, use), [])
+    kept = _OWN.setdefault((among, tuple(ranks), timeout, backend, use, connections), [])
     if not all(map(torch_compat.is_open, kept)):
         kept.clear()
     while len(kept) < count:
         if parent in _OF_MEMBERS:
-            kept.append(_of_members(parent, ranks, timeout))
+            kept.append(_of_members(parent, ranks, timeout, connections))
         else:
-            kept.append(_new_group(ranks, timeout, _sharing_sockets(backend)))
+            kept.append(_new_group(ranks, timeout, _sharing_sockets(backend, connections)))
     return kept[:count]
 
 
-def _of_members(parent: dist.ProcessGroup, ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
+def _of_members(
+    parent: dist.ProcessGroup, ranks: Sequence[int], timeout: timedelta, connections: int
+) -> dist.ProcessGroup:
     """A group of some of the parent's ranks. A collective call of these."""
     meeting = _OF_MEMBERS[parent]
     _MADE[parent, *ranks] += 1
     name = f"{meeting.name} {' '.join(map(str, ranks))} #{_MADE[parent, *ranks]}"
-    return _met(meeting, _sharing_sockets("gloo"), ranks.index(parent.rank()), len(ranks), name, timeout)
+    return _met(meeting, _sharing_sockets("gloo", connections), ranks.index(parent.rank()), len(ranks), name, timeout)
 
 
-def _sharing_sockets(backend: str) -> str:
+def connections() -> int:
+    """How many connections two ranks are to have for an exchange.
+
+    Raises:
+        ConfigError: the user has written no such number.
+    """
+    text = os.environ.get(CONNECTIONS, "1")
+    if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= _MOST_CONNECTIONS):
+        raise ConfigError(
+            f"environment variable {CONNECTIONS}={text!r}: write how many connections two ranks have, 1 to "
+            f"{_MOST_CONNECTIONS}, such as 4"
+        )
+    return int(text)
+
+
+def _sharing_sockets(backend: str, connections: int) -> str:
     """The backend whose groups share a thread for sockets, if there is one."""
     if backend != "gloo" or not torch_compat.shares_sockets():
+        if connections > 1:
+            raise ConfigError(
+                f"{CONNECTIONS}={connections} is of Gloo, and here {backend!r} exchanges in a world of "
+                f"{dist.get_backend()!r}: start that by init_process_group('gloo'), or unset {CONNECTIONS}"
+            )
         return backend
-    if _SHARING not in dist.Backend.backend_list:
-        make = torch_compat.gloo_sharing_sockets
-        dist.Backend.register_backend(_SHARING, make, devices=["cpu"])
-    return _SHARING
+    name = f"{_SHARING}-{connections}"
+    if name not in dist.Backend.backend_list:
+        make = partial(torch_compat.gloo_sharing_sockets, connections=connections)
+        dist.Backend.register_backend(name, make, devices=["cpu"])
+    return name
 
 
 def abort(groups: Collection[dist.ProcessGroup]) -> None:

@@ -50,6 +50,9 @@ from tacit.transports.started_collectives import Later, Now
 # torch 2.13 renamed it, and warns about the old name.
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
+_LEAST_PART = 1 << 18
+"""Of a message that is cut for several connections; entries."""
+
 
 @dataclass(eq=False)
 class TorchTransport:
@@ -86,6 +89,7 @@ class TorchTransport:
     _waiters: Waiters = field(default_factory=Waiters, repr=False)
     _exchanges: Counter[dist.ProcessGroup] = field(default_factory=Counter, repr=False)
     _spread: bool | None = None
+    _connections: int = 1
 
     def open(self, stages: Mapping[str, int]) -> None:
         """Make process groups for exchanges with this number of collectives on each axis. A collective call.
@@ -104,7 +108,10 @@ class TorchTransport:
                 count = 1 if self.in_order else count
                 use = (channel, axis)
                 timeout = self.timeout + LATER * self.in_order
-                groups = process_groups.own_groups(self.parent, ranks, timeout, backend, use, count)
+                self._connections = 1 if self.in_order else process_groups.connections()
+                groups = process_groups.own_groups(
+                    self.parent, ranks, timeout, backend, use, count, self._connections
+                )
                 self._groups |= {(axis, stage): group for stage, group in enumerate(groups)}
 
     def close(self) -> None:
@@ -187,7 +194,10 @@ class TorchTransport:
             flat = message.view(payload[0].dtype)
         # Divided before the sum, as in DDP: both then agree to the last bit.
         divide_(flat, group.size(), request.finite_probe)
-        work = dist.all_reduce(flat, group=group, async_op=not self.in_order)
+        parts: Sequence[Tensor] = (flat,)
+        if self._connections > 1:  # one message travels by one of them
+            parts = flat.view(-1).split(max(_LEAST_PART, -(-flat.numel() // self._connections)))
+        works = [dist.all_reduce(part, group=group, async_op=not self.in_order) for part in parts]
 
         def read() -> Payload:
             if message is not None:
@@ -195,7 +205,7 @@ class TorchTransport:
                     tensor.copy_(view)
             return payload
 
-        return self._later([work], read, group)
+        return self._later(works, read, group)
 
     def _all_gather(
         self, request: AllGather, place: AxisRank, group: dist.ProcessGroup, key: tuple[object, ...]
