@@ -43,6 +43,7 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
         ({"form": 2}, "another version"),
         ({"rate": [[None, 1.0], [1.0, None]]}, "its rate is no matrix of 3 x 3"),
         ({"latency": [[None, 0.0, 1.0], [1.0, None, 1.0], [1.0, 1.0, None]]}, "from node 0 to node 1 is 0.0"),
+        ({"resent": [0.1]}, "3 hosts and what 1 nodes have sent again"),
         ({"ranks": [[0], [1]]}, "3 hosts and the ranks of 2 nodes"),
         ({"more": 1}, "it has 'more': it should have hosts, ranks, latency"),
         ({"flows": True}, "it.flows is 'True', where int belongs"),
@@ -93,12 +94,25 @@ def test_the_text_points_at_slow_links() -> None:
     assert "half duplex" not in str(even)
 
 
-def test_the_text_points_at_small_buffers_and_shared_links() -> None:
+def test_the_text_points_at_links_that_one_stream_does_not_fill() -> None:
     found = str(
         replace(LINKS, rate_of_flows=matrix(300e6, at_01=30e6), rate_both_ways=matrix(48e6, at_01=4.8e6))
     )
     assert "4 streams carry 3.2 times as much as one" in found
-    assert "half duplex" in found
+    assert "TACIT_CONNECTIONS=4" in found
+    assert "GLOO_SOCKET_IFNAME=eth0,eth0,eth0,eth0" in found
+    assert "bucket_cap_mb=4" in found
+    assert "half duplex" not in found, "what one stream carries says nothing of such a link"
+
+
+def test_the_text_points_at_shared_links_and_at_losses() -> None:
+    shared = replace(LINKS, rate_both_ways=matrix(48e6, at_01=4.8e6), resent=(0.0, 1e-4, 0.0))
+    assert "half duplex" in str(shared)
+    assert "lost" not in str(shared)
+    lossy = str(replace(shared, resent=(0.0, 9e-3, 1e-3)))
+    assert "Up to 0.9 % of a node's segments were sent again: packets are lost." in lossy
+    assert "tcp_congestion_control=bbr" in lossy
+    assert "half duplex" not in lossy, "a stream is slow by chance, then"
 
 
 def test_one_node_has_no_links() -> None:

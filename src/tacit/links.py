@@ -17,6 +17,10 @@ MATRICES = ("latency", "rate", "rate_of_flows", "rate_both_ways")
 """The fields of `Links` that have a value for each link."""
 _SLOW = 0.75
 """A link below this share of the median is called slow."""
+_MORE = 1.25
+"""Several streams that carry so many times as much as one show that one does not fill the link."""
+LOSSY = 3e-4
+"""The share of segments sent again that shows losses: without any it was at most 9e-5."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Links(Saved):
         flows: how many streams `rate_of_flows` has.
         backend: what carried the messages, such as "gloo".
         date: when it was measured, ISO 8601.
+        resent: the share of segments of TCP that each node sent again meanwhile.
     """
 
     what: ClassVar[str] = "measured links"
@@ -49,12 +54,15 @@ class Links(Saved):
     flows: Positive
     backend: str
     date: str
+    resent: tuple[Duration, ...] = ()
 
     def check(self) -> None:
         """Refuse fields that are not of as many nodes, and a link that carries nothing."""
         nodes = len(self.hosts)
         if len(self.ranks) != nodes:
             raise ValueError(f"it has {nodes} hosts and the ranks of {len(self.ranks)} nodes")
+        if len(self.resent) not in (0, nodes):
+            raise ValueError(f"it has {nodes} hosts and what {len(self.resent)} nodes have sent again")
         for name in MATRICES:
             matrix: Matrix = getattr(self, name)
             if [len(row) for row in matrix] != [nodes] * nodes:
@@ -122,15 +130,19 @@ class Links(Saved):
         if slow:
             names = ", ".join(f"{i} to {j} ({_mbit(self.rate[i][j] or 0.0)})" for i, j in slow[:8])
             found.append(f"Slower than three quarters of the median: {names}{', ...' * (len(slow) > 8)}.")
-        gain = _gain(self.between(self.rate_of_flows), rates)
-        if gain > 1.25:
+        gain, lost = _gain(self.between(self.rate_of_flows), rates), max(self.resent, default=0.0)
+        if gain > _MORE:
             found.append(
                 f"{self.flows} streams carry {gain:.1f} times as much as one: one connection does not fill "
-                "the link. Larger TCP buffers would help (net.ipv4.tcp_wmem, tcp_rmem), several connections "
-                "(GLOO_SOCKET_IFNAME=eth0,eth0,eth0,eth0, with the interface's name), or, where packets are "
-                "lost, BBR (net.ipv4.tcp_congestion_control)."
+                "the link. Where tacit is attached, write TACIT_CONNECTIONS=4; for plain DDP "
+                "GLOO_SOCKET_IFNAME=eth0,eth0,eth0,eth0, with the interface's name, and bucket_cap_mb=4."
             )
-        if _gain(self.between(self.rate_both_ways), rates) < 0.7:
+        if lost > LOSSY:
+            found.append(
+                f"Up to {100 * lost:.2g} % of a node's segments were sent again: packets are lost. Where few "
+                "of them may be, BBR fills a link (sysctl -w net.ipv4.tcp_congestion_control=bbr)."
+            )
+        elif gain <= _MORE and _gain(self.between(self.rate_both_ways), rates) < 0.7:
             found.append(
                 "Both ways at once a link carries clearly less each way: it is shared (half duplex)."
             )

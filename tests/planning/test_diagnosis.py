@@ -204,15 +204,32 @@ def test_an_interface_that_is_not_the_fastest() -> None:
     assert "GLOO_SOCKET_IFNAME=ib0" in one.advice
 
 
-def test_buffers_too_small_for_the_latency() -> None:
-    far = links(several=4e9, latency=0.05)
-    made = facts(*(of_rank(r, buffer=4 << 20) for r in range(4)), links=far, predicted=0.12)
-    made = replace(made, changes={"several streams": 0.06})
-    assert kinds(made) == ["TCP buffers"]
-    slower = replace(made, links=links(several=4e9, latency=0.005))
-    assert kinds(slower) == [], "one stream never fills its buffer, so that is not what holds it back"
-    enough = [replace(each, buffer=1 << 30) for each in made.ranks]
-    assert kinds(replace(made, ranks=tuple(enough))) == []
+def test_links_that_one_stream_does_not_fill() -> None:
+    made = facts(links=links(several=4e9), predicted=0.12, changes={"several streams": 0.06})
+    (one,) = found(made)
+    assert one.kind == "connections"
+    assert one.seconds == pytest.approx(0.06)
+    assert "from node 2 to node 1 one stream carries 1000 Mbit/s, and 4 together 4000 Mbit/s" in one.says
+    assert "TACIT_CONNECTIONS=4" in one.advice
+    assert "GLOO_SOCKET_IFNAME=eth0,eth0,eth0,eth0" in one.advice
+    assert "bucket_cap_mb=4" in one.advice
+    assert kinds(replace(made, links=links(several=1.2e9))) == []
+    assert kinds(replace(made, changes={"several streams": 0.119})) == [], "it would save next to nothing"
+    assert kinds(replace(made, connections=4)) == []
+    assert kinds(replace(made, predicted=None, changes={})) == ["connections"], "nobody knows what it saves"
+
+
+def test_packets_that_are_lost() -> None:
+    ranks = [of_rank(r, resent=1e-2 * (r == 2), congestion_control="cubic") for r in range(4)]
+    (one,) = found(facts(*ranks))
+    assert one.kind == "lost packets"
+    assert "node 2 (host2) sent 1 % of its segments again" in one.says
+    assert "TCP slows down for each by cubic" in one.says
+    assert "tcp_congestion_control=bbr" in one.advice
+    assert kinds(facts(*(replace(each, congestion_control="bbr") for each in ranks))) == []
+    assert kinds(facts(*(replace(each, resent=1e-4) for each in ranks))) == []
+    waiting = (of_rank(r, own=0.02, waits=0.18, congestion_control="bbr", resent=1e-2) for r in range(8))
+    assert kinds(facts(*waiting)) == [], "BBR is right there, though it pauses"
 
 
 def test_a_congestion_control_that_pauses() -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from statistics import fmean, median, median_low
 
+from tacit.links import LOSSY
 from tacit.planning.diagnosis import Diagnosis, Facts, Finding, Shares, in_ms, shares, typical
 
 WORTH = 0.03
@@ -14,7 +15,7 @@ _SLOWER, _OFTEN = 1.15, 0.6
 """A rank is slow if its work takes this much longer than the others', in this share of the periods."""
 _MUCH = 0.1
 _SEVERAL = 1.3
-"""How many times the rate of one stream several must have together, for buffers to limit one."""
+"""How many times the rate of one stream several must have together, to be worth it."""
 _FASTER = 1.5
 _NEARER = 2.0
 """How many times the rate between nodes links inside a node must have, for exchanges by node to be faster."""
@@ -225,34 +226,50 @@ def _slow_interface(facts: Facts, taken: Shares) -> Iterable[Finding]:
             return
 
 
-def _buffers(facts: Facts, _: Shares) -> Iterable[Finding]:
+def _connections(facts: Facts, _: Shares) -> Iterable[Finding]:
+    """Gloo hands collectives to its connections in turns, so DDP needs smaller buckets, too."""
     links = facts.links
-    buffers = [each.buffer for each in facts.ranks if each.buffer]
-    if links is None or not buffers:
+    if links is None or len(links.hosts) < 2 or facts.connections > 1:
         return
-    for i, j in ((i, j) for i in range(len(links.hosts)) for j in range(len(links.hosts)) if i != j):
-        one, several, latency = links.rate[i][j], links.rate_of_flows[i][j], links.latency[i][j]
-        if one is None or several is None or latency is None or several < _SEVERAL * one:
-            continue
-        needed, full = several / 8 * 2 * latency, one / 8 * 2 * latency > min(buffers) / 2
-        if full and needed > min(buffers):
-            yield Finding(
-                "TCP buffers",
-                f"from node {i} to node {j} one stream carries {_mbit(one)} and {links.flows} together "
-                f"{_mbit(several)}: with {1e3 * 2 * latency:.1f} ms there and back, {needed / 1e6:.1f} MB "
-                f"are under way, and a connection may have {min(buffers) / 1e6:.1f} MB",
-                f"sysctl -w net.ipv4.tcp_wmem='4096 65536 {_twice(needed)}' and the same for tcp_rmem, "
-                "on all nodes",
-                facts.saved("several streams"),
-            )
-            return
+    gains = [
+        (several / one, i, j)
+        for i, row in enumerate(links.rate)
+        for j, one in enumerate(row)
+        if i != j and one and (several := links.rate_of_flows[i][j])
+    ]
+    gain, i, j = max(gains)
+    costs = facts.saved("several streams")
+    if gain < _SEVERAL or (facts.predicted is not None and costs < WORTH * facts.seconds):
+        return
+    named = facts.ranks[0].interface or "eth0"
+    yield Finding(
+        "connections",
+        f"from node {i} to node {j} one stream carries {_mbit(links.rate[i][j] or 0.0)}, and {links.flows} "
+        f"together {_mbit(links.rate_of_flows[i][j] or 0.0)}",
+        "export TACIT_CONNECTIONS=4 on all ranks, where tacit averages all numbers ('dense'); in plain DDP "
+        f"GLOO_SOCKET_IFNAME={','.join([named] * 4)}, and DistributedDataParallel(..., bucket_cap_mb=4)",
+        costs,
+    )
+
+
+def _losses(facts: Facts, _: Shares) -> Iterable[Finding]:
+    worst = max(facts.ranks, key=lambda each: each.resent)
+    if worst.resent > LOSSY and worst.congestion_control != "bbr":
+        by = f" by {worst.congestion_control}" * bool(worst.congestion_control)
+        yield Finding(
+            "lost packets",
+            f"node {worst.node} ({worst.host}) sent {100 * worst.resent:.2g} % of its segments again, as "
+            f"they were lost on the way, and TCP slows down for each{by}",
+            "sysctl -w net.core.default_qdisc=fq net.ipv4.tcp_congestion_control=bbr on all nodes, or "
+            "several connections; if it is a cable, mend that",
+        )
 
 
 def _congestion_control(facts: Facts, taken: Shares) -> Iterable[Finding]:
     """BBR pauses each connection for 200 ms every ten seconds, and all other ranks wait."""
     nodes = len({each.node for each in facts.ranks if each.congestion_control == "bbr"})
     costs = taken.parts["links"] * min(1.0, _PAUSED * nodes)
-    if costs >= WORTH * facts.seconds:
+    if costs >= WORTH * facts.seconds and max(each.resent for each in facts.ranks) <= LOSSY:
         yield Finding(
             "congestion control",
             f"TCP goes by BBR on {nodes} nodes, where each connection sends next to nothing for 200 ms "
@@ -337,7 +354,8 @@ _RULES: tuple[Callable[[Facts, Shares], Iterable[Finding]], ...] = (
     _small_buckets,
     _large_buckets,
     _slow_interface,
-    _buffers,
+    _connections,
+    _losses,
     _congestion_control,
     _launches,
     _tf32,
@@ -364,10 +382,6 @@ def _traffic(facts: Facts) -> str:
         f"{told}: {100 * rate / carries:.0f} % of what the slowest link carries, from node {i} to node {j}, "
         f"{_mbit(carries)} as measured."
     )
-
-
-def _twice(needed: float) -> int:
-    return 1 << (int(2 * needed) - 1).bit_length()
 
 
 def _mbit(rate: float) -> str:

@@ -47,7 +47,7 @@ class RankSteps(Saved):
         rate: its reported speed in bit/s.
         faster: the name of a faster interface of the node; "": there is none.
         faster_rate: its reported speed in bit/s.
-        buffer: the bytes that a TCP connection may have under way.
+        resent: the share of its node's segments of TCP that were sent again, as they were lost on the way.
         congestion_control: that of new TCP connections, such as "cubic"; "": the kernel does not report it.
     """
 
@@ -71,7 +71,7 @@ class RankSteps(Saved):
     rate: float | None = None
     faster: str = ""
     faster_rate: float | None = None
-    buffer: int | None = None
+    resent: float = 0.0
     congestion_control: str = ""
 
     @property
@@ -99,6 +99,7 @@ class Facts:
         changes: by name, the planner's seconds of a step with this change.
         threads_gain: the share of computing that one thread a rank would save, as measured.
         tf32_gain: the share of a product of float32 matrices that TF32 saves on this GPU, if it is off.
+        connections: how many two ranks have, in Gloo.
         best: the text of the strategy that the planner predicts to be fastest; its seconds are in `changes`.
     """
 
@@ -116,6 +117,7 @@ class Facts:
     changes: Mapping[str, float] = field(default_factory=dict)
     threads_gain: float = 0.0
     tf32_gain: float = 0.0
+    connections: int = 1
     best: str = ""
 
     @property

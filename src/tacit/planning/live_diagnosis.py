@@ -31,8 +31,14 @@ from tacit.planning.step_profiler import cores, machine
 from tacit.planning.step_timer import StepTimer, StepTimes
 from tacit.planning.what_if import considered
 from tacit.timelines import Span
-from tacit.transports.network_interfaces import Interface, congestion_control, interfaces, socket_buffer
-from tacit.transports.process_groups import gather_texts, rank_in
+from tacit.transports.network_interfaces import (
+    Interface,
+    Segments,
+    congestion_control,
+    interfaces,
+    segments,
+)
+from tacit.transports.process_groups import connections, gather_texts, rank_in
 
 SETTLING, STEPS = 5, 20
 """The steps that are skipped, in which buckets still change; and those that are measured."""
@@ -109,6 +115,7 @@ class Diagnosing:
         self._strategy = repr(options.strategy)
         self._count = 0
         self._before: Sequence[Interface] = ()
+        self._segments = Segments()
         self._timer = StepTimer(options.model.module, options.optimizers, options.named, self._steps)
 
     def _stepped(self, optimizer: Optimizer) -> None:
@@ -123,7 +130,7 @@ class Diagnosing:
             self._timer.close()
             self._begin()
         elif self._count == SETTLING:
-            self._before = interfaces()
+            self._before, self._segments = interfaces(), segments()
         elif self._count == SETTLING + self._steps:
             after = interfaces()
             self._end()
@@ -147,6 +154,7 @@ class Diagnosing:
             ranks=tuple(everyone),
             searched=options.ddp is not None and options.ddp.find_unused_parameters,
             unused=unused,
+            connections=connections() * (1 + os.environ.get("GLOO_SOCKET_IFNAME", "").count(",")),
         )
         facts, notes = considered(facts, self._timer, options, self._session.links)
         # Each rank has measured the cost of encoding: all use that of the first.
@@ -187,7 +195,7 @@ class Diagnosing:
             gpu=torch.cuda.get_device_name() if self._timer.on_gpu else "",
             launching=median(step.launching for step in steps) if self._timer.on_gpu else 0.0,
             passes=max(step.passes for step in steps),
-            buffer=socket_buffer(),
+            resent=segments().resent_since(self._segments),
             congestion_control=congestion_control(),
         )
         return _with_interface(here, self._before, after, self._steps)

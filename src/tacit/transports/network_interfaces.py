@@ -1,4 +1,4 @@
-"""The network interfaces of this process's namespace: their bytes sent, and their reported speed."""
+"""The network of this process's namespace: bytes sent by its interfaces, their speed, and what TCP does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _TABLE = Path("/proc/self/net/dev")
-_LIMITS = (Path("/proc/sys/net/ipv4/tcp_wmem"), Path("/proc/sys/net/ipv4/tcp_rmem"))
+_SEGMENTS = Path("/proc/self/net/snmp")
 _CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _SENT = 8
 """The column of bytes sent, after the eight columns of what was received."""
@@ -39,6 +39,8 @@ class Interface:
 
 def sent_bytes() -> dict[str, int]:
     """The bytes that each interface has sent since it was made, up or not, by name."""
+    if not _TABLE.exists():
+        return {}
     lines = (line.partition(":") for line in _TABLE.read_text().splitlines()[2:])
     return {name.strip(): int(numbers.split()[_SENT]) for name, _, numbers in lines}
 
@@ -63,13 +65,30 @@ def address_of(name: str) -> str | None:
         return None
 
 
-def socket_buffer() -> int | None:
-    """The most bytes that a TCP connection may have under way; None if the kernel does not report it."""
-    limits = []
-    for path in _LIMITS:
-        with suppress(OSError, ValueError, IndexError):
-            limits.append(int(path.read_text().split()[2]))
-    return min(limits, default=None)
+@dataclass(frozen=True)
+class Segments:
+    """Segments of TCP that all processes here have sent since the machine, or container, was started.
+
+    Attributes:
+        sent: all of them.
+        again: those that were sent before, as nobody had acknowledged them.
+    """
+
+    sent: int = 0
+    again: int = 0
+
+    def resent_since(self, before: Segments) -> float:
+        """The share of what was sent since then that had been sent before."""
+        return (self.again - before.again) / max(1, self.sent - before.sent)
+
+
+def segments() -> Segments:
+    """What TCP has sent; nothing where the system does not count it."""
+    with suppress(OSError, ValueError, KeyError):
+        names, counts = (line.split() for line in _SEGMENTS.read_text().splitlines() if line[:4] == "Tcp:")
+        counted = dict(zip(names, counts, strict=True))
+        return Segments(int(counted["OutSegs"]), int(counted["RetransSegs"]))
+    return Segments()
 
 
 def congestion_control() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from time import perf_counter, process_time
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from tacit.errors import ProbeError
 from tacit.links import MATRICES, Links, Matrix
+from tacit.transports.network_interfaces import segments
 from tacit.transports.process_groups import control, own_groups
 
 FLOWS = 4
@@ -57,7 +59,7 @@ def measure(
         The links, equal on all ranks.
 
     Raises:
-        ProbeError: a link carried nothing; names its nodes.
+        ProbeError: a link carried nothing, or no large messages; names its nodes.
     """
     host = control(group)
     everyone = range(group.size())
@@ -65,7 +67,7 @@ def measure(
     me = dist.get_rank(group)
     mine = next(number for number, node in enumerate(nodes) if me in node)
     found = torch.zeros(len(MATRICES), len(nodes), len(nodes), dtype=torch.float64)
-    trouble = []
+    trouble, before = [], segments()
     for turn in (*_turns(len(nodes)), [(node, node) for node in range(len(nodes))]):
         for i, j in turn:
             ends = (nodes[i][0], nodes[j][0]) if i != j else nodes[i][:2]
@@ -76,7 +78,7 @@ def measure(
                 except ProbeError as error:
                     trouble.append(str(error))
         dist.barrier(host)  # a rank that waited for a link that is down comes late
-    return _shared(found, "; ".join(trouble), host, nodes)
+    return _shared(found, "; ".join(trouble), segments().resent_since(before), host, nodes)
 
 
 def _turns(nodes: int) -> Iterator[list[tuple[int, int]]]:
@@ -122,18 +124,18 @@ class _Link:
 
     def latency(self) -> float:
         """Half of a round trip, in seconds: the shortest of many, as other load only adds to it."""
-        message, trips = torch.zeros(1, dtype=torch.float32), []
-        for _ in range(_PINGS):
-            start = perf_counter()
-            if self.lower:
-                self._wait(self._send(message, _TAG_PING))
-                self._wait(self._receive(message, _TAG_PING))
-            else:
-                self._wait(self._receive(message, _TAG_PING))
-                self._wait(self._send(message, _TAG_PING))
-            trips.append(perf_counter() - start)
-        self.trip = min(trips)
+        try:
+            self.trip = min(self._ping(0) for _ in range(_PINGS))
+        except RuntimeError as error:
+            raise self._trouble(error) from None
         return self.trip / 2
+
+    def _ping(self, flow: int) -> float:
+        """The seconds of a round trip."""
+        message, start = torch.zeros(1, dtype=torch.float32), perf_counter()
+        for call in (self._send, self._receive) if self.lower else (self._receive, self._send):
+            call(message, _TAG_PING, flow).wait()
+        return perf_counter() - start
 
     def rate(self, flows: int, *, to_upper: bool) -> float:
         """The bit/s of several streams in one direction; at the lower end."""
@@ -196,13 +198,25 @@ class _Link:
         try:
             work.wait()
         except RuntimeError as error:
-            low, high = self.nodes
-            where = f"within node {low}" if low == high else f"between node {low} and node {high}"
-            reason = str(error).splitlines()[0]
-            raise ProbeError(
-                f"nothing comes through {where} ({reason}): is that link up, and are all ports between these "
-                "machines open?"
-            ) from None
+            raise self._trouble(error) from None
+
+    def _trouble(self, error: RuntimeError) -> ProbeError:
+        """What is wrong with the link: whether only large messages do not pass, both ends try together."""
+        low, high = self.nodes
+        where = f"within node {low}" if low == high else f"between node {low} and node {high}"
+        if self.trip:
+            with suppress(RuntimeError):
+                self._ping(FLOWS - 1)  # where nothing has failed yet, as Gloo closes what has
+                return ProbeError(
+                    f"small messages pass {where}, and large ones do not: full packets are lost on the way, "
+                    "as in a tunnel whose MTU is smaller than that of the interfaces. Set a smaller one on "
+                    "all machines: ip link set dev eth0 mtu 1280, with the interface's name"
+                )
+        reason = str(error).splitlines()[0]
+        return ProbeError(
+            f"nothing comes through {where} ({reason}): is that link up, and are all ports between these "
+            "machines open?"
+        )
 
 
 def _next(size: int, took: float, wanted: float) -> int:
@@ -213,19 +227,21 @@ def _next(size: int, took: float, wanted: float) -> int:
     return min(_MOST_BYTES, math.ceil(grown))
 
 
-def _shared(found: Tensor, trouble: str, group: dist.ProcessGroup, nodes: Sequence[Sequence[int]]) -> Links:
+def _shared(
+    found: Tensor, trouble: str, resent: float, group: dist.ProcessGroup, nodes: Sequence[Sequence[int]]
+) -> Links:
     """The results of all ranks, on every rank.
 
     Raises:
         ProbeError: a rank could not measure a link.
     """
-    told: list[tuple[str, str]] = [("", "")] * group.size()
+    told = [("", "", 0.0)] * group.size()
     try:
-        dist.all_gather_object(told, (socket.gethostname(), trouble), group)
+        dist.all_gather_object(told, (socket.gethostname(), trouble, resent), group)
         dist.all_reduce(found, group=group)
     except RuntimeError as error:
         raise ProbeError(trouble or f"a rank has left while links were measured ({error})") from None
-    first = next((said for _, said in told if said), "")
+    first = next((said for _, said, _ in told if said), "")
     if first:
         raise ProbeError(first)
     return Links(
@@ -235,6 +251,7 @@ def _shared(found: Tensor, trouble: str, group: dist.ProcessGroup, nodes: Sequen
         flows=FLOWS,
         backend="gloo",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
+        resent=tuple(told[node[0]][2] for node in nodes),
     )
 
 

@@ -22,6 +22,7 @@ from tacit import torch_compat
 from tacit.environment import CONNECTIONS
 from tacit.errors import ConfigError
 from tacit.torch_compat import ShutdownNotice
+from tacit.transports.network_interfaces import sent_bytes
 from tacit.transports.started_collectives import Later
 from tacit.transports.thread_shutdown import settle
 
@@ -83,7 +84,18 @@ _PROCESS: int | None = None
 
 @contextmanager
 def joined_world(timeout: timedelta) -> Iterator[tuple[int, dist.ProcessGroup]]:
-    """Join the launcher's world by Gloo: this process's rank, and the group of all ranks."""
+    """Join the launcher's world by Gloo: this process's rank, and the group of all ranks.
+
+    Raises:
+        ConfigError: Gloo is to use an interface that is not there.
+    """
+    there = [*sent_bytes()]
+    for name in filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")):
+        if there and name not in there:
+            raise ConfigError(
+                f"GLOO_SOCKET_IFNAME names {name!r}, and there is no such network interface here: write one "
+                f"of {', '.join(there)}"
+            )
     dist.init_process_group("gloo", timeout=timeout)
     try:
         assert dist.group.WORLD is not None

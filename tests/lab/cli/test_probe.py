@@ -6,7 +6,7 @@ import pytest
 
 from in_process_command import called
 from tacit import probe
-from tacit.errors import ProbeError
+from tacit.errors import ConfigError, ProbeError
 from tacit.links import Links
 from tacit.transports.probing import _Link
 
@@ -90,6 +90,13 @@ def test_without_a_launcher_it_says_how_to_start_it(
         probe.main([])
     assert exit_.value.code == 2
     assert "or tacit probe --cluster 4x1@100mbit" in capsys.readouterr().err
+
+
+def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth9")
+    with pytest.raises(ConfigError, match=r"names 'eth9', and there is no such .* write one of .*\blo\b"):
+        probe.main([])
 
 
 class _Down:

@@ -86,6 +86,19 @@ def test_packets_are_no_larger_than_the_mtu(programs: Path) -> None:
     assert_carries(1e8 * (600 - 52) / 614, found["rates"])
 
 
+def test_a_way_that_loses_large_packets_is_named_by_the_probe(programs: Path) -> None:
+    lines: list[str] = []
+    with Testbed(Cluster.parse("2x1@100mbit")) as testbed:
+        words = [str(programs / "black_hole.py"), "1400"]
+        assert testbed.run(words, on_line=lambda _, line: lines.append(line), timeout=100).ok, lines
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    assert len(found) == 2
+    for each in found:
+        assert "small messages pass between node 0 and node 1, and large ones do not" in each["said"]
+        assert "ip link set dev eth0 mtu 1280" in each["said"]
+        assert each["seconds"] < 40
+
+
 @pytest.mark.parametrize(
     ("cluster", "reaches"),
     [
