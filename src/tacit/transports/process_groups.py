@@ -336,7 +336,9 @@ def _of_members(
     meeting = _OF_MEMBERS[parent]
     _MADE[parent, *ranks] += 1
     name = f"{meeting.name} {' '.join(map(str, ranks))} #{_MADE[parent, *ranks]}"
-    return _met(meeting, _sharing_sockets("gloo", connections), ranks.index(parent.rank()), len(ranks), name, timeout)
+    return _met(
+        meeting, _sharing_sockets("gloo", connections), ranks.index(parent.rank()), len(ranks), name, timeout
+    )
 
 
 def connections() -> int:
