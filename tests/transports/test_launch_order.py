@@ -127,7 +127,7 @@ def rank(place: int, strategy: str | tacit.Strategy) -> Iterator[tuple[DDP, Rank
 
 
 def fake_groups(
-    parent: dist.ProcessGroup, places: Any, timeout: Any, backend: str, use: tuple[int, str], count: int
+    parent: Any, places: Any, timeout: Any, backend: str, use: tuple[int, str], count: int, connections: int
 ) -> list[dist.ProcessGroup]:
     return [dist.new_group(list(places), timeout, "fake") for _ in range(count)]
 

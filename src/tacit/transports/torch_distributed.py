@@ -196,7 +196,7 @@ class TorchTransport:
         divide_(flat, group.size(), request.finite_probe)
         parts: Sequence[Tensor] = (flat,)
         if self._connections > 1:  # one message travels by one of them
-            parts = flat.view(-1).split(max(_LEAST_PART, -(-flat.numel() // self._connections)))
+            parts = torch.split(flat.view(-1), max(_LEAST_PART, -(-flat.numel() // self._connections)))
         works = [dist.all_reduce(part, group=group, async_op=not self.in_order) for part in parts]
 
         def read() -> Payload:
