@@ -250,6 +250,11 @@ class MembersAtWork:
             late = kept  # the others have ended a round without it
         carried.take(found, self._spec_now, self.now.levels, first.step - self._unacted, own, late)
         if place == rank == 0:
+            if period.number > 1 and not any(each.ready for each in period.members):
+                _log.warning(
+                    "all members of period %d are gone, and their state with them: training begins anew",
+                    period.number - 1,
+                )
             _log.warning(
                 "period %d of training, with %d members: %s",
                 *(period.number, self.size, ", ".join(self.names)),
