@@ -96,7 +96,7 @@ ELASTIC = ROOT / "examples" / "13_elastic.py"
 
 
 ELSEWHERE = {"elastic.md"}
-"""Pages whose script is run by tests of its own: tests/members/test_page.py."""
+"""Pages whose script is run by tests of its own: tests/members/test_elastic_page.py."""
 
 
 @pytest.mark.parametrize(
