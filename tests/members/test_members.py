@@ -108,12 +108,13 @@ def test_the_store_may_be_away_and_is_filled_again(members: Members) -> None:
     assert ends[0]["sums"] == ends[1]["sums"] == ends[2]["sums"]
 
 
-def test_one_that_has_nan_ends_and_the_others_go_on(members: Members) -> None:
-    a, b = (members.member(name, "localsgd:sync_every=2", 120) for name in "ab")
+@pytest.mark.parametrize("algorithm", ["localsgd:sync_every=2", "dense"])
+def test_one_that_has_nan_ends_and_the_others_go_on(members: Members, algorithm: str) -> None:
+    a, b = (members.member(name, algorithm, 150) for name in "ab")
     b.until("members")
     while len(a.until("step")["members"]) < 2:
         pass
-    c = members.member("c", "localsgd:sync_every=2", 120, how="nan")
+    c = members.member("c", algorithm, 150, how="nan")
     c.until("members")
     assert c.process.wait(SECONDS) == 1
     error = c.error()
@@ -129,8 +130,13 @@ def test_one_that_has_nan_ends_and_the_others_go_on(members: Members) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "how", "name", "says"),
     [
-        ("localsgd:sync_every=4", "other model", "b", "this replica has another model than the members"),
-        ("localsgd:sync_every=8", "", "b", "this replica has another strategy than the members"),
+        (
+            "localsgd:sync_every=4",
+            "other model",
+            "b",
+            "this replica has another model than the training",
+        ),
+        ("localsgd:sync_every=8", "", "b", "this replica has another strategy than the training"),
         ("localsgd:sync_every=4", "", "a", "a member named 'a' is at work: give each replica another name"),
     ],
 )

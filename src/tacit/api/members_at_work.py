@@ -77,12 +77,13 @@ class MembersAtWork:
         self._error: BaseException | None = None
         self._unacted = self._counted = False
         self._failures = 0
+        self._preempted = False
         self._gradients: StepGradients | None = None
         self._averaged = False
         self._alone_after = any(level.subject == "delta" for level in spec.strategy.levels)
         shards = 1 if spec.sharded is None else spec.sharded.shards
         self._ranks = ReplicaRanks(shards, spec.time_limit + timedelta(seconds=given.patience))
-        self.roster = Roster(given, self._ranks, self._life, self._called)
+        self.roster = Roster(given, self._ranks, self._life, self._called, self._leave_if_preempted)
         self._handles: list[StepsHandle] = []
         try:
             self.roster.begin(trained(spec))
@@ -92,7 +93,6 @@ class MembersAtWork:
             self.roster.leave(calls=True)
             raise
         self._handles = [before_steps(self._stepping), after_steps(self._stepped)]
-        self._preempted = False
         self._listens = _is_default(signal.SIGTERM)
         if self._listens:
             signal.signal(signal.SIGTERM, self._note_preemption)
@@ -249,7 +249,7 @@ class MembersAtWork:
         if not own and not period.members[place].ready:
             late = kept  # the others have ended a round without it
         carried.take(found, self._spec_now, self.now.levels, first.step - self._unacted, own, late)
-        if place == rank == 0:
+        if rank == 0:
             if period.number > 1 and not any(each.ready for each in period.members):
                 _log.warning(
                     "all members of period %d are gone, and their state with them: training begins anew",
@@ -307,10 +307,8 @@ class MembersAtWork:
             self._refuse_own(self._error)
             self._go_on(acted=not self._unacted)
         self._counted = False
-        if preempted:
-            _log.warning("%s is to end (SIGTERM), and leaves after step %d", self.roster.name, self._step)
-            self.leave()
-            os.kill(os.getpid(), signal.SIGTERM)
+        self._preempted = preempted
+        self._leave_if_preempted()
 
     def _go_on(self, acted: bool, closing: bool = False) -> bool:
         """Go over into another period, and end the step that its members have in hand.
@@ -331,6 +329,13 @@ class MembersAtWork:
             return self._go_on(acted=not self._unacted)
         return True
 
+    def _leave_if_preempted(self) -> None:
+        """Leave and end, if the machine is to be taken away."""
+        if self._preempted:
+            _log.warning("%s is to end (SIGTERM), and leaves after step %d", self.roster.name, self._step)
+            self.leave()
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def _note_preemption(self, *_: object) -> None:
         """Called when the machine is to be taken away: a second signal ends the process at once."""
         self._preempted = True
@@ -340,8 +345,10 @@ class MembersAtWork:
         """Raise an error that this member has caused, or that comes back whoever takes part."""
         if error is None:
             return
+        named = self._spec.named.values()
+        held = {str(i): x for i, x in enumerate((*named, *(p.grad for p in named))) if x is not None}
         own = isinstance(error, NonFinite) and any(
-            not bool(torch.isfinite(p).all()) for p in locals_of(self._spec.named).values()
+            not bool(torch.isfinite(x).all()) for x in locals_of(held).values()
         )
         if own or self._failures >= ATTEMPTS:
             raise error
@@ -402,6 +409,7 @@ class MembersAtWork:
     def _together(self, what: str, call: Callable[[], None], closing: bool) -> bool:
         """Make a collective call once all members wait for it. Returns False if others have gone on."""
         while True:
+            self._leave_if_preempted()
             if any(self._ranks.any(self.roster.called.is_set() or self.now.failures.first is not None)):
                 if not self._go_on(acted=True, closing=closing):
                     return False

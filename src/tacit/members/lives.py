@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Annotated, TypeVar
 
 from tacit import described
@@ -13,6 +16,7 @@ from tacit.members.record import GONE, Life, MemberArrival
 from tacit.transports.member_links import connected
 
 T = TypeVar("T")
+_log = logging.getLogger("tacit")
 BEAT = 0.25
 """Seconds between two signs of life, and between two looks at whether somebody has called."""
 ANSWER = 5.0
@@ -36,6 +40,7 @@ class Lives:
     def __init__(self, ask: StoreLink, silence: float, rank: int | None = None) -> None:
         self._ask, self._silence, self._rank = ask, silence, rank
         self._seen: dict[tuple[str, int], tuple[Life | None, float]] = {}
+        self._last: dict[tuple[str, int], Life] = {}
 
     def is_alive(self, member: MemberArrival) -> bool:
         """Whether the member has given a sign of life lately, and has not left."""
@@ -48,11 +53,18 @@ class Lives:
         if life != last or of not in self._seen:
             since = now
         self._seen[of] = life, since
+        if life is not None:
+            self._last[of] = life
         return now - since < self._silence and (life is None or life.waits != GONE)
 
-    def last(self, member: MemberArrival) -> Life | None:
-        """What its last sign of life said."""
-        return self._seen.get((member.id, 0), (None, 0.0))[0]
+    def last_of(self, member: MemberArrival, rank: int = 0) -> Life | None:
+        """What the last sign of life of one of its ranks said."""
+        return self._last.get((member.id, rank))
+
+    def fill(self, store: KeyValueStore) -> None:
+        """Write the last signs of life into a store that has been started again: the dead cannot."""
+        for (id, rank), life in self._last.items():
+            store.compare_set(life_key(id, rank), "", json.dumps(asdict(life)))
 
     def of(self, members: Sequence[MemberArrival]) -> list[MemberArrival]:
         """Those that are alive."""
@@ -77,7 +89,7 @@ class StoreLink:
         Raises:
             PeerLost: it does not answer for longer than `patience`.
         """
-        began = time.monotonic()
+        began, told = time.monotonic(), self._patience == 0
         while True:
             try:
                 if self._bounded is None:
@@ -85,8 +97,14 @@ class StoreLink:
                 return call(self._bounded)
             except RuntimeError as error:
                 self.close()
+                host, port = self._address
+                if not told:
+                    told = True
+                    _log.warning(
+                        "the members' store at %s:%d does not answer (%s): waiting for it, %g s at most",
+                        *(host, port, first_line(error), self._patience),
+                    )
                 if time.monotonic() - began >= self._patience:
-                    host, port = self._address
                     raise PeerLost(
                         f"the members' store at {host}:{port} does not answer for {self._patience:g} s "
                         f"({first_line(error)}): start it there, by python -m tacit.members.store --port "

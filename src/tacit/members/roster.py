@@ -37,6 +37,8 @@ _log = logging.getLogger("tacit")
 
 LOOK = 0.02
 """Seconds between two looks while members arrive."""
+TELL = 3.0
+"""Seconds of waiting after which it is logged what for."""
 SETTLE = 1.5
 """Seconds that a newcomer leaves the members to write themselves into an empty store."""
 WATCHED = 2
@@ -109,6 +111,7 @@ class Roster:
         ranks: the member's.
         life: reads what a sign of life says, besides its number.
         on_call: called once a period, in the roster's thread, when somebody has arrived for the next one.
+        on_wait: called again and again while this member waits for a period; it may end the process.
 
     Attributes:
         id: unique to this replica, as long as it lives.
@@ -123,8 +126,10 @@ class Roster:
         ranks: ReplicaRanks,
         life: Callable[[], Mapping[str, Any]],
         on_call: Callable[[], None],
+        on_wait: Callable[[], None],
     ) -> None:
-        self._given, self._ranks, self._life, self._on_call = given, ranks, life, on_call
+        self._given, self._ranks, self._life = given, ranks, life
+        self._on_call, self._on_wait = on_call, on_wait
         self._address = given.address()
         self.name, unique = ranks.first(lambda: (given.name or _own_name(), uuid.uuid4().hex[:12]))
         self.id = f"{self.name}/{unique}"
@@ -160,9 +165,9 @@ class Roster:
         if differing:
             what = differing[0]
             raise AttachError(
-                f"this replica has another {what} than the members that train already: "
-                f"{described_by[what]:.200} here, and {theirs.get(what, 'nothing')!s:.200} there. Give it "
-                "the same one, or use another store"
+                f"this replica has another {what} than the training for which the members' store was first "
+                "used: give it the same one, or start another store, one for each training "
+                f"({described_by[what]:.90} here, {theirs.get(what, 'nothing')!s:.90} there)"
             )
         self._described = text
         with contextlib.suppress(OSError):  # without them, silence tells who has died
@@ -196,7 +201,9 @@ class Roster:
         began, arrived_for, member_of = time.monotonic(), 0, self.period.number
         lives = Lives(self._ask, self._given.silence)
         there: dict[str, MemberArrival] = {}
+        told = False
         for look in itertools.count():
+            self._on_wait()
             text = self._present()
             now = Period.of(text) if text else Period()
             if not text and time.monotonic() - began < SETTLE:
@@ -219,6 +226,9 @@ class Roster:
                     there.clear()
                     self._arrive(arrived_for, replace(mine, ready=ready))
                 why = self._close(text, now, there, lives)
+            if why and not told and time.monotonic() - began > TELL:
+                told = True
+                _log.warning("%s waits, %g s at most: %s", self.name, self._given.patience, why)
             if why and time.monotonic() - began > self._given.patience:
                 raise PeerLost(f"waited {self._given.patience:g} s for a period of training: {why}")
             time.sleep(LOOK if look < 50 else BEAT)
@@ -242,7 +252,7 @@ class Roster:
             return ""  # they take their present step to its end
         if len(there) < self._given.min:
             return f"there are {len(there)} members, and min is {self._given.min}"
-        found = following(now, there, {each.id: lives.last(each) for each in missing}, self._given.max)
+        found = following(now, there, {each.id: lives.last_of(each) for each in missing}, self._given.max)
         self._ask.store(lambda store: store.compare_set("period", text, found.to_text()))
         return ""
 
@@ -293,7 +303,7 @@ class Roster:
         self._ask = StoreLink(self._address, 0.0)
         if self.place >= 0:
             with contextlib.suppress(PeerLost):
-                gone = json.dumps(asdict(Life(waits=GONE)))
+                gone = json.dumps(asdict(replace(Life(**self._life()), waits=GONE)))
                 self._ask.store(lambda store: store.set(life_key(self.id, self._ranks.rank), gone))
             if calls and len(self.period.members) > 1:
                 self.call()
@@ -312,9 +322,16 @@ class Roster:
                 number = self.period.number + 1
                 names = [f"called/{number}", f"arrived/{number}"]
 
-                def look(store: KeyValueStore, text: str = text, names: Sequence[str] = names) -> bool:
+                def look(
+                    store: KeyValueStore,
+                    text: str = text,
+                    names: Sequence[str] = names,
+                    lives: Lives = lives,
+                ) -> bool:
                     store.compare_set("trains", "", self._described)
                     self._present_in(store)
+                    if not store.check([life_key(self.id, self._ranks.rank)]):
+                        lives.fill(store)
                     store.set(life_key(self.id, self._ranks.rank), text)
                     return any(store.check([name]) for name in names)
 
@@ -347,10 +364,10 @@ class Roster:
         if self._ties is not None:
             theirs = {each.id: each.ranks[rank] for each in watched}
             ended = self._ties.broken({id: (at.address, at.port) for id, at in theirs.items() if at.port})
-            for each in [each for each in watched if each.id in ended and each not in lost]:
-                gone = json.dumps(asdict(Life(waits=GONE)))
-                ask.store(partial(_set, key=life_key(each.id, rank), text=gone))
-                lost.append(each)
+            lost += [each for each in watched if each.id in ended and each not in lost]
+        for each in lost:  # one that only was silent overwrites it, and comes back
+            gone = replace(lives.last_of(each, rank) or Life(), waits=GONE)
+            ask.store(partial(_set, key=life_key(each.id, rank), text=json.dumps(asdict(gone))))
         return lost
 
     def _late(self, ask: StoreLink) -> list[MemberArrival]:

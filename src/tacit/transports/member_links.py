@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -24,6 +25,12 @@ def connected(host: str, port: int, timeout: float) -> Store:
     Raises:
         RuntimeError: there is none within `timeout` seconds.
     """
+    try:
+        socket.create_connection(
+            (host, port), timeout
+        ).close()  # torch would print its frames, again and again
+    except OSError as error:
+        raise RuntimeError(f"{error.strerror or error}") from error
     return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout))
 
 

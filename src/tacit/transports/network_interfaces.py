@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import socket
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _TABLE = Path("/proc/self/net/dev")
 _SEGMENTS = Path("/proc/self/net/snmp")
@@ -37,6 +37,13 @@ class Interface:
     rate: float | None
 
 
+def _ioctl(asked: socket.socket, request: int, argument: Any) -> bytes:
+    import fcntl  # not every system has it
+
+    answer: bytes = fcntl.ioctl(asked, request, argument)
+    return answer
+
+
 def sent_bytes() -> dict[str, int]:
     """The bytes that each interface has sent since it was made, up or not, by name."""
     if not _TABLE.exists():
@@ -60,7 +67,7 @@ def address_of(name: str) -> str | None:
     request = struct.pack("256s", name.encode()[:15])
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-            return socket.inet_ntoa(fcntl.ioctl(asked, _GET_ADDRESS, request)[20:24])
+            return socket.inet_ntoa(_ioctl(asked, _GET_ADDRESS, request)[20:24])
     except OSError:
         return None
 
@@ -102,8 +109,8 @@ def _usable(asked: socket.socket, name: str) -> bool:
     """Whether the interface is up and has an address."""
     request = struct.pack("256s", name.encode()[:15])
     try:
-        (flags,) = struct.unpack_from("H", fcntl.ioctl(asked, _GET_FLAGS, request), 16)
-        fcntl.ioctl(asked, _GET_ADDRESS, request)
+        (flags,) = struct.unpack_from("H", _ioctl(asked, _GET_FLAGS, request), 16)
+        _ioctl(asked, _GET_ADDRESS, request)
     except OSError:
         return False
     return bool(flags & _UP)
@@ -116,7 +123,7 @@ def _rate(asked: socket.socket, name: str) -> float | None:
     settings = ctypes.create_string_buffer(struct.pack("I40x", _GET_SETTINGS), 44)
     request = struct.pack("16sP16x", name.encode()[:15], ctypes.addressof(settings))
     try:
-        fcntl.ioctl(asked, _ETHTOOL, request)
+        _ioctl(asked, _ETHTOOL, request)
     except OSError:
         return None
     low, high = struct.unpack_from("H", settings, 12)[0], struct.unpack_from("H", settings, 28)[0]

@@ -22,7 +22,6 @@ from tacit import torch_compat
 from tacit.environment import CONNECTIONS
 from tacit.errors import ConfigError
 from tacit.torch_compat import ShutdownNotice
-from tacit.transports.network_interfaces import sent_bytes
 from tacit.transports.started_collectives import Later
 from tacit.transports.thread_shutdown import settle
 
@@ -89,6 +88,8 @@ def joined_world(timeout: timedelta) -> Iterator[tuple[int, dist.ProcessGroup]]:
     Raises:
         ConfigError: Gloo is to use an interface that is not there.
     """
+    from tacit.transports.network_interfaces import sent_bytes
+
     there = [*sent_bytes()]
     for name in filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")):
         if there and name not in there:
