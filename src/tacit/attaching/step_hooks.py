@@ -66,7 +66,7 @@ class StepHooks:
         self._saved: tuple[str, str] | None = None
         self._before: list[Callable[[Optimizer], object]] = []
         self._after: tuple[Callable[[], None], ...] = ()
-        self._through: Callable[[Callable[[], None]], None] = lambda act: act()
+        self._through: Callable[[Callable[[], None]], None] | None = None
 
     def register(
         self, dispatcher: HookDispatcher | None, taken: Taken | None, scaled: ScaledSteps | None
@@ -265,7 +265,11 @@ class StepHooks:
         self.called = True
         if self._saved is not None or self._whole:
             self._warn_of_own_replica()
-        self._through(self.act_after_step)
+        if self._through is not None:
+            self._through(self.act_after_step)
+            return
+        for act in self._after:
+            act()
 
     def act_through(self, through: Callable[[Callable[[], None]], None]) -> None:
         """Have `through` do what follows a step: it gets that as a function, and may call it later."""

@@ -301,7 +301,7 @@ class OptimizerHook:
             if way.pending is not None and not way.pending.ended:
                 self.under_way.remove(way)
             elif not self._late:
-                self._apply_answer(way, way.step)
+                self._apply(way, way.step, is_there=True)
 
     def moved(self) -> dict[tuple[str, str], Tensor]:
         """How far the parameters are from the common point, by the keys of `saved_state`."""
@@ -399,17 +399,17 @@ class OptimizerHook:
         for way in [way for way in self.under_way if every or way.apply_at <= step]:
             self._apply(way, step)
 
-    def _apply(self, way: UnappliedRound, step: int, leaves: bool = False) -> None:
-        """Wait for an answer, and apply it; `leaves`: the next round sends the delta from before it."""
-        if way.pending is not None:
-            if self._observed is None:
-                self._session.pending.wait(way.pending)
-            else:
-                self._observed.wait(way.pending, max(0, step - way.step))
-        self._apply_answer(way, step, leaves)
+    def _apply(self, way: UnappliedRound, step: int, leaves: bool = False, is_there: bool = False) -> None:
+        """Apply an answer. `leaves`: whether the next round sends the delta from before it.
 
-    def _apply_answer(self, way: UnappliedRound, step: int, leaves: bool = False) -> None:
+        `is_there`: whether it has come, so that it need not be waited for.
+        """
         session, pending, lag = self._session, way.pending, max(0, step - way.step)
+        if pending is not None and not is_there:
+            if self._observed is None:
+                session.pending.wait(pending)
+            else:
+                self._observed.wait(pending, lag)
         if pending is None or lag or self._merge.by_learning_rate:
             rates = self._rates()
             lr = max(rates.values(), default=0.0)
