@@ -34,6 +34,7 @@ def _members(run: ChurnRecord, paint: Mapping[str, Style], place: int) -> Chart:
     end = max((points[-1][0] for points in (run.samples, run.rounds, run.members) if points), default=0.0)
     line = _line(run.algorithm, [*run.members, [end, run.members[-1][1]]] if run.members else [], "hv", paint)
     marks = [_marks(run, what, symbol, above) for what, (symbol, above) in MARKS.items()]
+    marks = [each for each in marks if each["x"]]  # the page labels each line at its end
     most = max((count for _, count in run.members), default=1)
     layout: Figure = {
         "xaxis": {"title": {"text": "seconds"}, "rangemode": "tozero"},
