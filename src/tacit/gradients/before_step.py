@@ -35,6 +35,11 @@ class StepGradients:
             torch.empty(sum(p.numel() for p in each), dtype=each[0].dtype, device=each[0].device)
             for each in self._params
         ]
+        self._parts = [
+            (p, part.view(p.shape))
+            for params, buffer in zip(self._params, self._buffers, strict=True)
+            for p, part in zip(params, torch.split(buffer, [p.numel() for p in params]), strict=True)
+        ]
 
     def average(self, session: Session) -> None:
         """Overwrite the gradients with their means over the members. A collective call.
@@ -42,9 +47,8 @@ class StepGradients:
         Raises:
             RoundError: it failed, and no gradient has changed.
         """
-        for params, buffer in zip(self._params, self._buffers, strict=True):
-            for p, part in zip(params, torch.split(buffer, [p.numel() for p in params]), strict=True):
-                part.zero_() if p.grad is None else part.copy_(p.grad.view(-1))
+        for p, part in self._parts:
+            part.zero_() if p.grad is None else part.copy_(p.grad)
         futures: list[BucketFuture] = []
         last = len(self._params) - 1
 
@@ -61,12 +65,11 @@ class StepGradients:
         for each in futures:
             each.wait()
         session.failure.raise_first()
-        for params, buffer in zip(self._params, self._buffers, strict=True):
-            for p, part in zip(params, torch.split(buffer, [p.numel() for p in params]), strict=True):
-                if p.grad is not None:
-                    p.grad.copy_(part.view_as(p))
-                elif bool(part.any()):  # others have used it
-                    p.grad = part.view_as(p).clone()
+        for p, part in self._parts:
+            if p.grad is not None:
+                p.grad.copy_(part)
+            elif bool(part.any()):  # others have used it
+                p.grad = part.clone()
 
 
 class _Bucket:
