@@ -8,20 +8,44 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from tacit.errors import ConfigError
 from tacit.timelines import Timeline
 from tacit_lab.records import Line, Record, parse_also
 
-_MARK = "@tacit-progress "
 _RECORD = "@tacit-record "
-_MEMBER = "@tacit-member "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class MarkedLine:
+    """What travels as a marked line of JSON.
+
+    Attributes:
+        mark: how such a line begins; each class has its own.
+    """
+
+    mark: ClassVar[str]
+
+    def to_line(self) -> str:
+        """This message as a line that `from_line` can parse."""
+        return self.mark + json.dumps(asdict(self))
+
+    @classmethod
+    def from_line(cls, line: str) -> Self | None:
+        """The message in a line of output; None if the line has none, or only a part of one."""
+        _, mark, text = line.partition(cls.mark)
+        try:
+            return cls(**json.loads(text)) if mark else None
+        except (json.JSONDecodeError, TypeError):
+            return None  # the output of two ranks may be mixed in one line, and a lost message does no harm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress(MarkedLine):
     """How far a training is. Counts are from its start."""
+
+    mark = "@tacit-progress "
 
     algorithm: str
     epoch: int
@@ -37,22 +61,9 @@ class Progress:
     mb: float | None
     """Megabytes between nodes: exact at an epoch's end, and within it extrapolated from the first node."""
 
-    def to_line(self) -> str:
-        """This message as a line that `from_line` can parse."""
-        return _MARK + json.dumps(asdict(self))
-
-    @classmethod
-    def from_line(cls, line: str) -> Self | None:
-        """The message in a line of output; None if the line has none, or only a part of one."""
-        _, mark, text = line.partition(_MARK)
-        try:
-            return cls(**json.loads(text)) if mark else None
-        except (json.JSONDecodeError, TypeError):
-            return None  # the output of two ranks may be mixed in one line, and a lost message does no harm
-
 
 @dataclass(frozen=True, kw_only=True)
-class MemberSign:
+class MemberSign(MarkedLine):
     """What a member says of its training, a few times a second and when members change.
 
     Attributes:
@@ -66,6 +77,8 @@ class MemberSign:
         accuracy: on held-out data, at the end; None before.
         metrics: the session's numbers, at the end.
     """
+
+    mark = "@tacit-member "
 
     node: int
     process: int
@@ -82,19 +95,6 @@ class MemberSign:
     loss: float | None = None
     accuracy: float | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
-
-    def to_line(self) -> str:
-        """This sign as a line that `from_line` can parse."""
-        return _MEMBER + json.dumps(asdict(self))
-
-    @classmethod
-    def from_line(cls, line: str) -> Self | None:
-        """The sign in a line of output; None if the line has none, or only a part of one."""
-        _, mark, text = line.partition(_MEMBER)
-        try:
-            return cls(**json.loads(text)) if mark else None
-        except (json.JSONDecodeError, TypeError):
-            return None
 
 
 def line_of(record: Line) -> str:
