@@ -77,7 +77,7 @@ class MembersAtWork:
         self._error: BaseException | None = None
         self._unacted = self._counted = False
         self._failures = 0
-        self._preempted = False
+        self._preempted = self._begun = False
         self._gradients: StepGradients | None = None
         self._averaged = False
         self._alone_after = any(level.subject == "delta" for level in spec.strategy.levels)
@@ -168,7 +168,8 @@ class MembersAtWork:
         return takes_part
 
     def _end_period(self) -> None:
-        if hasattr(self, "now") and self.now.levels:
+        if self._begun:
+            self._begun = False
             self._metrics = [in_turn(self._metrics, self.now.metrics())]
             self.now.leave()
         if self._group is not None:
@@ -220,6 +221,7 @@ class MembersAtWork:
         self._spec_now = replace(self._spec, members=self._group, timeout=self._spec.time_limit)
         dispatcher = HookDispatcher(no_exchange)
         self.now = AtWork(self._spec_now, dispatcher)
+        self._begun = True
         if self._spec.strategy.levels[0].subject == "gradient":
             cap = int(self._spec.model.bucket_bytes_cap)
             self._gradients = StepGradients(dispatcher, self._spec_now.named, cap)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tacit.checkpoint import session_state
+from tacit.checkpoint.resize import KEY
 from tacit.contracts import WORLD, Request
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
@@ -20,7 +20,6 @@ from tacit.model.trained_model import local, sharded_as
 from tacit.session.bucket_states import is_topologys
 
 T = TypeVar("T")
-_KEY = re.compile(r"(?P<owner>[^/]+)/(?P<level>\d+)/(?P<name>.*)/(?P<field>[^/]+)")
 
 
 @dataclass(frozen=True)
@@ -99,9 +98,9 @@ def take(
     mixing = [level.session.store.mixing for level in levels]
     session = {**state.session, "ranks": peers, "steps": [step for _ in levels]}
     session["topologies"] = fresh["topologies"]
-    tensors = {key: value for key, value in fresh.items() if _KEY.fullmatch(key)}
+    tensors = {key: value for key, value in fresh.items() if KEY.fullmatch(key)}
     for key, value in state.session.items():
-        match = _KEY.fullmatch(key)
+        match = KEY.fullmatch(key)
         if match is None:
             continue
         del session[key]

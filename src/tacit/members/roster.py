@@ -289,7 +289,7 @@ class Roster:
         """Have all members come together for another period."""
         number = self.period.number + 1
         with contextlib.suppress(PeerLost):
-            self._ask.store(lambda store: store.add(f"called/{number}", 1))
+            self._ask.store(partial(_call, number=number))
 
     def leave(self, calls: bool) -> None:
         """Tell the others that this member goes, and give no more signs of life.
@@ -342,7 +342,7 @@ class Roster:
                 lost = self._lost(ask, lives)
                 if lost and not called:
                     _log.warning("%s gives no sign of life: the others go on without it", lost[0].name)
-                    ask.store(partial(_add, name=names[0]))
+                    ask.store(partial(_call, number=number))
                     called = True
                 if not called and (late := self._late(ask)):
                     _log.warning("%s is late: the others end their round without it", late[0].name)
@@ -410,12 +410,12 @@ def _add_arrivals(store: KeyValueStore, number: int, there: dict[str, MemberArri
 
 def _leave_out(store: KeyValueStore, number: int, ids: list[str]) -> None:
     store.compare_set(f"late/{number}", "", json.dumps(ids))
-    store.add(f"called/{number}", 1)
+    _call(store, number)
 
 
 def _set(store: KeyValueStore, key: str, text: str) -> None:
     store.set(key, text)
 
 
-def _add(store: KeyValueStore, name: str) -> None:
-    store.add(name, 1)
+def _call(store: KeyValueStore, number: int) -> None:
+    store.add(f"called/{number}", 1)
