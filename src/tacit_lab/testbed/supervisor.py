@@ -43,6 +43,8 @@ class Supervisor:
         self._control = control
         self._networks, self._relay = networks, late
         self._launchers: dict[int, int] = {}  # node by process
+        self._struck: dict[int, Sequence[int]] = {}  # what was below a launcher when it was killed
+        self._ended: dict[int, tuple[int, Sequence[int]]] = {}  # code, and what must end too, by node
         self._beside: dict[int, str] = {}  # what else has to run, by process
         self._sink: socket.socket | None = None
         self._launched = False
@@ -106,13 +108,22 @@ class Supervisor:
                 node = self._launchers.pop(ended[0], None)
                 code = os.waitstatus_to_exitcode(ended[1])
                 if node is not None:
-                    self._tell({"ended": node, "code": code})
+                    self._ended[node] = code, self._struck.pop(ended[0], ())
                 elif (what := self._beside.pop(ended[0], None)) is not None:
                     relayed = self._relay.told() if self._relay is not None and what == _RELAY else None
                     self._tell({"lost": what, "code": code, "relayed": relayed})
         except ChildProcessError:
             return False
+        finally:
+            self._tell_ended()
         return True
+
+    def _tell_ended(self) -> None:
+        """Tell of launchers that have ended, when what was killed with them has closed its sockets, too."""
+        for node, (code, others) in [*self._ended.items()]:
+            if not any(map(_exists, others)):
+                del self._ended[node]
+                self._tell({"ended": node, "code": code})
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the command is gone, and serve() will see it
@@ -126,7 +137,8 @@ class Supervisor:
     def _strike(self, node: int, number: int) -> None:
         """Send a signal to all processes of a node."""
         for launcher in [process for process, its_node in self._launchers.items() if its_node == node]:
-            for process in [launcher, *_below(launcher)]:
+            below = self._struck[launcher] = _below(launcher)
+            for process in [launcher, *below]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, number)
 
@@ -203,6 +215,14 @@ class Supervisor:
             os.write(files[1], f"cannot start {message['argv'][0]}: {error}\n".encode())
         finally:
             os._exit(127)
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _reset_signals() -> None:
