@@ -249,8 +249,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # Here and in all that is started, what wakes waits for a core, and takes it from nobody. Else a thread
     # that holds a lock of Gloo's often loses its core, and Gloo's own thread asks for that lock again and
-    # again: a fifth of the processor time of ranks.
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    # again: a fifth of the processor time of ranks. Whoever has chosen another policy keeps it.
+    if os.sched_getscheduler(0) == os.SCHED_OTHER:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if config.option.forks:
         config.pluginmanager.register(Forks(config.option.forks), "forks")
 
