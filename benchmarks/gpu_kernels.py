@@ -1,0 +1,181 @@
+"""What each codec costs on a GPU, in microseconds and in copies of what it encodes; a part of `gpu.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gpu_checks import Check, Row, Setting, microseconds, on_the_device, verdict
+from tacit.compressors import BF16, FP8, QSGD, Int8, Natural, PowerSGD, Sign, TernGrad, TopK
+from tacit.contracts import Context, FusedCodec, Matrix, OneShot, Payload
+from tacit.kernels import products
+from tacit.prediction import MP2
+from tacit.prediction.predictor import in_a_row
+from tacit.transports.message_layout import empty_message, pack_, unpack
+
+KERNELS: Mapping[str, OneShot] = {
+    "topk 1%": TopK(ratio=0.01),
+    "topk 1% of 4096": TopK(ratio=0.01, chunk=4096),
+    "int8": Int8(),
+    "qsgd 4 bits": QSGD(),
+    "bf16": BF16(),
+    "fp8": FP8(),
+    "sign": Sign(),
+    "sign by blocks": Sign(block=512),
+    "terngrad": TernGrad(),
+    "natural": Natural(),
+}
+TOPK, *OTHERS = KERNELS
+SOME = (TOPK, "int8", "qsgd 4 bits", "sign")
+GOALS = {("topk 1%", "encode + EF"): 3.0, ("topk 1% of 4096", "encode + EF"): 2.5}
+"""In copies."""
+DECODED = 1.5
+"""What decoding four peers should take at most, in copies."""
+LARGE, MEDIUM, TINY = 25_000_000, 6_500_000, 20_000
+BLOCK = ((2304, 768), (768, 768), (3072, 768), (768, 3072))
+"""The matrices of a block of GPT-2 small."""
+
+
+class Scratch:
+    """A workspace that hands out the same buffers every time, as a session does."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+
+    def spare(self, field: str, like: Tensor) -> Tensor:
+        return self._kept.setdefault(field, torch.empty_like(like))
+
+    def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        if key not in self._kept:
+            self._kept[key] = torch.empty(tuple(shape), dtype=dtype, device=like.device)
+        return self._kept[key]
+
+
+def measured(
+    setting: Setting, numel: int, codec: str, task: str, call: Callable[[], object], copy: float
+) -> Row:
+    """A row of the table, which is printed too; `copy`: what a copy takes."""
+    call()
+    took, times = microseconds(call, setting.device), 5
+    found = [each for _, each, _ in on_the_device(call, times, setting.device)]
+    runs, count = sum(found) * 1000 / times, len(found) / times
+    print(
+        f"{numel:>11,} {codec:17} {task:12} {took:8.0f} us {took / copy:6.2f} copies; "
+        f"{count:3.0f} kernels run for {runs:6.0f} us",
+        flush=True,
+    )
+    told = {"us": took, "copies": took / copy, "kernels_us": runs, "kernels": count}
+    return {"numel": numel, "codec": codec, "task": task, **told}
+
+
+def codecs(setting: Setting, numel: int, names: Sequence[str]) -> Row:
+    """Encode, encode with error feedback, and decode of four peers."""
+    numel = TINY if setting.small else numel
+    x, out = (torch.randn(numel, device=setting.device) for _ in range(2))
+    copy = microseconds(partial(out.copy_, x), setting.device)
+    rows = [
+        measured(setting, numel, name, task, call, copy)
+        for name in names
+        for task, call in tasks_of(KERNELS[name], x, out).items()
+    ]
+    return {"copy_us": copy, "rows": rows, "verdicts": [*judged(rows)] if numel == LARGE else []}
+
+
+def judged(rows: Sequence[Row]) -> list[Row]:
+    """What the goals say of these rows."""
+    decoded = [(row, DECODED) for row in rows if row["task"] == "decode 4"]
+    goals = [(row, GOALS[key]) for row in rows if (key := (row["codec"], row["task"])) in GOALS]
+    return [
+        verdict(f"{row['codec']}, {row['task']}: copies", row["copies"], most)
+        for row, most in [*goals, *decoded]
+    ]
+
+
+def tasks_of(codec: OneShot, x: Tensor, out: Tensor) -> dict[str, Callable[[], object]]:
+    """What a codec does to `x`, ready to be called."""
+    ctxs = [
+        Context(out=out, work=Scratch(), peers=4, rank=i, health=torch.zeros(1, device=x.device))
+        for i in range(4)
+    ]
+    residual, new_residual = torch.randn_like(x), torch.empty_like(x)
+    tasks: dict[str, Callable[[], object]] = {"encode": lambda: codec.encode(x, ctxs[0])}
+    if isinstance(codec, FusedCodec):
+        tasks["encode + EF"] = lambda: codec.encode(x, ctxs[0], residual, new_residual)
+    if not codec.additive:
+        payloads = gathered([codec.encode(torch.randn_like(x), ctx) for ctx in ctxs])
+        tasks["decode 4"] = lambda: codec.decode_mean_(payloads, out)
+    return tasks
+
+
+def gathered(payloads: Sequence[Payload]) -> list[Payload]:
+    """As an all-gather leaves them: one message after the other."""
+    messages = empty_message(payloads[0], len(payloads)).view(len(payloads), -1)
+    for payload, message in zip(payloads, messages, strict=True):
+        pack_(payload, message)
+    return [unpack(message, payloads[0]) for message in messages]
+
+
+def thin_products(setting: Setting) -> Row:
+    """PowerSGD's three products, of the matrices of three blocks of GPT-2 small, by Triton and by torch."""
+    matrices, start = [], 0
+    for rows, columns in [(16, 8), (8, 16)] if setting.small else BLOCK * 3:
+        matrices.append(Matrix(start, rows, columns))
+        start += rows * columns
+    places = [(m.start, m.rows, m.columns) for m in matrices]
+    codec = PowerSGD(rank=4, matrices=tuple(matrices))
+    x, out = (torch.randn(start, device=setting.device) for _ in range(2))
+    p, q = (
+        torch.randn(4 * sum(getattr(m, side) for m in matrices), device=setting.device)
+        for side in ("rows", "columns")
+    )
+    copy = microseconds(partial(out.copy_, x), setting.device)
+
+    def by_torch(product: Callable[[Tensor, Tensor, Tensor], object]) -> None:
+        for parts in codec._parts(x, p, q):
+            product(*parts)
+
+    tasks: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "P = M Q": (
+            lambda: products.times_q_(x, p, q, places, 4),
+            lambda: by_torch(lambda m, a, b: torch.bmm(b, m.transpose(1, 2), out=a)),
+        ),
+        "Q = M' P": (
+            lambda: products.times_p_(x, p, q, places, 4),
+            lambda: by_torch(lambda m, a, b: torch.bmm(a, m, out=b)),
+        ),
+        "M - P Q'": (
+            lambda: products.expand_(x, p, q, places, 4, subtract=True),
+            lambda: by_torch(lambda m, a, b: m.baddbmm_(a.transpose(1, 2), b, alpha=-1e-9)),
+        ),
+    }
+    found = [
+        measured(setting, start, name, task, call, copy)
+        for task, calls in tasks.items()
+        for name, call in zip(("powersgd", "the same by torch"), calls, strict=True)
+    ]
+    return {"copy_us": copy, "rows": found}
+
+
+def predictions(setting: Setting) -> Row:
+    """The next change of each entry by MP²'s network, from the last two."""
+    numel = TINY if setting.small else LARGE
+    changes = torch.randn(2, numel, device=setting.device)
+    out = torch.empty(numel, device=setting.device)
+    predictor, copy = MP2(), microseconds(partial(out.copy_, changes[0]), setting.device)
+    predictor.prepare(setting.device)
+    call = partial(predictor.write, lambda piece: in_a_row(changes[:, piece]), "linear", out)
+    return {"copy_us": copy, "rows": [measured(setting, numel, "MP2", "predict", call, copy)]}
+
+
+FIRST = Check(
+    "kernels: topk", 8, "what encoding by topk takes, in copies", partial(codecs, numel=LARGE, names=[TOPK])
+)
+CHECKS = [
+    Check("kernels: others", 20, "what all other codecs take", partial(codecs, numel=LARGE, names=OTHERS)),
+    Check("kernels: PowerSGD", 8, "PowerSGD's products by Triton and by torch", thin_products),
+    Check("kernels: MP2", 6, "what MP²'s network takes", predictions),
+    Check("kernels: less", 12, "the same of 6.5 million entries", partial(codecs, numel=MEDIUM, names=SOME)),
+]
