@@ -86,6 +86,8 @@ def address_switch() -> None:
 
 
 def _address(hub: Any) -> None:
+    # torch's store connects to itself, which goes by lo.
+    hub.link("set", index=hub.link_lookup(ifname="lo")[0], state="up")
     hub.addr("add", index=hub.link_lookup(ifname=_BRIDGE)[0], address=SWITCH, prefixlen=PREFIX)
 
 
