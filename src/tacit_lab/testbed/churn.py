@@ -19,7 +19,7 @@ class ChurnEvent:
     Attributes:
         at: seconds since 1970.
         node: where the replica is.
-        what: "killed", "frozen" or "back": started again.
+        what: "killed", "frozen" or "back": started again, or thawed.
     """
 
     at: float
@@ -28,9 +28,9 @@ class ChurnEvent:
 
 
 class Churn:
-    """Every so many seconds one replica is killed or frozen, and the one before is started again.
+    """Every so many seconds one replica is killed or frozen, and the one before comes back.
 
-    A frozen one is killed when it is due back.
+    A killed one is started again, a frozen one goes on.
 
     Args:
         every: seconds.
@@ -39,14 +39,14 @@ class Churn:
 
     Attributes:
         events: what was done until now.
-        away: the node whose replica is away.
+        away: what was done to the replica that is away.
         over: whether nothing is to be done any more.
     """
 
     def __init__(self, every: float, seed: int, ready: Callable[[], bool]) -> None:
         self.every, self._ready = every, ready
         self.events: list[ChurnEvent] = []
-        self.away: int | None = None
+        self.away: ChurnEvent | None = None
         self.over = False
         self.due: float | None = None
         """When the next one goes, by time.monotonic(); None until all are at work."""
@@ -61,13 +61,13 @@ class Churn:
     def strike(self, present: Sequence[int]) -> ChurnEvent:
         """Decide which of these nodes' replicas goes now, and note it."""
         node, how = self._chance.choice(present), self._chance.choice(_WAYS)
-        self.due, self.away = time.monotonic() + self.every, node
-        event = ChurnEvent(time.time(), node, how)
-        self.events.append(event)
-        return event
+        self.due = time.monotonic() + self.every
+        self.away = ChurnEvent(time.time(), node, how)
+        self.events.append(self.away)
+        return self.away
 
     def came_back(self, node: int) -> None:
-        """Note that a replica was started again."""
+        """Note that a replica was started again, or goes on."""
         self.events.append(ChurnEvent(time.time(), node, "back"))
 
     def end(self) -> None:

@@ -98,6 +98,10 @@ class Node:
         """Note that we end it from now on."""
         self.stopped = True
 
+    def resume(self) -> None:
+        """Note that it goes on after all."""
+        self.stopped = False
+
     def hear(self, message: Mapping[str, Any]) -> RankReport | None:
         """Add a part of a report. Returns the report when it is whole.
 

@@ -282,8 +282,8 @@ class RunMonitor:
         if self._first_ended is not None:
             churn.end()
         if churn.over:
-            if churn.away is not None and not self._nodes[churn.away].code:
-                self._strike(churn.away, signal.SIGKILL)
+            if churn.away is not None:
+                self._strike(churn.away.node, signal.SIGKILL)
             return
         for node in [each for each in self._returning if self._nodes[each].code is not None]:
             self._returning.remove(node)
@@ -292,9 +292,12 @@ class RunMonitor:
             churn.came_back(node)
         present = [each.number for each in self._workers if each.code is None and not each.stopped]
         if churn.is_due(now) and present:
-            if churn.away is not None:
-                self._returning.add(churn.away)
-                self._strike(churn.away, signal.SIGKILL)
+            if (away := churn.away) is not None and away.what == "killed":
+                self._returning.add(away.node)
+            elif away is not None:
+                self._strike(away.node, signal.SIGCONT)
+                self._nodes[away.node].resume()
+                churn.came_back(away.node)
             event = churn.strike(present)
             self._strike(event.node, signal.SIGKILL if event.what == "killed" else signal.SIGSTOP)
 

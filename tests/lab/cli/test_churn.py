@@ -74,6 +74,7 @@ def test_a_script_is_told_if_it_has_no_members(tmp_path: Path, attaches: bool) -
         assert done.code == 0, done.err
         assert "replicas that came and went: " in done.err
         assert told["churn"][0]["what"] in ("killed", "frozen")
+        assert told["mb_between_nodes"] > 0
     else:
         assert done.code == 2
         assert "train.py attached no members, so each of its replicas trained alone" in told["error"]
@@ -89,6 +90,7 @@ def test_a_script_is_told_if_it_has_no_members(tmp_path: Path, attaches: bool) -
         (["--churn", "20s", "--cluster", "1x1"], "use a cluster of 2 nodes or more"),
         (["--churn", "20s", "--algorithms", "ddp"], "'ddp' is not for members that come and go"),
         (["--churn", "20s", "--algorithms", "lowbit,auto"], "'auto' does not choose for members"),
+        (["--churn", "20s", "--algorithms", "dgc"], "'dgc' takes the optimizer's momentum over"),
         (["--churn", "20s", "--algorithms", "lowbit,compute-only"], "leave it out"),
         (["--churn", "20s", "--replicas", "in-process"], "has no processes to kill: leave out --churn 20s"),
         (["--churn", "20s", "--tensorboard", "curves"], "draws curves of replicas that stay"),

@@ -148,10 +148,14 @@ class ChurnedRun:
         )
 
     def _up(self, start: Sequence[MemberSign]) -> float:
-        """Seconds from a process' first sign until it went, or its last sign."""
-        first, last = start[0], start[-1]
-        went = [each.at for each in self.churn.events if each.node == first.node and each.what != "back"]
-        return min([at for at in went if at >= first.at], default=last.at) - first.at
+        """Seconds from a process' first sign until it was killed, or its last sign, without those frozen."""
+        up, since = 0.0, start[0].at
+        for each in [each for each in self.churn.events if each.node == start[0].node and each.at > since]:
+            up += each.at - since if each.what != "back" else 0.0
+            since = each.at
+            if each.what == "killed":
+                return up
+        return up + max(0.0, start[-1].at - since)
 
 
 def _rates(starts: Sequence[Sequence[MemberSign]], began: float, seconds: float) -> list[list[float]]:

@@ -96,10 +96,9 @@ def command(
         str | None,
         typer.Option(
             help="Start each rank as a separate world, and have one killed (kill -9) or frozen every so "
-            "often, by a seeded schedule; it is started again when the next one goes, and a frozen one is "
-            "killed then. The script attaches with members=tacit.Members(), which finds the others by "
-            f"{MEMBERS}; {WORKER} and {WORKERS} give it its share of the data. For clusters with one rank a "
-            "node, e.g. 20s",
+            "often, by a seeded schedule; it is back when the next one goes. The script attaches with "
+            f"members=tacit.Members(), which finds the others by {MEMBERS}; {WORKER} and {WORKERS} give it "
+            "its share of the data. For clusters with one rank a node, e.g. 20s",
             show_default=False,
         ),
     ] = None,

@@ -19,9 +19,12 @@ from types import FrameType
 from typing import Any
 
 from tacit import files
-from tacit.environment import INTERFACE, NODE, WORKER
+from tacit.environment import INTERFACE, MEMBERS, NODE, WORKER
 from tacit_lab.testbed.network import counters, peers
 from tacit_lab.testbed.network.linux import die_with_parent
+
+_OFTEN = 1.0
+"""Seconds between two counts of a replica that may be killed at any time, with this process."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,9 +38,12 @@ def main(argv: Sequence[str]) -> int:
     process = subprocess.Popen(
         [sys.executable, "-u", *script], preexec_fn=lambda: die_with_parent(signal.SIGKILL)
     )
-    code = process.wait()
-    now = {"after": _sent_bytes(), "exchanged_after": _exchanged()}
-    _write(Path(folder), {"before": before, "exchanged_before": exchanged, **now})
+    code = None
+    while code is None:
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(_OFTEN if MEMBERS in os.environ else None)
+        now = {"after": _sent_bytes(), "exchanged_after": _exchanged()}
+        _write(Path(folder), {"before": before, "exchanged_before": exchanged, **now})
     if code < 0:
         _end_by_signal(-code)
     return code

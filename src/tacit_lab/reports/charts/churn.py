@@ -43,7 +43,7 @@ def _members(run: ChurnRecord, paint: Mapping[str, Style], place: int) -> Chart:
     return Chart(
         key=f"churn-members-{place}",
         title=run.algorithm,
-        note="Members of the period. ×: a replica was killed, □: frozen, ○: started again.",
+        note="Members of the period. ×: a replica was killed, □: frozen, ○: back again.",
         figure={"data": [line, *marks], "layout": layout},
     )
 
