@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 # torch.distributed shows these by the same names, without types.
-from torch._C._distributed_c10d import GradBucket, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import GradBucket, HashStore, PrefixStore, Store, TCPStore
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -32,6 +32,7 @@ if torch.__version__ < "2.9":  # torch compares it as a version
 
 __all__ = [
     "GradBucket",
+    "HashStore",
     "PrefixStore",
     "ReduceGroup",
     "ShutdownNotice",

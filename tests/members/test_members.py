@@ -100,9 +100,9 @@ def test_the_store_may_be_away_and_is_filled_again(members: Members) -> None:
         pass
     members.kill_store()
     away = a.until("step")["step"]
-    a.until("step", away + 20)  # training needs no store
-    members.serve()
     c = members.member("c", "localsgd:sync_every=4", 250)
+    a.until("step", away + 20)  # training needs no store
+    members.serve()  # it is empty, and the one that waits for it leaves them time to write themselves in
     assert c.until("begun")["begun"] > away
     ends = [each.ended() for each in (a, b, c)]
     assert ends[0]["sums"] == ends[1]["sums"] == ends[2]["sums"]
@@ -122,6 +122,10 @@ def test_one_that_has_nan_ends_and_the_others_go_on(members: Members, algorithm:
     ends = [each.ended() for each in (a, b)]
     assert ends[0]["sums"] == ends[1]["sums"]
     assert ends[0]["last"] < ends[0]["first"]
+    told = a.error()
+    assert "NaN or infinity in" in told
+    assert "on rank 2" in told
+    assert "a, b, c" in told or "b, a, c" in told
 
 
 # ---- what cannot be -----------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What members agree on: who takes part next, and whose state the others take."""
 
-from tacit.members.record import MemberArrival, Period, RankArrival, following
+from tacit.members.record import Life, MemberArrival, Period, RankArrival, following
 
 
 def arrived(id: str, step: int, rounds: list[int], acted: list[bool], ready: bool = True) -> MemberArrival:
@@ -35,3 +35,18 @@ def test_newcomers_alone_take_the_state_of_the_first() -> None:
     period = after(*(arrived(id, 0, [0, 0], [True, True], ready=False) for id in "ab"))
     assert period.sources == [0, 0]
     assert period.behind(0) == period.behind(1) == [1]
+
+
+def test_those_that_are_as_far_as_the_source_share_out_who_takes_its_state() -> None:
+    on, also = (arrived(id, 8, [5], [True]) for id in ("on", "also"))
+    late, unacted = arrived("late", 7, [4], [True]), arrived("unacted", 8, [5], [False])
+    one, two = (arrived(id, 0, [0], [True], ready=False) for id in "xy")
+    period = after(on, also, unacted, late, one, two)
+    assert [period.members[i].id for i in period.behind(0)] == ["late", "x", "y"]
+    assert period.givers(0) == {3: 0, 4: 1, 5: 0}
+
+
+def test_steps_that_the_gone_had_not_sent_are_counted() -> None:
+    a, b = (arrived(id, 8, [5], [True]) for id in "ab")
+    gone = {"b": Life(step=11, unsent=3), "c": None}
+    assert following(after(a, b), {"a": a}, gone, 64).lost == 3

@@ -38,6 +38,24 @@ def test_an_algorithm(model: DistributedDataParallel, algorithm: str, says: str)
         tacit.attach(model, optimizer, algorithm, members=tacit.Members(store="127.0.0.1:1"))
 
 
+@pytest.mark.parametrize("algorithm", ["dgc", "onebit-adam:freeze_step=5"])
+def test_momentum_that_is_taken_over_is_refused_whatever_the_optimizer(
+    model: DistributedDataParallel, algorithm: str
+) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    with pytest.raises(AttachError, match=r"takes the optimizer's momentum over.*attach 'topk', 'powersgd'"):
+        tacit.attach(model, optimizer, algorithm, members=tacit.Members(store="127.0.0.1:1"))
+
+
+def test_members_that_were_not_asked_for(model: DistributedDataParallel) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        tacit.attach(model, optimizer, "lowbit") as session,
+        pytest.raises(AttributeError, match=r"write tacit\.attach\(\.\.\., members=tacit\.Members\(\)\)"),
+    ):
+        _ = session.members
+
+
 def test_a_scaler(model: DistributedDataParallel) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
@@ -87,3 +105,12 @@ def test_what_sharded_replicas_cannot_do(
     given = {name: init_device_mesh("cpu", (size,)) for name, size in more.items()}
     with pytest.raises(AttachError, match=says):
         tacit.attach(sharded, optimizer, algorithm, members=tacit.Members(store="127.0.0.1:1"), **given)
+
+
+def test_a_quorum_of_sharded_replicas(model: DistributedDataParallel) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    sharded = fully_shard(torch.nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(sharded.parameters(), lr=0.1)
+    with pytest.raises(AttachError, match="quorum=2 is not for members that FSDP2 shards"):
+        tacit.attach(sharded, optimizer, "lowbit", members=tacit.Members(store="127.0.0.1:1", quorum=2))

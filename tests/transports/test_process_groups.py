@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from tacit.transports.process_groups import own_groups
+from tacit.transports.process_groups import Meeting, disband, gather_texts, member_group, own_groups
 
 
 def _socket_threads() -> set[str]:
@@ -37,4 +39,21 @@ def test_all_groups_share_the_thread_that_waits_for_sockets() -> None:
             dist.all_reduce(x, group=group)
             assert x.tolist() == [i] * 3
     finally:
+        dist.destroy_process_group()
+
+
+def test_members_do_not_wait_in_gloo_for_one_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    is_gone, over = threading.Event(), threading.Event()
+    meeting = Meeting(dist.HashStore(), "test", timedelta(seconds=60), is_gone.is_set)
+    group = member_group(meeting, 0, 1, timedelta(seconds=60))
+    try:
+        assert gather_texts("here", group) == ["here"]
+        monkeypatch.setattr(dist, "all_gather_object", lambda *_, **__: over.wait())
+        is_gone.set()
+        with pytest.raises(RuntimeError, match="a member is gone"):
+            gather_texts("here", group)
+    finally:
+        over.set()
+        disband(group)
         dist.destroy_process_group()

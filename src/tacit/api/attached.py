@@ -132,6 +132,18 @@ class Attached:
         return self.levels[0].session
 
     @property
+    def members(self) -> MembersAtWork:
+        """The members of the present period, where replicas come and go: see `Members`.
+
+        Raises:
+            AttributeError: `attach` got no `members=`.
+        """
+        raise AttributeError(
+            "this session has no members, as its replicas stay: write tacit.attach(..., "
+            "members=tacit.Members()), where each replica is a world of its own"
+        )
+
+    @property
     def options(self) -> AttachSpec:
         """What is at work, and on what: strategy, model, optimizers, parameters by name, process group."""
         return self._active.spec

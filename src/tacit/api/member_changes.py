@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from dataclasses import dataclass
 
 from tacit.errors import RoundError, TacitError, first_line
+
+NO_CHECKPOINT = (
+    "a session with members is in no checkpoint: a member takes its state from those that live. Save model "
+    "and optimizer, of one member; where all have ended, load them before tacit.attach, on the first to begin"
+)
 
 
 class MembersChange(RoundError):
@@ -33,3 +40,30 @@ class PeriodChange:
     period: int
     members: tuple[str, ...]
     seconds: float
+
+
+class Preemption:
+    """Whether the machine is to be taken away (SIGTERM), if nobody else handles that signal.
+
+    Attributes:
+        noted: whether the signal has come.
+    """
+
+    def __init__(self) -> None:
+        self.noted = self._listens = False
+
+    def listen(self) -> None:
+        """Note the signal from now on; a second one ends the process at once."""
+        main = threading.current_thread() is threading.main_thread()
+        self._listens = main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if self._listens:
+            signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, *_: object) -> None:
+        self.noted = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def close(self) -> None:
+        """Have the signal end the process again."""
+        if self._listens:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -26,7 +26,7 @@ class MemberSession(Attached):
     """
 
     def __init__(self, spec: AttachSpec, members: Members) -> None:
-        check_members(spec)
+        check_members(spec, members.quorum)
         self._members = members
         super().__init__(fitted(spec))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tacit.api.at_work import AtWork
-from tacit.api.member_changes import MembersChange, PeriodChange, lost
+from tacit.api.member_changes import NO_CHECKPOINT, MembersChange, PeriodChange, Preemption, lost
 from tacit.attaching.agreement import trained
 from tacit.checkpoint import carried
 from tacit.checkpoint.carried import CarriedState
@@ -36,7 +35,7 @@ from tacit.replicas.buffers import ReplicaBuffers, found_in
 from tacit.replicas.replica import LiveTensors
 from tacit.session import in_turn
 from tacit.timelines import Timeline
-from tacit.torch_compat import PrefixStore
+from tacit.torch_compat import HashStore, PrefixStore
 from tacit.transports.member_links import connected, receive_from, send_to
 from tacit.transports.process_groups import Meeting, disband, member_group
 from tacit.transports.replica_ranks import ReplicaRanks
@@ -76,8 +75,10 @@ class MembersAtWork:
         self._waits, self._ended = "", False
         self._error: BaseException | None = None
         self._unacted = self._counted = False
-        self._failures = 0
-        self._preempted = self._begun = False
+        self._failures = self._lost = 0
+        self._sent = 0, 0
+        """How many rounds are finished, and after how many steps the last one was."""
+        self._preemption, self._begun = Preemption(), False
         self._gradients: StepGradients | None = None
         self._averaged = False
         self._alone_after = any(level.subject == "delta" for level in spec.strategy.levels)
@@ -87,15 +88,14 @@ class MembersAtWork:
         self._handles: list[StepsHandle] = []
         try:
             self.roster.begin(trained(spec))
+            self._warm_up()
             self._enter(None, acted=True)
             self._finish_step()
         except BaseException:
             self.roster.leave(calls=True)
             raise
         self._handles = [before_steps(self._stepping), after_steps(self._stepped)]
-        self._listens = _is_default(signal.SIGTERM)
-        if self._listens:
-            signal.signal(signal.SIGTERM, self._note_preemption)
+        self._preemption.listen()
 
     # ---- what a sampler asks ----------------------------------------------------------------------------
 
@@ -134,15 +134,21 @@ class MembersAtWork:
         """How many steps were taken, with the one in hand."""
         return self.now.levels[-1].session.step + self._unacted
 
+    @property
+    def _rounds(self) -> int:
+        """How many rounds are finished."""
+        return sum(level.session.round for level in self.now.levels)
+
     def _life(self) -> dict[str, Any]:
         levels = self.now.levels if hasattr(self, "now") else []
-        rounds = [level.session.pending for level in levels]
+        rounds, step = [level.session.pending for level in levels], self._step if levels else 0
         return {
-            "step": self._step if levels else 0,
+            "step": step,
             "waits": self._waits,
             "says": self._said,
             "begun": sum(each.begun for each in rounds),
             "in_round": any(each.by_bucket for each in rounds),
+            "unsent": max(0, step - self._sent[1]),
         }
 
     def _called(self) -> None:
@@ -192,6 +198,7 @@ class MembersAtWork:
                 ranks=[RankArrival(sum(values["rounds"]) if values else 0, acted)],
             )
             period = self.roster.meet(mine)
+            self._lost += period.lost if kept is not None else 0
             if self.roster.place < 0:
                 return False
             found: CarriedState | None = None
@@ -208,10 +215,17 @@ class MembersAtWork:
             self._end_period()
             self.roster.call()
 
+    def _warm_up(self) -> None:
+        """Be at work alone once: the first time takes a process long, and all others would wait for it."""
+        limit = self._spec.time_limit
+        alone = member_group(Meeting(HashStore(), "alone", limit, lambda: False), 0, 1, limit)
+        AtWork(replace(self._spec, members=alone), HookDispatcher(no_exchange)).leave()
+        disband(alone)
+
     def _begin_period(self, period: Period, kept: CarriedState | None) -> CarriedState:
         """Find the others. Returns the state to go on from: this member's, or that of the source."""
         place, size, rank = self.roster.place, len(period.members), self._ranks.rank
-        source, silence = period.sources[rank], self._given.silence
+        gives, silence = period.givers(rank), self._given.silence
         there = f"period/{period.number}/{rank}"
         store = PrefixStore(there, connected(*self._given.address(), timeout=silence))
         limit = timedelta(seconds=2 * silence + 5)
@@ -230,16 +244,13 @@ class MembersAtWork:
             level.session.failure.report_to(lost)
         if self.roster.called.is_set():
             raise MembersChange("somebody has arrived meanwhile")
-        behind = period.behind(rank)
-        if place == source:
-            kept = kept or carried.present(self._spec_now, self.now.levels)
-            if behind:
-                message = carried.with_replica(kept, self._spec).to_bytes()
-                for each in behind:
-                    send_to(each, message, self._group, self.roster.called.is_set)
-        elif place in behind:
-            kept = CarriedState.of_bytes(receive_from(source, self._group, self.roster.called.is_set))
-        assert kept is not None
+        if place in gives:
+            return CarriedState.of_bytes(receive_from(gives[place], self._group, self.roster.called.is_set))
+        kept = kept or carried.present(self._spec_now, self.now.levels)
+        for each in [each for each, giver in gives.items() if giver == place]:
+            newcomer = not period.members[each].ranks[rank].round
+            message = carried.with_replica(kept, self._spec_now, self.now.levels, newcomer).to_bytes()
+            send_to(each, message, self._group, self.roster.called.is_set)
         return kept
 
     def _take(self, period: Period, found: CarriedState, kept: CarriedState | None) -> None:
@@ -251,6 +262,8 @@ class MembersAtWork:
         if not own and not period.members[place].ready:
             late = kept  # the others have ended a round without it
         carried.take(found, self._spec_now, self.now.levels, first.step - self._unacted, own, late)
+        if not own:
+            self._sent = self._rounds, first.step
         if rank == 0:
             if period.number > 1 and not any(each.ready for each in period.members):
                 _log.warning(
@@ -304,12 +317,14 @@ class MembersAtWork:
         """Called after a step of any optimizer, when all other hooks have been called."""
         if not self._counted or self._ended:
             return
-        unacted, preempted = self._ranks.any(self._unacted, self._preempted)
+        unacted, preempted = self._ranks.any(self._unacted, self._preemption.noted)
         if unacted:
             self._refuse_own(self._error)
             self._go_on(acted=not self._unacted)
         self._counted = False
-        self._preempted = preempted
+        if self._rounds != self._sent[0]:
+            self._sent = self._rounds, self._step
+        self._preemption.noted = preempted
         self._leave_if_preempted()
 
     def _go_on(self, acted: bool, closing: bool = False) -> bool:
@@ -333,15 +348,10 @@ class MembersAtWork:
 
     def _leave_if_preempted(self) -> None:
         """Leave and end, if the machine is to be taken away."""
-        if self._preempted:
+        if self._preemption.noted:
             _log.warning("%s is to end (SIGTERM), and leaves after step %d", self.roster.name, self._step)
             self.leave()
             os.kill(os.getpid(), signal.SIGTERM)
-
-    def _note_preemption(self, *_: object) -> None:
-        """Called when the machine is to be taken away: a second signal ends the process at once."""
-        self._preempted = True
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _refuse_own(self, error: BaseException | None) -> None:
         """Raise an error that this member has caused, or that comes back whoever takes part."""
@@ -354,6 +364,8 @@ class MembersAtWork:
         )
         if own or self._failures >= ATTEMPTS:
             raise error
+        if isinstance(error, NonFinite) and self._ranks.rank == 0:
+            _log.warning("period %d, members %s: %s", self.number, ", ".join(self.names), error)
 
     # ---- the end ----------------------------------------------------------------------------------------
 
@@ -438,8 +450,7 @@ class MembersAtWork:
             for handle in self._handles:
                 handle.remove()
             self._handles = []
-            if self._listens and not self._preempted:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._preemption.close()
             self.roster.leave(calls=not self._ended)
             self._ended = True
             self.now.leave()
@@ -450,10 +461,13 @@ class MembersAtWork:
     # ---- what it reports --------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
-        """As `AtWork.metrics`, with the sums of all periods; and `members`, `period`, `changes`."""
+        """As `AtWork.metrics`, of all periods; and `members`, `period`, `changes`, and `lost_steps`.
+
+        These are the steps that others had taken since their last rounds when they died or left.
+        """
         numbers = in_turn(self._metrics, self.now.metrics())
-        numbers["steps"] = float(self._step)
-        return {**numbers, "members": self.size, "period": self.number, "changes": len(self.changes)}
+        members = {"members": self.size, "period": self.number, "changes": len(self.changes)}
+        return {**numbers, **members, "steps": float(self._step), "lost_steps": self._lost}
 
     def timeline(self) -> Timeline:
         """As `AtWork.timeline`, of the present period."""
@@ -478,21 +492,8 @@ class MembersAtWork:
 
     def state_dict(self) -> dict[str, Any]:
         """Refused: the members that live are the checkpoint."""
-        raise AttachError(_NO_CHECKPOINT)
+        raise AttachError(NO_CHECKPOINT)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Refused: a member takes its state from those that live."""
-        raise AttachError(_NO_CHECKPOINT)
-
-
-_NO_CHECKPOINT = (
-    "a session with members is in no checkpoint: a member takes its state from those that live. Save model "
-    "and optimizer, of one member; where all have ended, load them before tacit.attach, on the first to begin"
-)
-
-
-def _is_default(number: int) -> bool:
-    """Whether nobody handles this signal, and this thread may."""
-    return (
-        threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_DFL
-    )
+        raise AttachError(NO_CHECKPOINT)

@@ -32,10 +32,22 @@ def check_strategy(strategy: AnyStrategy) -> None:
             f"{strategy.name!r} is not for members that come and go: attach one that exchanges by "
             "collectives of all replicas, such as 'lowbit', 'diloco', 'localsgd', 'dense' or 'topk'"
         )
+    if any(level.compressor.takes_momentum is not None for level in strategy.levels):
+        raise _takes_momentum(strategy)
 
 
-def check_members(spec: AttachSpec) -> None:
+def _takes_momentum(strategy: AnyStrategy) -> AttachError:
+    return AttachError(
+        f"{strategy.name!r} takes the optimizer's momentum over, which members that come and go do not pass "
+        "on: attach 'topk', 'powersgd' or 'lowbit'"
+    )
+
+
+def check_members(spec: AttachSpec, quorum: int | None) -> None:
     """Refuse what members cannot do.
+
+    Args:
+        quorum: how many members may end a round.
 
     Raises:
         AttachError: the message says what to write.
@@ -52,11 +64,13 @@ def check_members(spec: AttachSpec) -> None:
         )
     if spec.sharded is not None:
         _check_sharded(spec, spec.sharded)
-    if momentum.planned(spec.strategy, spec.policy, spec.optimizers, spec.named) is not None:
-        raise AttachError(
-            f"{spec.strategy.name!r} takes the optimizer's momentum over, which members that come and go do "
-            "not pass on: attach 'topk', 'powersgd' or 'lowbit'"
-        )
+        if quorum is not None:
+            raise AttachError(
+                f"quorum={quorum} is not for members that FSDP2 shards, whose ranks may be late one by one: "
+                "leave it out"
+            )
+    if momentum.planned(spec.strategy, spec.policy, spec.optimizers, spec.named) is not None:  # by policy=
+        raise _takes_momentum(spec.strategy)
     if spec.scaler is not None and spec.scaler.is_enabled():
         raise AttachError("scaler= is not supported with members: train in bfloat16, which needs none")
 

@@ -62,15 +62,28 @@ def present(spec: AttachSpec, levels: Sequence[Level]) -> CarriedState:
     return CarriedState(session_state.saved(spec.strategy, levels, wholes), moved=moved)
 
 
-def with_replica(state: CarriedState, spec: AttachSpec) -> CarriedState:
-    """The state with this replica's model and optimizers, for a newcomer."""
-    model = {name: local(each.detach()) for name, each in spec.model.module.state_dict().items()}
+def with_replica(
+    state: CarriedState, spec: AttachSpec, levels: Sequence[Level], newcomer: bool
+) -> CarriedState:
+    """The state with this replica's model and optimizers, for another member.
+
+    Others wait for it, so what need not travel is left out: parameters where the other one begins at the
+    common point, which the state has; where the optimizers' states are each replica's own, as with local
+    steps, those of one that has its own, and half of the bits for a newcomer.
+    """
+    known = spec.named if all(map(_has_anchor, levels)) else {}
+    whole = spec.model.module.state_dict()
+    model = {name: local(each.detach()) for name, each in whole.items() if name not in known}
+    own = all(
+        level.subject == "delta" and level.momentum == "local" and level.renewals is None
+        for level in spec.strategy.levels
+    )
     optimizers = [
         {
-            i: {field: local(value) for field, value in of.items()}
+            i: {field: _sent(value, own) for field, value in of.items()}
             for i, of in each.state_dict()["state"].items()
         }
-        for each in spec.optimizers
+        for each in (() if own and not newcomer else spec.optimizers)
     ]
     return CarriedState(state.session, model, optimizers)
 
@@ -114,8 +127,20 @@ def take(
         _put(state, spec)
     session_state.load({**session, **tensors}, spec.strategy, levels)
     for i, level in enumerate(levels):
-        if level.progress is not None and not own and not level.strategy.topology.mixes:
+        if not own and level.progress is not None and _has_anchor(level):
             level.progress.go_to_anchor({} if late is None else late.moved[i])
+
+
+def _sent(value: Any, halved: bool) -> Any:
+    """A field of an optimizer's state as it travels; the optimizer that loads it has it in 32 bits again."""
+    mine = local(value)
+    whole = torch.is_tensor(mine) and mine.dim() and mine.dtype == torch.float32
+    return mine.bfloat16() if halved and whole else mine
+
+
+def _has_anchor(level: Level) -> bool:
+    """Whether there is a point at which all replicas agree when a round has ended."""
+    return level.progress is not None and not level.strategy.topology.mixes
 
 
 def _put(state: CarriedState, spec: AttachSpec) -> None:
@@ -124,7 +149,7 @@ def _put(state: CarriedState, spec: AttachSpec) -> None:
     with torch.no_grad():
         for name, value in state.model.items():
             local(here[name]).copy_(value)
-    for optimizer, found in zip(spec.optimizers, state.optimizers, strict=True):
+    for optimizer, found in zip(spec.optimizers, state.optimizers, strict=bool(state.optimizers)):
         _give(optimizer, found)
 
 

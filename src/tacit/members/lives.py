@@ -77,10 +77,14 @@ class StoreLink:
     Args:
         address: of the store.
         patience: seconds to go on trying.
+
+    Attributes:
+        since: when the present connection was made, by time.monotonic().
     """
 
     def __init__(self, address: tuple[str, int], patience: float) -> None:
         self._address, self._patience = address, patience
+        self.since = 0.0
         self._bounded: BoundedStore | None = None
 
     def store(self, call: Callable[[KeyValueStore], T]) -> T:
@@ -94,6 +98,7 @@ class StoreLink:
             try:
                 if self._bounded is None:
                     self._bounded = BoundedStore(connected(*self._address, timeout=ANSWER), ANSWER)
+                    self.since = time.monotonic()
                 return call(self._bounded)
             except RuntimeError as error:
                 self.close()

@@ -67,12 +67,14 @@ class Period:
         members: in the order of their ranks.
         sources: for each rank of a member whose state those of the others take, if they have not come as far.
         said: what the sampler of each member of the period before has said last, also of one that is gone.
+        lost: how many steps those that are gone had taken since their last rounds.
     """
 
     number: Whole = 0
     members: list[MemberArrival] = field(default_factory=list)
     sources: list[Whole] = field(default_factory=list)
     said: list[dict[str, Any]] = field(default_factory=list)
+    lost: Whole = 0
 
     def place_of(self, id: str) -> int:
         """The rank of a member, or -1."""
@@ -87,6 +89,20 @@ class Period:
             for place, each in enumerate(self.members)
             if place != source and not (each.ready and each.ranks[rank].round == round)
         ]
+
+    def givers(self, rank: int) -> dict[int, int]:
+        """Whose state each member takes that this rank's source is ahead of, by their places.
+
+        All that are exactly where the source is share this out.
+        """
+        behind, source = self.behind(rank), self.members[self.sources[rank]]
+        able = [
+            place
+            for place, each in enumerate(self.members)
+            if each is source
+            or (place not in behind and each.ready and each.progress(rank) == source.progress(rank))
+        ]
+        return {place: able[i % len(able)] for i, place in enumerate(behind)}
 
     def to_text(self) -> str:
         """As JSON."""
@@ -111,6 +127,7 @@ class Life:
         says: as in `MemberArrival`.
         begun: how many rounds it has begun.
         in_round: whether one of them is under way.
+        unsent: how many steps it has taken since its last finished round.
     """
 
     beat: Whole = 0
@@ -120,6 +137,7 @@ class Life:
     says: dict[str, Any] = field(default_factory=dict)
     begun: Whole = 0
     in_round: bool = False
+    unsent: Whole = 0
 
 
 def following(
@@ -143,4 +161,5 @@ def following(
     last |= {id: each.says for id, each in there.items()}
     said = [last[each.id] for each in now.members if each.id in last]
     sources = [members.index(each) if each in members else 0 for each in firsts] or [0 for _ in ranks]
-    return Period(now.number + 1, members, sources, said)
+    lost = sum(life.unsent for life in gone.values() if life is not None)
+    return Period(now.number + 1, members, sources, said, lost)

@@ -40,7 +40,7 @@ LOOK = 0.02
 TELL = 3.0
 """Seconds of waiting after which it is logged what for."""
 SETTLE = 1.5
-"""Seconds that a newcomer leaves the members to write themselves into an empty store."""
+"""Seconds that a newcomer leaves the members to write themselves into a store that it has found empty."""
 WATCHED = 2
 """How many members each one watches: those after it in the order."""
 
@@ -206,7 +206,7 @@ class Roster:
             self._on_wait()
             text = self._present()
             now = Period.of(text) if text else Period()
-            if not text and time.monotonic() - began < SETTLE:
+            if not text and time.monotonic() - max(began, self._ask.since) < SETTLE:
                 time.sleep(BEAT)
                 continue
             mine_now = now.place_of(self.id) >= 0

@@ -19,6 +19,7 @@ _COUNTERS = {
     "pull_bytes": "Bytes that were pulled from parameter servers",
     "queue_seconds": "Seconds that pushes have waited at the servers",
     "changes": "Changes of members that this one has gone through",
+    "lost_steps": "Steps of others that died or left, since their last rounds",
 }
 _GAUGES = {
     "compute_share": "Share of the time between rounds that was not spent waiting",

@@ -167,7 +167,7 @@ def gathered(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
         group: of any backend.
     """
     everyone = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(everyone, mine, group=control(group))
+    _waited(group, lambda: dist.all_gather(everyone, mine, group=control(group)))
     return everyone
 
 
@@ -188,8 +188,19 @@ def gather_objects(mine: object, group: dist.ProcessGroup | None = None) -> list
 def gather_texts(mine: str, group: dist.ProcessGroup) -> list[str]:
     """Gather a text of every rank of the group, in their order, on all ranks. A collective call."""
     everyone = [""] * group.size()
-    dist.all_gather_object(everyone, mine, group=control(group))
+    _waited(group, lambda: dist.all_gather_object(everyone, mine, group=control(group)))
     return everyone
+
+
+def _waited(group: dist.ProcessGroup, call: Callable[[], object]) -> None:
+    """Wait for a collective; members do so in a thread, which Gloo keeps where one of them is gone."""
+    from tacit.transports.member_links import in_thread
+
+    meeting = _OF_MEMBERS.get(group)
+    if meeting is None:
+        call()
+    else:
+        in_thread(call, meeting.is_off)
 
 
 def sum_(x: Tensor, group: dist.ProcessGroup) -> torch.futures.Future[Tensor]:

@@ -1,0 +1,61 @@
+"""A member that is alone, in this process: what it would send another one; what it says once it has left."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import tacit
+from tacit.api.members import MemberSession
+from tacit.checkpoint import carried
+from tacit.transports.member_links import served
+
+
+@pytest.fixture
+def store() -> Iterator[str]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    serves = served("127.0.0.1", 0)
+    yield f"127.0.0.1:{serves.port}"
+    dist.destroy_process_group()
+
+
+def at_work(store: str, algorithm: str, steps: int = 3) -> MemberSession:
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    session = tacit.attach(model, optimizer, algorithm, members=tacit.Members(store=store))
+    assert isinstance(session, MemberSession)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().sum().backward()
+        optimizer.step()
+    return session
+
+
+@pytest.mark.parametrize("algorithm", ["lowbit", "dense"])
+def test_what_need_not_travel_to_another_member_is_left_out(store: str, algorithm: str) -> None:
+    with at_work(store, algorithm) as session:
+        spec, levels = session.options, session.levels
+        kept = carried.present(spec, levels)
+        new, late = (carried.with_replica(kept, spec, levels, newcomer) for newcomer in (True, False))
+    trained = {"0.weight", "0.bias", "1.weight", "1.bias"}
+    kinds = {each["exp_avg"].dtype for each in new.optimizers[0].values()}
+    if algorithm == "lowbit":
+        assert not trained & new.model.keys()
+        assert kinds == {torch.bfloat16}
+        assert not late.optimizers
+    else:
+        assert trained <= new.model.keys()
+        assert kinds == {torch.float32}
+        assert len(late.optimizers) == 1
+    assert "1.running_mean" in new.model
+
+
+def test_it_may_be_asked_when_it_has_left(store: str) -> None:
+    session = at_work(store, "lowbit")
+    session.leave()
+    metrics = session.metrics()
+    assert (metrics["steps"], metrics["rounds"], metrics["lost_steps"]) == (3, 3, 0)
+    assert "tacit_lost_steps" in session.metrics_text()
+    assert session.closed
