@@ -1,184 +1,171 @@
 """Goodput where replicas die and come back: a small GPT, paced, undisturbed and under churn.
 
-    python benchmarks/elastic.py             # lowbit and diloco, 6 replicas, 10 minutes, 3 seeds: 2 hours
-    python benchmarks/elastic.py --quick     # one seed, a minute each
-    python benchmarks/elastic.py --algorithms dense --seeds 1
+    python benchmarks/elastic.py                         # lowbit and diloco, 10 minutes, 3 seeds: 2 hours
+    python benchmarks/elastic.py --quick                 # one seed, a minute each
+    python benchmarks/elastic.py --algorithms dense --seeds 1 --cluster 6x1@100mbit,30ms
 
 A step lasts a fixed time on the wall, so that all replicas together leave half of the cores idle, and a dead
-replica speeds nobody up. Every `--churn` seconds one replica is killed or frozen, in turn; it is back as many
-seconds later. Goodput is the samples of steps that came into a round, over those of an undisturbed replica in
-the seconds for which replicas were up, from the first step of each. Replicas are processes of this machine,
-joined by its loopback.
+replica speeds nobody up. Every `--churn` seconds one replica is killed or frozen, by a schedule that the seed
+decides; it is started again, or goes on, when the next one goes. Goodput is the samples of steps that came
+into a round, over those of a replica that takes a step each `--pace` seconds, in the seconds for which
+replicas were up: from the first step of each start. Each replica is a node of the testbed.
 """
 
 from __future__ import annotations
 
 import argparse
+import bisect
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import threading
+import statistics
 import time
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from paired import hardware, save
+from tacit_lab.cluster import Cluster
+from tacit_lab.testbed import Testbed
+from tacit_lab.testbed.churn import Churn, ChurnEvent
 
 RANK = Path(__file__).with_name("elastic_rank.py")
+QUIET = 25.0
+"""Seconds at the end without a fault."""
+ATTEMPTS = 3.0
+"""A run that takes so many times as long as it is to has hung."""
+Lines = Sequence[dict[str, Any]]
 
 
-@dataclass
-class Replica:
-    """A replica and its processes, one after another.
+class Heard:
+    """What the replicas of one run say.
 
-    Attributes:
-        said: what each of them has said.
-        down: (from, to): when it was frozen.
+    Args:
+        nodes: how many there are.
+        quiet: the step after which there are no faults.
     """
 
-    name: str
-    process: subprocess.Popen[str] | None = None
-    said: list[list[dict[str, Any]]] = field(default_factory=list)
-    ended: list[float] = field(default_factory=list)
-    down: list[tuple[float, float]] = field(default_factory=list)
+    def __init__(self, nodes: int, churn: float, seed: int, quiet: float) -> None:
+        self.churn = Churn(churn, seed, lambda: len(self._begun) == nodes)
+        self._begun: set[int] = set()
+        self._quiet, self._idle = quiet, not churn
+        self.processes: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+        self.others: list[str] = []
 
-    def start(self, words: Sequence[str], env: dict[str, str]) -> None:
-        """Start it, and read what it says."""
-        command = [sys.executable, "-u", str(RANK), f"{self.name}{len(self.said)}", *words]
-        process = subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        lines: list[dict[str, Any]] = []
-
-        def read() -> None:
-            assert process.stdout is not None
-            lines.extend(map(json.loads, process.stdout))
-
-        threading.Thread(target=read, daemon=True).start()
-        self.process = process
-        self.said.append(lines)
-
-    def signal(self, number: int) -> None:
-        """Send it a signal."""
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    def samples(self) -> tuple[int, float]:
-        """Useful steps, and seconds up."""
-        steps, seconds = 0, 0.0
-        for i, lines in enumerate(self.said):
-            taken = [each for each in lines if "step" in each]
-            if not taken:
-                continue
-            died = i < len(self.ended)
-            last = taken[-1]["round"]
-            useful = [each for each in taken if not died or each["round"] < last or each is taken[0]]
-            steps += len(useful)
-            end = self.ended[i] if died else taken[-1]["time"]
-            seconds += end - taken[0]["time"]
-        return steps, seconds - sum(to - since for since, to in self.down)
+    def heard(self, node: int, line: str) -> None:
+        """Take in a line."""
+        if not line.startswith('{"process"'):
+            self.others.append(f"[node {node}] {line}")
+            return
+        said = json.loads(line)
+        self.processes[node, said["process"]].append(said)
+        self._begun.add(node)
+        if self._idle or said.get("step", 0) >= self._quiet:
+            self.churn.end()
 
 
-def run(algorithm: str, seed: int, churn: float, given: argparse.Namespace) -> dict[str, Any]:
+def up(lines: Lines, events: Sequence[ChurnEvent]) -> tuple[int, float]:
+    """A process' useful steps, and the seconds for which it was up since its first one.
+
+    Args:
+        events: what was done to its node.
+    """
+    taken = [each for each in lines if "step" in each]
+    since, seconds, killed = taken[0]["time"], 0.0, False
+    for each in events:
+        if each.at > since and not killed:
+            seconds += each.at - since if each.what != "back" else 0.0
+            since, killed = each.at, each.what == "killed"
+    if not killed:
+        seconds += max(0.0, taken[-1]["time"] - since)
+    last = taken[-1]["round"]
+    useful = [each for each in taken if not killed or each["round"] < last or each is taken[0]]
+    return len(useful), seconds
+
+
+def pause(processes: Sequence[Lines], since: float, to: float, pace: float) -> float:
+    """The longest time between two steps of a process that lies in this window, in part; beyond the pace."""
+    longest = pace
+    for lines in processes:
+        times = [each["time"] for each in lines if "step" in each]
+        longest = max(longest, *(b - a for a, b in pairwise(times) if a < to and b > since), pace)
+    return longest - pace
+
+
+def run(bed: Testbed, algorithm: str, seed: int, churn: float, given: argparse.Namespace) -> dict[str, Any]:
     """One training; `churn`: seconds from one fault to the next, or 0."""
-    store = subprocess.Popen(
-        [sys.executable, "-m", "tacit.members.store", "--host", "127.0.0.1", "--port", "0"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert store.stdout is not None
-    port = store.stdout.readline().split()[-1]
-    env = os.environ | {"TACIT_MEMBERS": f"127.0.0.1:{port}", "OMP_NUM_THREADS": "1"}
-    until = time.time() + given.start + given.seconds
-    words = [algorithm, str(seed), str(given.pace), str(given.seconds / given.pace)]
-    replicas = [Replica(f"r{i}.") for i in range(given.replicas)]
-    for each in replicas:
-        each.start(words, env)
-    draw, events = random.Random(seed), 0
-    due: list[tuple[float, Replica, str]] = []
-    following = time.time() + given.start + churn
-    while time.time() < until - given.quiet:
-        time.sleep(0.02)
-        now = time.time()
-        for at, replica, how in [each for each in due if each[0] <= now]:
-            due.remove((at, replica, how))
-            if how == "freeze":
-                replica.signal(signal.SIGCONT)
-                replica.down[-1] = (replica.down[-1][0], now)
-            else:
-                replica.start(words, env)
-        if churn and now >= following:
-            following += churn
-            busy = {id(replica) for _, replica, _ in due}
-            replica = draw.choice([each for each in replicas if id(each) not in busy])
-            how, events = ("kill", "freeze")[events % 2], events + 1
-            if how == "freeze":
-                replica.signal(signal.SIGSTOP)
-                replica.down.append((now, now))
-            else:
-                replica.signal(signal.SIGKILL)
-                replica.ended.append(now)
-            due.append((now + churn, replica, how))
-    for _, replica, how in due:
-        if how == "freeze":
-            replica.signal(signal.SIGCONT)
-            replica.down[-1] = (replica.down[-1][0], time.time())
-        else:
-            replica.start(words, env)
-    kills = [at for replica in replicas for at in replica.ended]
-    hangs = 0
-    for each in replicas:
-        assert each.process is not None
-        try:
-            each.process.wait(until - time.time() + 0.5 * given.seconds + 60)
-        except subprocess.TimeoutExpired:
-            hangs += 1
-            each.process.kill()
-    store.kill()
-    last = [each.said[-1][-1] for each in replicas if each.said[-1]]
-    totals = [each.samples() for each in replicas]
-    steps, up = sum(each[0] for each in totals), sum(each[1] for each in totals)
+    steps = round(given.seconds / given.pace)
+    heard = Heard(bed.cluster.nodes, churn, seed, steps - QUIET / given.pace)
+    words = [algorithm, str(seed), str(given.pace), str(steps), str(given.silence)]
+    began = time.time()
+    limit = ATTEMPTS * (given.seconds + 30)
+    result = bed.run([str(RANK), *words], on_line=heard.heard, timeout=limit, churn=heard.churn)
+    processes = {key: said for key, said in heard.processes.items() if any("step" in each for each in said)}
+    events, every = heard.churn.events, [*processes.values()]
+    counts = [up(lines, [e for e in events if e.node == node]) for (node, _), lines in processes.items()]
+    useful, seconds = sum(each[0] for each in counts), sum(each[1] for each in counts)
+    taken = sorted(line["time"] for lines in every for line in lines if "step" in line)
     curve = sorted(
-        (line["step"], line["loss"])
-        for r in replicas
-        for lines in r.said
+        (bisect.bisect_right(taken, line["time"]), line["loss"])
+        for lines in every
         for line in lines
         if "loss" in line and "step" in line
     )
+    ends = [lines[-1] for lines in every if "sums" in lines[-1]]
+    firsts = [lines[0]["time"] for lines in every]
+    starts = {node: [e.at for e in events if e.node == node and e.what == "back"] for node, _ in processes}
+    joins = [
+        (lines[0]["time"], max(earlier))
+        for (node, _), lines in processes.items()
+        if (earlier := [at for at in starts[node] if at < lines[0]["time"]])
+    ]
+    gone: dict[str, list[float]] = {"killed": [], "frozen": []}
+    for e in events:
+        if e.what != "back":
+            others = [lines for (node, _), lines in processes.items() if node != e.node]
+            gone[e.what].append(round(pause(others, e.at, e.at + given.pace, given.pace), 2))
+    if not ends or result.failures:
+        print(*heard.others[-30:], sep="\n")
     return {
         "algorithm": algorithm,
         "seed": seed,
+        "cluster": str(bed.cluster),
         "churn": churn,
-        "faults": events,
-        "steps": steps,
-        "seconds_up": round(up, 1),
-        "goodput": round(steps * given.pace / up, 4),
-        "pauses": sorted(round(_pause(replicas, at, given.pace), 2) for at in kills),
-        "loss": last[0].get("loss") if last else None,
+        "faults": {how: len(gone[how]) for how in gone},
+        "steps": useful,
+        "seconds_up": round(seconds, 1),
+        "goodput": round(useful * given.pace / seconds, 4) if seconds else None,
+        "until_first_step": round(min(firsts) - began, 1) if firsts else None,
+        "pauses": {how: sorted(seconds) for how, seconds in gone.items()},
+        "joins": sorted(round(pause(every, at - given.pace, at, given.pace), 2) for at, _ in joins),
+        "starts": sorted(round(at - started, 1) for at, started in joins),
+        "loss": ends[0]["loss"] if ends else None,
         "curve": curve,
-        "hangs": hangs,
-        "ended": sum("sums" in each for each in last),
-        "equal": len({json.dumps(each.get("sums")) for each in last}) == 1,
+        "hangs": int(result.timed_out),
+        "failures": [str(each) for each in result.failures],
+        "ended": len(ends),
+        "equal": len({json.dumps(each["sums"]) for each in ends}) == 1,
     }
 
 
-def _pause(replicas: Sequence[Replica], at: float, pace: float) -> float:
-    """For how long a kill kept the others from their next step, beyond the pace."""
-    longest = 0.0
-    for replica in replicas:
-        for lines in replica.said:
-            times = [
-                line["time"] for line in lines if "step" in line and at - 2 * pace < line["time"] < at + 4
-            ]
-            if times and times[0] < at < times[-1]:
-                longest = max(longest, *(late - soon for soon, late in pairwise(times)))
-    return max(0.0, longest - pace)
+def further(calm: dict[str, Any], rough: dict[str, Any]) -> float | None:
+    """How much larger the loss under churn is at equal samples, as a share: the mean of the last third."""
+    if not calm["curve"] or not rough["curve"]:
+        return None
+    last = min(calm["curve"][-1][0], rough["curve"][-1][0])
+    ratios = [
+        at_samples(rough["curve"], where) / at_samples(calm["curve"], where) - 1
+        for where in range(2 * last // 3, last + 1, max(1, last // 60))
+    ]
+    return round(statistics.fmean(ratios), 4)
+
+
+def at_samples(curve: Sequence[Sequence[float]], where: float) -> float:
+    """The loss there, on a straight line between two points."""
+    for (a, before), (b, after) in pairwise(curve):
+        if a <= where <= b and a < b:
+            return before + (after - before) * (where - a) / (b - a)
+    return curve[-1][1] if where > curve[-1][0] else curve[0][1]
 
 
 def main() -> None:
@@ -187,29 +174,32 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--algorithms", default="lowbit,diloco:sync_every=8")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--replicas", type=int, default=6)
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--cluster", default="6x1@100mbit")
     parser.add_argument("--pace", type=float, default=0.6, help="seconds a step")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--churn", type=float, default=20, help="seconds from one fault to the next")
-    parser.add_argument("--start", type=float, default=20, help="seconds in which all begin")
-    parser.add_argument("--quiet", type=float, default=25, help="seconds at the end without a fault")
-    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--silence", type=float, default=1.0, help="seconds until a silent one is given up")
+    parser.add_argument("--arms", default="calm,rough", help="undisturbed, under churn, or both")
+    parser.add_argument("--save", default="", help="the results' name")
     given = parser.parse_args()
     if given.quick:
         given.seeds, given.seconds, given.churn = 1, 60, 8
-    rows = []
+    rows: list[dict[str, Any]] = []
     print(hardware())
-    for algorithm in given.algorithms.split(","):
-        for seed in range(given.seeds):
-            for churn in (0.0, given.churn):
-                row = run(algorithm, seed, churn, given)
-                rows.append(row)
-                print({key: value for key, value in row.items() if key != "curve"}, flush=True)
-            calm, rough = rows[-2:]
-            print(f"goodput of undisturbed: {rough['goodput'] / calm['goodput']:.3f}", flush=True)
-    if given.save:
-        save("elastic", {"hardware": hardware(), "settings": vars(given), "rows": rows})
+    with Testbed(Cluster.parse(given.cluster)) as bed:
+        for algorithm in given.algorithms.split(","):
+            for seed in range(given.first, given.first + given.seeds):
+                for arm in given.arms.split(","):
+                    row = run(bed, algorithm, seed, given.churn if arm == "rough" else 0.0, given)
+                    rows.append(row)
+                    print({key: value for key, value in row.items() if key != "curve"}, flush=True)
+                    if given.save:
+                        save(given.save, {"hardware": hardware(), "settings": vars(given), "rows": rows})
+                if given.arms == "calm,rough":
+                    share = further(*rows[-2:])
+                    print(f"loss at equal samples beyond that of undisturbed: {share:.2%}", flush=True)
 
 
 if __name__ == "__main__":

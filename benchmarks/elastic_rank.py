@@ -1,8 +1,9 @@
-"""One replica of `elastic.py`: `elastic_rank.py NAME ALGORITHM SEED PACE STEPS`, a line of JSON a step."""
+"""One replica of `elastic.py`: `elastic_rank.py ALGORITHM SEED PACE STEPS SILENCE`, a line of JSON a step."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from itertools import count
@@ -21,15 +22,14 @@ HELD_OUT = 6_192
 
 
 def main() -> None:
-    """Train until the members have taken so many steps, at one each `PACE` seconds."""
-    name, algorithm, seed, pace, steps = sys.argv[1], sys.argv[2], *map(float, sys.argv[3:])
-    own = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=own, rank=0, world_size=1)
+    """Train until the members have taken so many steps, one each `PACE` seconds."""
+    algorithm, seed, pace, steps, silence = sys.argv[1], *map(float, sys.argv[2:])
+    dist.init_process_group("gloo")  # of this replica alone
     recipe = Bytes(HELD_OUT)
     windows = recipe.data().train
     model = DistributedDataParallel(recipe.model(int(seed)))
     optimizer = recipe.optimizer(model)
-    members = tacit.Members(name=name, silence=2.0)
+    members = tacit.Members(silence=silence)
     session = tacit.attach(model, optimizer, algorithm, members=members, seed=int(seed))
     assert isinstance(session, MemberSession)
     sampler = tacit.MemberSampler(windows, session.members, seed=int(seed))
@@ -42,14 +42,20 @@ def main() -> None:
         optimizer.zero_grad()
         recipe.loss(model(tokens[:, :-1]), tokens[:, 1:]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        said = {"time": time.time(), "step": session.step, "round": session.metrics()["rounds"]}
+        said = {
+            "process": os.getpid(),
+            "time": time.time(),
+            "step": session.step,
+            "round": session.metrics()["rounds"],
+        }
         if session.step % EVERY == 0 and session.members.place == 0:
             said["loss"] = recipe.evaluate(model.module)[0]
         print(json.dumps(said), flush=True)
         time.sleep(max(0.0, began + pace - time.time()))
     session.close()
     sums = [float(each.double().sum()) for each in model.module.parameters()]
-    print(json.dumps({"sums": sums, "loss": recipe.evaluate(model.module)[0]}), flush=True)
+    loss = recipe.evaluate(model.module)[0]
+    print(json.dumps({"process": os.getpid(), "sums": sums, "loss": loss}), flush=True)
 
 
 if __name__ == "__main__":

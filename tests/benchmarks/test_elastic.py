@@ -1,0 +1,40 @@
+"""What the benchmark of members counts: useful steps, seconds up, pauses, losses at equal samples."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic import further, pause, up
+from tacit_lab.testbed.churn import ChurnEvent
+
+
+def steps(*taken: tuple[float, float]) -> list[dict[str, float]]:
+    return [{"step": i, "time": time, "round": round} for i, (time, round) in enumerate(taken)]
+
+
+def test_steps_after_the_last_finished_round_of_a_killed_one_are_not_useful() -> None:
+    lines = steps((10, 0), (11, 1), (12, 2), (13, 2))
+    assert up(lines, []) == (4, 3.0)
+    assert up(lines, [ChurnEvent(13.5, 0, "killed"), ChurnEvent(20.0, 0, "back")]) == (2, 3.5)
+
+
+def test_a_frozen_one_is_up_before_and_after() -> None:
+    lines = steps((10, 0), (11, 1), (12, 2), (22, 3), (23, 4))
+    frozen = [ChurnEvent(12.5, 0, "frozen"), ChurnEvent(21.0, 0, "back")]
+    assert up(lines, frozen) == (5, 4.5)
+    assert up(lines[:3], frozen[:1]) == (3, 2.5)
+    earlier = [ChurnEvent(2.0, 0, "killed"), ChurnEvent(5.0, 0, "back")]  # of the process before
+    assert up(lines, [*earlier, *frozen]) == (5, 4.5)
+
+
+def test_a_pause_is_what_a_step_took_beyond_the_pace() -> None:
+    one, other = steps((10, 0), (10.6, 1), (13.6, 2), (14.2, 3)), steps((10, 0), (10.6, 1), (11.2, 2))
+    assert pause([one, other], 11.0, 11.5, 0.6) == pytest.approx(2.4)
+    assert pause([one, other], 13.7, 13.8, 0.6) == 0.0
+
+
+def test_losses_are_compared_where_as_many_samples_were_trained() -> None:
+    calm = {"curve": [(0, 4.0), (100, 2.0), (200, 1.0)]}
+    rough = {"curve": [(0, 4.0), (50, 3.03), (100, 2.02), (150, 1.515)]}
+    assert further(calm, rough) == pytest.approx(0.01, abs=1e-4)
+    assert further(calm, {"curve": []}) is None
