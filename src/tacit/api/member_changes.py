@@ -57,11 +57,12 @@ class Preemption:
         main = threading.current_thread() is threading.main_thread()
         self._listens = main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         if self._listens:
-            signal.signal(signal.SIGTERM, self._note)
+            signal.signal(signal.SIGTERM, self.note)
 
-    def _note(self, *_: object) -> None:
+    def note(self, *_: object) -> None:
+        """Note that the signal has come, here or to another rank of this replica."""
         self.noted = True
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self.close()
 
     def close(self) -> None:
         """Have the signal end the process again."""

@@ -324,7 +324,8 @@ class MembersAtWork:
         self._counted = False
         if self._rounds != self._sent[0]:
             self._sent = self._rounds, self._step
-        self._preemption.noted = preempted
+        if preempted:
+            self._preemption.note()
         self._leave_if_preempted()
 
     def _go_on(self, acted: bool, closing: bool = False) -> bool:

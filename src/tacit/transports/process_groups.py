@@ -194,13 +194,13 @@ def gather_texts(mine: str, group: dist.ProcessGroup) -> list[str]:
 
 def _waited(group: dist.ProcessGroup, call: Callable[[], object]) -> None:
     """Wait for a collective; members do so in a thread, which Gloo keeps where one of them is gone."""
-    from tacit.transports.member_links import in_thread
-
     meeting = _OF_MEMBERS.get(group)
     if meeting is None:
         call()
-    else:
-        in_thread(call, meeting.is_off)
+        return
+    from tacit.transports.member_links import in_thread
+
+    in_thread(call, meeting.is_off)
 
 
 def sum_(x: Tensor, group: dist.ProcessGroup) -> torch.futures.Future[Tensor]:
