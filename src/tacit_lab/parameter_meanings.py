@@ -24,6 +24,7 @@ BY_NAME = {
     "compressor": "how gradients are written; none: as they are",
     "credit": "so many megabytes may be under way at once; None: any number",
     "decay": "the share of the residual that is kept from round to round",
+    "entropy": "an entropy code writes the same numbers in fewer bytes, whose number follows from them",
     "first_every": "Adam's first moments are averaged every so many steps; None: 3 times sync_every",
     "fragment_sync_delay": "a part's mean is applied so many steps after its round, which hides the exchange",
     "fragments": "so many parts of the model have their rounds in turn",

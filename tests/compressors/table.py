@@ -12,6 +12,7 @@ from tacit.compressors import (
     QSGD,
     AdamMomentum,
     Blockwise,
+    ByteCoded,
     Cascade,
     Clip,
     Dense,
@@ -283,6 +284,17 @@ TABLE = {
     ),
     "entropy coded + ef": Row(
         ErrorFeedback(EntropyCoded()), gather(1 + 3 * 125 + 2 * 2 + 4), 1 / 5.9, conserves=True
+    ),
+    # A byte for each byte of a number that it sends, at most, and its length.
+    "byte coded int8 + ef": Row(
+        ErrorFeedback(ByteCoded(Int8())), gather(NUMEL + 2 * 4 + 1 + 4 + 4), 1 / 250, conserves=True
+    ),
+    "byte coded qsgd": Row(ByteCoded(QSGD()), gather(4 * 125 + 2 * 4 + 1 + 4 + 4), 1 / 7),
+    "byte coded bf16 + ef": Row(
+        ErrorFeedback(ByteCoded(BF16())), gather(2 * NUMEL + 2 + 4), 2e-2, conserves=True, rounding=2**-7
+    ),
+    "byte coded topk 1% + ef": Row(
+        ErrorFeedback(ByteCoded(TopK(ratio=0.01))), gather(TOPK + 1 + 4 + 1 + 4), 1.0, conserves=True
     ),
     "two magnitudes": Row(TwoMagnitudes(), gather(2 * 125 + 2 * 4), 1.0),
     "two magnitudes of 64 + ef": Row(

@@ -25,7 +25,13 @@ SMALLER = 25, 40
 FEW = re.compile("topk|threshold|qsgd|phases|powersgd|low rank")
 """Rows with buffers of far fewer entries than there are, which are above LARGEST only in the larger shape."""
 
-BY_NUMPY = {"entropy coded + ef"}
+BY_NUMPY = {
+    "entropy coded + ef",
+    "byte coded int8 + ef",
+    "byte coded qsgd",
+    "byte coded bf16 + ef",
+    "byte coded topk 1% + ef",
+}
 """Of those that allocate, the ones that do it by NumPy too."""
 ALLOCATES = {
     "dense, momentum corrected": "what was sent, to clear momentum where it was: all entries",
@@ -33,6 +39,10 @@ ALLOCATES = {
     "lag, momentum corrected": "what was sent, to clear momentum where it was: all entries",
     "dense, clipped, + ef": "the multiple that was sent: all entries",
     "entropy coded + ef": "messages, whose length is another one in every round, and the peers' codes",
+    "byte coded int8 + ef": "messages of another length in each round, and the peers' payloads",
+    "byte coded qsgd": "messages of another length in each round, and the peers' payloads",
+    "byte coded bf16 + ef": "messages of another length in each round, and the peers' payloads",
+    "byte coded topk 1% + ef": "messages of another length in each round, and the peers' payloads",
     "randomk 5%": "positions, drawn anew in every round",
     "randomk 5% + ef": "positions, drawn anew in every round",
     "randomk 100%": "positions, drawn anew in every round",

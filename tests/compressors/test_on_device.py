@@ -55,6 +55,10 @@ ON_HOST = {
     "lag, biases dense",
     # How many bytes travel depends on them.
     "entropy coded + ef",
+    "byte coded int8 + ef",
+    "byte coded qsgd",
+    "byte coded bf16 + ef",
+    "byte coded topk 1% + ef",
     # These predictors were written for the host.
     "predicted",
     "predicted + ef",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from cases import for_each
 from tacit.algorithms import parse
-from tacit.compressors import Blockwise, EntropyCoded, ErrorFeedback
-from tacit.contracts import Compressor, Context, Exchange, Payload, State, Topology
+from tacit.compressors import BF16, QSGD, Blockwise, ByteCoded, EntropyCoded, ErrorFeedback, Int8, TopK
+from tacit.contracts import Compressor, Context, Exchange, OneShot, Payload, State, Topology
 from tacit.errors import ConfigError, PayloadError
 from tacit.session import Session
 from tacit.strategy import Strategy
@@ -76,6 +77,75 @@ def test_the_same_bits_arrive_in_fewer_bytes(
         for a, b in zip(plain.round(seed, scale), coded.round(seed, scale), strict=True):
             assert torch.equal(a, b)
     assert coded.sent < plain.sent
+
+
+@for_each(("net", "topology"), TAKE)
+@for_each(
+    ("codec", "share"),
+    [
+        (Int8(), 0.96),
+        (QSGD(), 0.9),
+        (BF16(), 0.8),
+        (TopK(0.1), 0.95),
+        (TopK(0.1, values=QSGD(3)), 0.97),
+    ],
+)
+def test_any_codecs_bytes_are_coded_and_the_same_bits_arrive(
+    net: Loopback, topology: Topology, codec: OneShot, share: float
+) -> None:
+    named = {"w": torch.zeros(130, 90)}
+    # As all-reduces add up in another order, of what is additive the same numbers must be gathered.
+    plain = Group(net, topology, Gathered() if codec == BF16() else codec, named)
+    coded = Group(net, topology, ByteCoded(codec), named)
+    for seed in range(3):
+        for a, b in zip(plain.round(seed, 3.0), coded.round(seed, 3.0), strict=True):
+            assert torch.equal(a, b)
+    assert coded.sent < share * plain.sent
+
+
+class Gathered(BF16):
+    """BF16 that does not add up on the way."""
+
+    additive: ClassVar[bool] = False
+
+
+@for_each("inner", [ByteCoded(Int8()), EntropyCoded(), ErrorFeedback(Int8()), 3])
+def test_what_has_no_payload_of_a_known_length_cannot_be_coded(inner: Any) -> None:
+    with pytest.raises(ConfigError, match=r"is no codec with payloads of a known length.*such as Int8\(\)"):
+        ByteCoded(inner)
+
+
+@for_each(
+    "text",
+    [
+        "int8:entropy=true",
+        "qsgd:bits=2,entropy=true",
+        "bf16:entropy=true",
+        "topk:entropy=true,values=int8",
+        "ps:push=bf16,pull=int8,entropy=true",
+        "ps-topk:entropy=true",
+    ],
+)
+def test_texts_that_ask_for_it(text: str) -> None:
+    (strategy,) = parse(text).levels
+    assert isinstance(strategy, Strategy)
+    one_shot = strategy.compressor.one_shot(0)
+    assert one_shot is not None
+    assert isinstance(one_shot.codec, ByteCoded)
+    with pytest.raises(ConfigError, match="entropy"):
+        parse(text.replace("entropy=true", "entropy=3"))
+
+
+def test_what_travels_as_it_is_is_not_coded() -> None:
+    with pytest.raises(ConfigError, match="write push='bf16'"):
+        parse("ps:entropy=true")
+    with pytest.raises(ConfigError, match="do not add up"):
+        Session(
+            parse("bf16:entropy=true,topology=ring").levels[0],  # type: ignore[arg-type]
+            NAMED,
+            LoopbackTransport(Loopback(4), 0),
+            [["c", "b", "a"]],
+        )
 
 
 @for_each(("bits", "share"), [(2, 0.34), (3, 0.69)])

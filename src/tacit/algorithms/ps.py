@@ -26,7 +26,7 @@ from typing import Literal, TypeAlias, get_args
 
 from tacit import checks
 from tacit.algorithms.dgc import dgc
-from tacit.algorithms.options.codecs import EntryValues, values_of
+from tacit.algorithms.options.codecs import EntryValues, coded, values_of
 from tacit.algorithms.registry import algorithm
 from tacit.algorithms.topk import topk
 from tacit.compressors import ErrorFeedback, TopK
@@ -54,12 +54,13 @@ def ps(
     optimizer: Stepper = "worker",
     ratio: float | None = None,
     bits: int | None = None,
+    entropy: bool = False,
 ) -> Strategy:
     """All wait for all, but for `backup_workers`, whose pushes are dropped where they come late.
 
-    `ratio` is of push or pull "topk", and `bits` of "qsgd".
+    `ratio` is of push or pull "topk", `bits` of "qsgd". `entropy`: what is compressed is entropy coded, too.
     """
-    up, down = _ways(push, pull, ratio, bits)
+    up, down = _ways(push, pull, ratio, bits, entropy)
     if backup_workers or optimizer != "worker":
         return _kept(Star(Synchronous(backup_workers), down, optimizer), up)
     checks.whole(
@@ -83,13 +84,14 @@ def ps_async(
     compensation: float = 0.0,
     ratio: float | None = None,
     bits: int | None = None,
+    entropy: bool = False,
 ) -> Strategy:
     """Nobody waits for anybody; a worker pushes every `sync_every` steps.
 
     `compensation`, above 0, is DC-ASGD's lambda, and needs optimizer="server". `ratio` is of push or pull
-    "topk", and `bits` of "qsgd".
+    "topk", and `bits` of "qsgd". `entropy`: what is compressed is entropy coded, too.
     """
-    up, down = _ways(push, pull, ratio, bits)
+    up, down = _ways(push, pull, ratio, bits, entropy)
     star = Star(Asynchronous(), down, optimizer, compensation, by_staleness)
     return _kept(star, up, sync_every)
 
@@ -108,12 +110,13 @@ def ps_ssp(
     optimizer: Stepper = "worker",
     ratio: float | None = None,
     bits: int | None = None,
+    entropy: bool = False,
 ) -> Strategy:
     """Nobody is more than `bound` steps ahead of the slowest.
 
-    `ratio` is of push or pull "topk", and `bits` of "qsgd".
+    `ratio` is of push or pull "topk", `bits` of "qsgd". `entropy`: what is compressed is entropy coded, too.
     """
-    up, down = _ways(push, pull, ratio, bits)
+    up, down = _ways(push, pull, ratio, bits, entropy)
     star = Star(StaleSynchronous(bound), down, optimizer, by_staleness=by_staleness)
     return _kept(star, up)
 
@@ -130,9 +133,10 @@ def ps_topk(
     warmup_steps: int = 0,
     chunk: int | None = None,
     bits: int | None = None,
+    entropy: bool = False,
 ) -> Strategy:
     """`topk` by a server: the union of what was sent comes back, and all entries where `values` round it."""
-    whole = topk(ratio, values, warmup_steps, chunk=chunk, bits=bits)
+    whole = topk(ratio, values, warmup_steps, chunk=chunk, bits=bits, entropy=entropy)
     return replace(whole, topology=Star())
 
 
@@ -172,22 +176,29 @@ def _kept(star: Star, compressor: Compressor, sync_every: int = 1) -> Strategy:
 
 
 def _ways(
-    push: Push, pull: Push, ratio: float | None, bits: int | None
+    push: Push, pull: Push, ratio: float | None, bits: int | None, entropy: bool
 ) -> tuple[Compressor, Compressor | None]:
     """What compresses on the way to the server, and on the way back; None there: nothing."""
     for name, given in (("push", push), ("pull", pull)):
         checks.one_of(name, given, get_args(Push))
+    if entropy and push == pull == "dense":
+        raise ConfigError(
+            "entropy=True is for what is compressed, and push and pull are 'dense': write push='bf16', or "
+            "leave it out"
+        )
     for name, number, of in (("ratio", ratio, "topk"), ("bits", bits, "qsgd")):
         if number is not None and of not in (push, pull):
             raise ConfigError(
                 f"{name}={number!r} is for push={of!r} or pull={of!r}, and they are {push!r} and {pull!r}: "
                 "leave it out"
             )
-    return _of(push, ratio, bits), None if pull == "dense" else _of(pull, ratio, bits)
+    up, down = (_of(word, ratio, bits, entropy) for word in (push, pull))
+    return up, None if pull == "dense" else down
 
 
-def _of(word: Push, ratio: float | None, bits: int | None) -> Compressor:
+def _of(word: Push, ratio: float | None, bits: int | None, entropy: bool) -> Compressor:
     if word == "topk":
-        return ErrorFeedback(TopK() if ratio is None else TopK(ratio=ratio))
+        return ErrorFeedback(coded(TopK() if ratio is None else TopK(ratio=ratio), entropy))
     codec = values_of("fp32" if word == "dense" else word, bits if word == "qsgd" else None)
+    codec = coded(codec, entropy and word != "dense")
     return ErrorFeedback(codec) if word in ("int8", "sign") else codec

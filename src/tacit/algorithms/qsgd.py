@@ -11,7 +11,8 @@ Where that sends less, and the second rounding adds little for it, each rank ave
 the mean is rounded at random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second
 rounding is not averaged over the ranks. `topology=all-gather` rounds once, `topology=two-phase` always twice.
 
-Differences from the paper: levels of fixed width where it has Elias's code; |v| is the largest magnitude,
+Differences from the paper: levels of fixed width where it has Elias's code, or with `entropy=true` another
+code (ByteCoded), which leaves the numbers as they are; |v| is the largest magnitude,
 as in its experiments (`scale=norm` is its theorem's); buckets are cut from a bucket, not from each
 tensor; biases and norms are sent densely in the same message.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from tacit.algorithms.options.codecs import coded
 from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.registry import algorithm
 from tacit.compressors import QSGD
@@ -33,7 +35,11 @@ from tacit.strategy import Strategy
     changes="a few levels an entry, rounded at random so that the mean is right; no residual is kept",
 )
 def qsgd(
-    bits: int = 4, bucket: int = 512, topology: Way = "auto", scale: Literal["largest", "norm"] = "largest"
+    bits: int = 4,
+    bucket: int = 512,
+    topology: Way = "auto",
+    scale: Literal["largest", "norm"] = "largest",
+    entropy: bool = False,
 ) -> Strategy:
     """Levels of `bits` bits, rounded at random so that the mean is right; no residual is kept."""
-    return Strategy(compressor=QSGD(bits=bits, bucket=bucket, scale=scale), topology=way(topology))
+    return Strategy(compressor=coded(QSGD(bits, bucket, scale), entropy), topology=way(topology))

@@ -15,7 +15,8 @@ By `chunk=4096` the choice is made among so many entries in a row at a time, as 
 over many steps.
 
 The papers send the chosen entries exactly, as `values=fp32` does. Other `values` write them shorter, and what
-that loses goes into the residual e_r. `bits` is of the levels of `values=qsgd`.
+that loses goes into the residual e_r. `bits` is of the levels of `values=qsgd`. By `entropy=true` the gaps
+between positions, and the bytes of values, are entropy coded (ByteCoded), and the same arrives.
 
 Differences from the papers: the k entries are chosen over a whole bucket (the tensors that travel in one
 message), not tensor by tensor; parameters of fewer than two dimensions are sent densely in the same message.
@@ -23,7 +24,7 @@ message), not tensor by tensor; parameters of fewer than two dimensions are sent
 
 from __future__ import annotations
 
-from tacit.algorithms.options.codecs import EntryValues, values_of
+from tacit.algorithms.options.codecs import EntryValues, coded, values_of
 from tacit.algorithms.options.named_options import Way, way
 from tacit.algorithms.options.warmups import warmed_up
 from tacit.algorithms.registry import algorithm
@@ -45,11 +46,12 @@ def topk(
     topology: Way = "all-gather",
     chunk: int | None = None,
     bits: int | None = None,
+    entropy: bool = False,
 ) -> Strategy:
     """One entry in 1 / `ratio` is sent, the largest; the rest stays in the residual."""
     written = values_of(values, bits)
 
     def owing(ratio: float) -> Compressor:
-        return ErrorFeedback(TopK(ratio=ratio, values=written, chunk=chunk))
+        return ErrorFeedback(coded(TopK(ratio=ratio, values=written, chunk=chunk), entropy))
 
     return Strategy(compressor=warmed_up(owing, ratio, warmup_steps), topology=way(topology))

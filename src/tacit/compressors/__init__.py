@@ -7,6 +7,7 @@ from tacit.exports import on_first_use
 if TYPE_CHECKING:
     from tacit.compressors.adam_momentum import AdamMomentum
     from tacit.compressors.blockwise import Blockwise
+    from tacit.compressors.byte_coded import ByteCoded
     from tacit.compressors.cascade import Cascade
     from tacit.compressors.cast import BF16, FP8, FP16
     from tacit.compressors.clip import Clip
@@ -47,6 +48,7 @@ __all__ = [
     "QSGD",
     "AdamMomentum",
     "Blockwise",
+    "ByteCoded",
     "Cascade",
     "Clip",
     "Dense",

@@ -36,7 +36,7 @@ class EntropyCoded(Blockwise):
         """`Blockwise` with 8 bits."""
         return Blockwise(VECTOR_BITS)
 
-    def longest(self, numel: int) -> int:
+    def longest(self, payload: Payload, numel: int) -> int:
         """The units, and codes that cannot be shortened."""
         return 2 * block_count(numel) + longest(numel, self.bits)
 

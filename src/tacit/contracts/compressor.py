@@ -350,8 +350,8 @@ class OneShot(Compressor):
         """Whether a payload without floating-point parts, which would show it, may hold an infinite entry."""
         return False
 
-    def longest(self, numel: int) -> int:
-        """If it `varies`: the largest number of bytes of a message for `numel` entries."""
+    def longest(self, payload: Payload, numel: int) -> int:
+        """If it `varies`: the most bytes of a message of `numel` entries, with payloads like this one."""
         raise NotImplementedError
 
     def shortened(self, payload: Payload, numel: int) -> Tensor:

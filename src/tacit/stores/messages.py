@@ -125,7 +125,7 @@ _LENGTH = 4
 def _extent(piece: PayloadSpec, payload: Payload) -> tuple[int, int]:
     """The least and the most bytes of a payload in a body."""
     if piece.codec is not None and piece.codec.varies:
-        return _LENGTH, _LENGTH + piece.codec.longest(piece.numel)
+        return _LENGTH, _LENGTH + piece.codec.longest(payload, piece.numel)
     return nbytes(payload), nbytes(payload)
 
 

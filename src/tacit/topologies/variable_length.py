@@ -55,7 +55,7 @@ def all_to_all(
 def _message(codec: OneShot, payload: Payload, numel: int) -> Tensor:
     """What travels; without data, the most that it may be."""
     if payload[0].is_meta:
-        return torch.empty(codec.longest(numel), dtype=torch.uint8, device="meta")
+        return torch.empty(codec.longest(payload, numel), dtype=torch.uint8, device="meta")
     return codec.shortened(payload, numel)
 
 

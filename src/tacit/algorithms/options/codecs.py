@@ -54,6 +54,12 @@ def levels_of(bits: int) -> QSGD:
     return compressors.QSGD(bits=bits)
 
 
+def coded(codec: OneShot, entropy: bool) -> OneShot:
+    """The codec, with the bytes of its payload entropy coded where `entropy` is true."""
+    checks.flag("entropy", entropy)
+    return compressors.ByteCoded(codec) if entropy else codec
+
+
 def of_bits(bits: int) -> Compressor:
     """What sends each entry of a delta in so many bits: 32 (fp32), 16 (bf16), or 2 to 8 (QSGD).
 
