@@ -32,7 +32,11 @@ FAR = "4x1@100mbit,30ms"
 CLUSTERS = ("4x1@100mbit,1ms", "4x1@100mbit,10ms", FAR, "4x1@100mbit,30ms,0.1%loss", "4x1@100mbit,100ms")
 PARTS = {"collectives": (FAR,), "steps": CLUSTERS, "hidden": (FAR,)}
 PERIOD, LATE = 32, "lowbit:sync_every=2,late=1"
-ALGORITHMS = ("ddp", "powersgd", "topk", "lowbit", LATE, "diloco", "streaming-diloco")
+ALGORITHMS = (
+    *("ddp", "dense:topology=halving-doubling", "dense:topology=direct"),
+    *("powersgd", "powersgd:topology=direct"),
+    *("topk", "lowbit", LATE, "diloco", "streaming-diloco"),
+)
 STREAMING = "streaming-diloco:fragment_sync_delay=24"
 HIDDEN = {
     (22, 0): (LATE, "streaming-diloco", STREAMING),

@@ -120,8 +120,8 @@ _HOMES = {
     "tacit.reporting.trials": "report trial",
     "tacit.strategy": "Levels Strategy",
     # The answers' names stand here too, unseen, so that scripts that write `tacit.TopK` go on to work.
-    "tacit.compressors": "BF16 FP8 FP16 LAG QSGD AdamMomentum Blockwise Cascade Clip Dense DifferenceCopy "
-    "EntropyCoded ErrorFeedback Int8 MajoritySign MeanFeedback MomentumCorrection Natural "
+    "tacit.compressors": "BF16 FP8 FP16 LAG QSGD AdamMomentum Blockwise ByteCoded Cascade Clip Dense "
+    "DifferenceCopy EntropyCoded ErrorFeedback Int8 MajoritySign MeanFeedback MomentumCorrection Natural "
     "OneBit OuterMix Partition PowerSGD PublicCopy PushSum QuantizedPowerSGD RandomK Scheduled Sign "
     "Squeezed TernGrad Threshold TopK TwoMagnitudes",
     "tacit.merges": "Average CommonPoint Elastic LocalResidual Mix OuterStep Replace ServerParams SlowMo "
@@ -130,7 +130,7 @@ _HOMES = {
     "tacit.overlap": "Bucketwise Delayed Fused Prioritized",
     "tacit.rounds": "AdaComm ByLearningRate ByVariance Cycling During Every EveryEpoch EveryStep "
     "MomentPeriods NodeRounds OnPlateau Renewals Until",
-    "tacit.topologies": "Asynchronous Auto BlueConnect Decoupled Directed DoubleTree Flat GlobalTopK "
+    "tacit.topologies": "Asynchronous Auto BlueConnect Decoupled Direct Directed DoubleTree Flat GlobalTopK "
     "Gossip Groups HalvingDoubling Hierarchical LinkTree Pairs Ring StaleSynchronous "
     "Star Synchronous Torus TwoPhase Uneven",
 }

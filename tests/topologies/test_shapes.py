@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tacit.algorithms import parse
 from tacit.compressors import BF16, Dense, ErrorFeedback, Int8, PowerSGD, TopK
-from tacit.contracts import Context, Permute
+from tacit.contracts import AllGather, Context, Permute
 from tacit.errors import ConfigError
 from tacit.session import Session
 from tacit.strategy import Strategy
@@ -17,6 +17,7 @@ from tacit.testing import check_topology
 from tacit.testing.exchanges import FreshBuffers
 from tacit.topologies import (
     BlueConnect,
+    Direct,
     DoubleTree,
     Flat,
     HalvingDoubling,
@@ -27,7 +28,7 @@ from tacit.topologies import (
     schedules,
 )
 from tacit.topologies.schedules import MessageSchedule
-from tacit.topologies.shapes import Shape
+from tacit.topologies.shapes import Shape, Sums
 from tacit.transports.loopback import Loopback, LoopbackTransport
 
 SHAPES: tuple[Shape, ...] = (
@@ -39,6 +40,7 @@ SHAPES: tuple[Shape, ...] = (
     LinkTree(piece_bytes=64),
 )
 WORDS = ("ring", "halving-doubling", "double-tree", "torus", "blueconnect", "link-tree")
+ALL: tuple[Sums, ...] = (*SHAPES, Direct())
 
 
 def held(schedule: MessageSchedule) -> Tensor:
@@ -112,7 +114,7 @@ def test_out_of_a_group_goes_what_the_level_above_exchanges() -> None:
     assert out[1] / schedule.chunks == pytest.approx(2 * 1 / 2)
 
 
-def exchanged(shape: Shape, xs: list[Tensor], compressor: object = None) -> tuple[list[Tensor], list[int]]:
+def exchanged(shape: Sums, xs: list[Tensor], compressor: object = None) -> tuple[list[Tensor], list[int]]:
     """The means of all ranks, and the bytes that each has sent."""
     peers, net = len(xs), Loopback(len(xs))
     outs = [torch.full_like(x, torch.nan) for x in xs]
@@ -124,9 +126,9 @@ def exchanged(shape: Shape, xs: list[Tensor], compressor: object = None) -> tupl
     return outs, net.sent
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=WORDS)
+@pytest.mark.parametrize("shape", ALL, ids=[*WORDS, "direct"])
 @pytest.mark.parametrize("peers", range(1, 10))
-def test_the_mean_is_in_the_same_bits_on_all_ranks(shape: Shape, peers: int) -> None:
+def test_the_mean_is_in_the_same_bits_on_all_ranks(shape: Sums, peers: int) -> None:
     for numel in (1, 3, peers, 1000):
         xs = [torch.randn(numel, generator=torch.Generator().manual_seed(rank)) for rank in range(peers)]
         given = [x.clone() for x in xs]
@@ -144,9 +146,16 @@ def test_sums_of_bf16_are_made_in_bf16(shape: Shape) -> None:
     assert sum(sizes) <= 4 * 2 * 40 * 2
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=WORDS)
+def test_a_direct_sum_is_one_message_to_each_other_rank() -> None:
+    xs = [torch.full((40,), 1.0 + rank / 8) for rank in range(4)]
+    means, sizes = exchanged(Direct(), xs, BF16())
+    assert torch.allclose(means[0], torch.full((40,), 1.1875), rtol=2**-7)
+    assert sizes == [3 * 40 * 2] * 4
+
+
+@pytest.mark.parametrize("shape", ALL, ids=[*WORDS, "direct"])
 @pytest.mark.parametrize("peers", [2, 3, 4, 7])
-def test_bytes_and_messages_are_foretold(shape: Shape, peers: int) -> None:
+def test_bytes_and_messages_are_foretold(shape: Sums, peers: int) -> None:
     named = {"w": torch.zeros(30, 20), "b": torch.zeros(7)}
     for compressor in (Dense(), BF16(), ErrorFeedback(PowerSGD(rank=1))):
         net = Loopback(peers)
@@ -159,12 +168,14 @@ def test_bytes_and_messages_are_foretold(shape: Shape, peers: int) -> None:
         for rank, session in enumerate(sessions):
             (cost,) = session.store.costs
             assert net.sent[rank] == cost.sent.total()
-            assert {each.kind for each in cost.messages} == {Permute.__name__}
+            assert {each.kind for each in cost.messages} == {
+                (AllGather if shape == Direct() else Permute).__name__
+            }
             assert session.store.stages == {"world": 2}, "however many messages there are"
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=WORDS)
-def test_the_laws(shape: Shape) -> None:
+@pytest.mark.parametrize("shape", ALL, ids=[*WORDS, "direct"])
+def test_the_laws(shape: Sums) -> None:
     checked = check_topology(shape, worlds=(1, 2, 3), dtypes=(torch.float32, torch.bfloat16))
     assert len(checked.accepted) == 3, "dense, bf16 and low rank"
     assert all("add up" in why and "topology=Flat()" in why for why in checked.refused.values())
@@ -173,6 +184,7 @@ def test_the_laws(shape: Shape) -> None:
 @pytest.mark.parametrize(
     ("text", "topology"),
     [
+        ("dense:topology=direct", Direct()),
         ("dense:topology=ring", Ring()),
         ("bf16:topology=halving-doubling", HalvingDoubling()),
         ("fp16:topology=double-tree", DoubleTree()),

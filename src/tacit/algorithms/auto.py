@@ -33,28 +33,28 @@ CANDIDATES: Mapping[Accept, tuple[str, ...]] = {
 }
 """What each word adds to those before it, as texts of algorithms; in `dgc` and `onebit-adam` the optimizer's
 own momentum is filled in."""
-SENT_LATE = frozenset({"efsign", "topk:ratio=0.01", "powersgd"})
+SENT_LATE = frozenset({"efsign", "topk:ratio=0.01", "powersgd", "powersgd:topology=direct"})
 """Candidates whose error feedback sends much of a gradient many steps later. Where steps are not linear in
 gradients, as Adam's are not, this cost accuracy where it was measured (docs/accuracy.md)."""
 
-SHAPED = range(8, 257)
-"""Among so many ranks shapes of an all-reduce are candidates: a ring of fewer has few messages anyway, and
-schedules of more take seconds to make."""
+SHAPED, DIRECT = range(4, 257), range(3, 17)
+"""Among so many ranks shapes of an all-reduce are candidates, as schedules of more take seconds to make; and
+direct sums, which take P - 1 times the bytes."""
 
 
 def shaped(nodes: int, ranks: int) -> list[str]:
     """The texts of `dense` by other shapes than a ring, for so many nodes of so many ranks each."""
     world = nodes * ranks
-    if world not in SHAPED:
-        return []
-    words = ["halving-doubling", "double-tree"]
-    factors = found_factors(world)
-    if len(factors) > 1:
-        words.append("torus")
-    if len(factors) > 2 and factors[-1] > 2:  # else it is halving and doubling, or the torus
-        words.append("blueconnect")
-    if nodes > 1 and ranks > 1:
-        words.append(f"blueconnect-{ranks}x{nodes}")
+    words = ["direct"] if world in DIRECT else []
+    if world in SHAPED:
+        words += ["halving-doubling", "double-tree"]
+        factors = found_factors(world)
+        if len(factors) > 1:
+            words.append("torus")
+        if len(factors) > 2 and factors[-1] > 2:  # else it is halving and doubling, or the torus
+            words.append("blueconnect")
+        if nodes > 1 and ranks > 1:
+            words.append(f"blueconnect-{ranks}x{nodes}")
     return [f"dense:topology={word}" for word in words]
 
 
@@ -62,6 +62,8 @@ def candidates(accept: Accept, nodes: int = 1, ranks: int = 1) -> list[str]:
     """The texts of all strategies that may be chosen where so much is accepted, on this cluster."""
     allowed = [*CANDIDATES][: [*CANDIDATES].index(accept) + 1]
     shapes = {"exact": shaped(nodes, ranks)}
+    if nodes * ranks in DIRECT:  # whose two sums are small
+        shapes["feedback"] = ["powersgd:topology=direct"]
     return [text for word in allowed for text in [*CANDIDATES[word], *shapes.get(word, [])]]
 
 

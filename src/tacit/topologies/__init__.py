@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from tacit.topologies.groups import Groups
     from tacit.topologies.hierarchical import Hierarchical
     from tacit.topologies.pairs import Pairs
-    from tacit.topologies.shapes import BlueConnect, DoubleTree, HalvingDoubling, LinkTree, Ring, Torus
+    from tacit.topologies.shapes import (
+        BlueConnect,
+        Direct,
+        DoubleTree,
+        HalvingDoubling,
+        LinkTree,
+        Ring,
+        Torus,
+    )
     from tacit.topologies.star import Asynchronous, StaleSynchronous, Star, Synchronous
     from tacit.topologies.tree import GlobalTopK
     from tacit.topologies.two_phase import TwoPhase
@@ -26,6 +34,7 @@ __all__ = [
     "Auto",
     "BlueConnect",
     "Decoupled",
+    "Direct",
     "Directed",
     "DoubleTree",
     "Flat",

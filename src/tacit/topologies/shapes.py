@@ -1,4 +1,4 @@
-"""All-reduces by an explicit schedule: rings, halves, trees, a torus, and rings of rings."""
+"""All-reduces of another shape than a backend's: direct, rings, halves, trees, a torus, rings of rings."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tacit import checks
 from tacit.contracts import (
     NET,
     NODE,
+    AllGather,
     AllReduce,
     ByLinks,
     Compressor,
@@ -36,12 +37,10 @@ from tacit.topologies.schedules import MessageSchedule
 
 
 @dataclass(frozen=True)
-class Shape(OnAxis):
-    """An all-reduce as messages between pairs of ranks, in the order of a schedule.
+class Sums(OnAxis):
+    """An all-reduce by other requests, for compressors whose payloads add up, such as `Dense` and `PowerSGD`.
 
-    For compressors whose payloads add up, such as `Dense`, `BF16` and `PowerSGD`. Messages are added by their
-    receiver, in the type that is sent, as in the collectives of `Flat`; each sum is made by one rank and
-    passed on, so that all ranks have the same bits.
+    Payloads are added in the type that is sent, as in the collectives of `Flat`.
 
     Attributes:
         axis: as of `Flat`.
@@ -53,12 +52,8 @@ class Shape(OnAxis):
     """Its name among shapes."""
 
     @abstractmethod
-    def schedule(self, peers: int, nbytes: int) -> MessageSchedule:
-        """The messages among `peers` ranks, for a tensor of `nbytes` bytes.
-
-        Raises:
-            ConfigError: it is for another number of ranks.
-        """
+    def mean(self, request: AllReduce, ctx: Context) -> Generator[Request, Any, Payload]:
+        """Overwrite the payload with the peers' mean."""
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
         return f"{self.words}{' in each node' if self.axis == NODE else ''}"
@@ -74,19 +69,55 @@ class Shape(OnAxis):
                 raise _refusal(self, compressor, f"the payloads of {codec} do not add up")
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """Every `AllReduce` becomes the messages of the schedule."""
+        """Every `AllReduce` becomes what `mean` asks for."""
 
         def answer(request: Request) -> Generator[Request, Any, Payload]:
             if not isinstance(request, AllReduce):
                 raise _refusal(self, compressor, f"it asks for {type(request).__name__}")
-            return (yield from self._sum(request, ctx))
+            return (yield from self.mean(request, ctx))
 
         exchange = compressor.exchange(x, state, ctx)
         exchange = conducted(exchange, "", reduce_flat, ctx.nonfinite_flags, ctx.finite_probe)
         return conducted(answered(exchange, answer), self.axis)
 
-    def _sum(self, request: AllReduce, ctx: Context) -> Generator[Request, Any, Payload]:
-        """Overwrite the payload with the peers' mean."""
+
+@dataclass(frozen=True)
+class Direct(Sums):
+    """Each rank sends all to every other one, which adds it up: one message, (P - 1) n bytes.
+
+    The fewest round trips, and the most bytes: for few ranks, and small tensors on links of high latency. All
+    add in the order of the ranks, so that they have the same bits.
+    """
+
+    words: ClassVar[str] = "direct"
+
+    def mean(self, request: AllReduce, ctx: Context) -> Generator[Request, Any, Payload]:
+        for tensor in request.payload:
+            divide_(tensor, ctx.peers, request.finite_probe)
+        first, *others = yield AllGather(request.payload)
+        for tensor, *parts in zip(request.payload, first, *others, strict=True):
+            tensor.copy_(parts[0])
+            for part in parts[1:]:
+                tensor.add_(part)
+        return request.payload
+
+
+@dataclass(frozen=True)
+class Shape(Sums):
+    """Messages between pairs of ranks, in the order of a schedule.
+
+    Each sum is made by one rank and passed on, so that all ranks have the same bits.
+    """
+
+    @abstractmethod
+    def schedule(self, peers: int, nbytes: int) -> MessageSchedule:
+        """The messages among `peers` ranks, for a tensor of `nbytes` bytes.
+
+        Raises:
+            ConfigError: it is for another number of ranks.
+        """
+
+    def mean(self, request: AllReduce, ctx: Context) -> Generator[Request, Any, Payload]:
         payload = request.payload
         numel, first = sum(tensor.numel() for tensor in payload), payload[0]
         ctx = ctx.inside(f"shape.{numel}.{first.dtype}")
@@ -157,7 +188,7 @@ def _laid(payload: Payload, whole: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         start += tensor.numel()
 
 
-def _refusal(shape: Shape, compressor: Compressor, why: str) -> ConfigError:
+def _refusal(shape: Sums, compressor: Compressor, why: str) -> ConfigError:
     return ConfigError(
         f"{compressor} cannot travel by {shape}, as {why}: write topology=Flat(), TwoPhase() or Auto(); or a "
         "compressor whose payloads add up, such as Dense(), BF16() or PowerSGD()"

@@ -23,6 +23,7 @@ machine first, and the machine's mean is compressed and sent to the other machin
 AdditiveWay: TypeAlias = (
     Literal[
         "all-reduce",
+        "direct",
         "ring",
         "halving-doubling",
         "double-tree",
@@ -37,7 +38,8 @@ AdditiveWay: TypeAlias = (
 )
 """The same where payloads may add up: also the shapes of an all-reduce.
 
-"all-reduce" and "auto" take the backend's own. "torus-2x4" has two rows of four ranks; "blueconnect-8x4x2"
+"all-reduce" and "auto" take the backend's own. "direct": each rank sends all to every other one, in one round
+trip. "torus-2x4" has two rows of four ranks; "blueconnect-8x4x2"
 has nodes of eight ranks, racks of four nodes, and two racks: levels, with neighbours first. "link-tree" goes
 by the links, which are measured when it is attached.
 """
@@ -48,6 +50,7 @@ _WAYS: dict[str, Callable[[], Topology]] = {
     "two-phase": lambda: topologies.TwoPhase(),
     "auto": lambda: topologies.Auto(),
     "all-reduce": lambda: topologies.Flat(),
+    "direct": lambda: topologies.Direct(),
     "ring": lambda: topologies.Ring(),
     "halving-doubling": lambda: topologies.HalvingDoubling(),
     "double-tree": lambda: topologies.DoubleTree(),
