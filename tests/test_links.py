@@ -115,6 +115,46 @@ def test_the_text_points_at_shared_links_and_at_losses() -> None:
     assert "half duplex" not in lossy, "a stream is slow by chance, then"
 
 
+def in_places(*places: int, near: float = 2e-4, far: float = 3e-2) -> Links:
+    """Nodes that are each in the place of that number."""
+    nodes = range(len(places))
+
+    def of(near: float, far: float) -> Matrix:
+        return tuple(
+            tuple(None if i == j else near if places[i] == places[j] else far for j in nodes) for i in nodes
+        )
+
+    rates = dict.fromkeys(("rate", "rate_of_flows", "rate_both_ways"), of(1e9, 1e9))
+    hosts, ranks = tuple(map(str, nodes)), tuple((2 * i, 2 * i + 1) for i in nodes)
+    return replace(LINKS, hosts=hosts, ranks=ranks, latency=of(near, far), **rates)
+
+
+def test_places_are_told_by_latency_with_a_shape_that_goes_by_them() -> None:
+    found = in_places(0, 0, 1, 1)
+    assert found.places() == [[0, 1], [2, 3]]
+    assert "There are 2 places: nodes 0, 1; nodes 2, 3. Latency is 0.2 ms at most inside and 30" in str(
+        found
+    )
+    assert "dense:topology=blueconnect-2x2x2." in str(found)
+    mixed = in_places(0, 1, 0, 1, 2, 2)
+    assert mixed.places() == [[0, 2], [1, 3], [4, 5]]
+    assert "blueconnect-2x2x3, if nodes are numbered place by place" in str(mixed)
+    assert "blueconnect" not in str(in_places(0, 0, 1)), "places of unequal size have no such shape"
+
+
+@pytest.mark.parametrize(
+    "links", [LINKS, in_places(0, 0, 0), in_places(0, 0, 1, 1, far=6e-4), in_places(0, 1)]
+)
+def test_there_is_one_place_where_latencies_hardly_differ(links: Links) -> None:
+    assert len(links.places()) == 1
+    assert "places" not in str(links)
+
+
+def test_nodes_that_are_near_some_and_far_from_others_are_in_one_place() -> None:
+    chain = ((None, 1e-4, 3e-2), (1e-4, None, 1e-4), (3e-2, 1e-4, None))
+    assert replace(LINKS, latency=chain).places() == [[0, 1, 2]]
+
+
 def test_one_node_has_no_links() -> None:
     alone = replace(
         LINKS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, TypeAlias
 
 from tacit.described import Duration, Positive, Saved, Whole
@@ -17,6 +18,8 @@ MATRICES = ("latency", "rate", "rate_of_flows", "rate_both_ways")
 """The fields of `Links` that have a value for each link."""
 _SLOW = 0.75
 """A link below this share of the median is called slow."""
+_FAR, _PLACED = 1e-3, 4.0
+"""Seconds from which on a latency may be that between two places; by what factor it is above those inside."""
 _MORE = 1.25
 """Several streams that carry so many times as much as one show that one does not fill the link."""
 LOSSY = 2e-3
@@ -106,6 +109,26 @@ class Links(Saved):
             if i != j and value is not None and value < limit
         ]
 
+    def places(self) -> list[list[int]]:
+        """Groups of nodes with far less latency inside than between any two groups; one if there are none."""
+        nodes = range(len(self.hosts))
+        far = {(i, j): max(self._latency(i, j), self._latency(j, i)) for i in nodes for j in nodes if i < j}
+        ranked = sorted(far.values())
+        gap, near = max(((b / a, a) for a, b in pairwise(ranked) if b >= _FAR), default=(1.0, 0.0))
+        found: list[list[int]] = []
+        for i in nodes:
+            home = next((each for each in found if far[each[0], i] <= near), None)
+            if home is None:
+                found.append([i])
+            else:
+                home.append(i)
+        where = {i: number for number, each in enumerate(found) for i in each}
+        apart = all((where[i] == where[j]) == (seconds <= near) for (i, j), seconds in far.items())
+        return found if gap >= _PLACED and apart else [[*nodes]]
+
+    def _latency(self, i: int, j: int) -> float:
+        return self.latency[i][j] or 0.0
+
     def __str__(self) -> str:
         """Tables of rates and latencies, and what stands out."""
         lines = [f"{_layout(self.ranks)}: {', '.join(self.hosts)}; by {self.backend}"]
@@ -130,6 +153,7 @@ class Links(Saved):
         if slow:
             names = ", ".join(f"{i} to {j} ({_mbit(self.rate[i][j] or 0.0)})" for i, j in slow[:8])
             found.append(f"Slower than three quarters of the median: {names}{', ...' * (len(slow) > 8)}.")
+        found += self._of_places()
         gain, lost = _gain(self.between(self.rate_of_flows), rates), max(self.resent, default=0.0)
         if gain > _MORE:
             found.append(
@@ -147,6 +171,30 @@ class Links(Saved):
                 "Both ways at once a link carries clearly less each way: it is shared (half duplex)."
             )
         return found
+
+    def _of_places(self) -> list[str]:
+        """Where nodes are in several places: which, and the shape of an all-reduce that goes by them."""
+        places = self.places()
+        if len(places) == 1:
+            return []
+        sizes, ranks = {len(each) for each in places}, {len(each) for each in self.ranks}
+        inside = [self._latency(i, j) for each in places for i in each for j in each if i != j]
+        groups = "; ".join(f"nodes {_joined(each)}" for each in places)
+        found = (
+            f"There are {len(places)} places: {groups}. Latency is {1e3 * max(inside):.2g} ms at most inside "
+            f"and {1e3 * min(self._latency(i, j) for i in places[0] for j in places[1]):.3g} between."
+        )
+        if len(sizes) == len(ranks) == 1:
+            levels = [each for each in (ranks.pop(), sizes.pop(), len(places)) if each > 1]
+            text = "x".join(map(str, levels))
+            found += f" What adds up may be averaged inside them first: dense:topology=blueconnect-{text}"
+            in_order = [i for each in places for i in each] == [*range(len(self.hosts))]
+            found += "." if in_order else ", if nodes are numbered place by place (torchrun --node-rank)."
+        return [found]
+
+
+def _joined(nodes: Sequence[int]) -> str:
+    return ", ".join(map(str, nodes))
 
 
 def _gain(above: Sequence[float], below: Sequence[float]) -> float:
