@@ -28,10 +28,14 @@ import random
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from launched import in_testbed, tell
 from paired import add_table, conclude, hardware
+
+if TYPE_CHECKING:
+    from tacit.planning.profile import Profile
 
 GRADIENTS = ("ddp", "bf16", "topk", "powersgd:rank=2", "efsign")
 PERIODIC = ("localsgd:sync_every=8", "diloco:sync_every=8,bits=4")
@@ -61,7 +65,7 @@ ACCEPT = {
     "feedback": GRADIENTS,
     "periodic": (*GRADIENTS, *PERIODIC, *NODES),
 }
-_PERIOD, _BLOCKS = 8, 4
+_PERIOD, _WARM, _BLOCKS = 8, 16, 4
 
 
 def configurations() -> list[tuple[str, str, str]]:
@@ -115,7 +119,8 @@ def rank_main(model: str, arms: Sequence[str], quick: bool) -> None:
         costs = [measured_cost(parse(arm), profile, *layout) for arm in arms]
         trainers = {arm: Trainer(arm, work=_work(model)) for arm in ("compute-only", *arms)}
         for arm, each in trainers.items():
-            each.steps(_PERIOD if "sync_every" in arm else 5)
+            # Replicas compare Adam's variances after each of the first ten steps, then after every eighth.
+            each.steps(_WARM if "lowbit" in arm else _PERIOD if "sync_every" in arm else 5)
         blocks = {arm: Blocks(each, _steps(arm, quick)) for arm, each in trainers.items()}
         seconds = timed(blocks, 2 if quick else _BLOCKS)
         if rank == 0:
@@ -165,6 +170,9 @@ def measure_setting(model: str, cluster: str, quick: bool) -> list[dict[str, Any
     found = in_testbed(cluster, words, timeout=900)
     profile, links = Profile.from_json(found["profile"]), Links.from_json(found["links"])
     network = networks.measured(links, profile)
+    alone = statistics.median(found["seconds"]["compute-only"])
+    busy = max(1.0, profile.threads * network.sharing / network.cores)
+    profile = as_then(profile, alone / (busy * profile.step.seconds))
     apart = held_out()
     rows = []
     for arm in arms:
@@ -194,6 +202,30 @@ def measure_setting(model: str, cluster: str, quick: bool) -> list[dict[str, Any
         )
         print(_line(rows[-1]), file=sys.stderr, flush=True)
     return rows
+
+
+def as_then(profile: Profile, factor: float) -> Profile:
+    """The profile with all computing so many times as long, as it was while the arms were timed.
+
+    By steps that send nothing in the same blocks: what other work on the machine takes is not the clock's.
+    """
+    costs = [
+        replace(
+            each,
+            levels=tuple(
+                replace(
+                    level,
+                    main=factor * level.main,
+                    buckets=tuple(
+                        replace(b, segments=tuple(factor * s for s in b.segments)) for b in level.buckets
+                    ),
+                )
+                for level in each.levels
+            ),
+        )
+        for each in profile.costs
+    ]
+    return replace(profile, step=profile.step.scaled(factor)).with_costs(costs)
 
 
 def formula(arm: str, bytes_out: float, computing: float, network: Any) -> float:
