@@ -15,6 +15,7 @@ from tacit.planning.profile import Profile
 from tacit.planning.simulation.clock import Network
 from tacit.planning.simulation.costs import without_cost
 from tacit.planning.simulation.networks import LATENCY, of_ring
+from tacit.transports.process_groups import connections
 
 CANDIDATES = (
     "ddp",
@@ -36,7 +37,8 @@ _UNPLANNED = ("parameter server", "automatic")
 LARGEST = 8
 """The most nodes of a cluster for which a strategy's cost is measured; for more it is extrapolated."""
 
-
+WINDOW = 2.6e6
+"""The bytes that a connection of Gloo carries in a round trip, with Linux's buffers (docs/network.md)."""
 FRAMES = 1448 / 1514
 """The share of a link's bytes that is payload: TCP with time stamps, in Ethernet frames of 1,500 bytes."""
 
@@ -143,9 +145,11 @@ def described(
     slowest = min((rate for rate in rates if rate is not None), default=math.inf)
     uneven = len({*rates}) > 1
     own = ranks * (profile.threads + 1) if cores is None else cores
+    most, one = slowest * FRAMES / 8, WINDOW / (2 * latency) if latency else math.inf
     return replace(
-        of_ring(nodes, ranks, slowest * FRAMES / 8, latency + LATENCY, profile),
+        of_ring(nodes, ranks, min(most, one), latency + LATENCY, profile),
         cores=profile.cores if emulated else own,
         sharing=nodes * ranks if emulated else ranks,
-        rates=tuple((rate or math.inf) * FRAMES / 8 for rate in rates) if uneven else (),
+        rates=tuple(min((rate or math.inf) * FRAMES / 8, one) for rate in rates) if uneven else (),
+        connections=min(connections(), most / min(most, one)) if math.isfinite(most) else 1.0,
     )

@@ -100,6 +100,15 @@ def average_(x: Tensor, axis: str = "") -> Generator[Request, Any, None]:
     yield AllReduce((x,), axis)
 
 
+def gathered_mean_(x: Tensor, axis: str = "") -> Generator[Request, Any, None]:
+    """Overwrite `x` with the peers' mean, added up by each rank in the order of the ranks."""
+    parts = yield from gather(x, axis)
+    x.copy_(parts[0])
+    for part in parts[1:]:
+        x.add_(part)
+    x.div_(len(parts))
+
+
 def gather(x: Tensor, axis: str = "") -> Generator[Request, Any, list[Tensor]]:
     """Every peer's `x`, in rank order."""
     return [payload[0] for payload in (yield AllGather((x,), axis))]

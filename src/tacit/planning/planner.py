@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
@@ -99,6 +99,7 @@ class Planner:
         text, rings, nodes, ranks = json.loads(from_all_texts(session.from_all, mine)[0])
         profile, ring = Profile.from_json(text), RingCost(**rings)
         network = networks.of_ring(nodes, ranks, ring.rate, ring.latency, profile)
+        network = replace(network, connections=ring.rate_of_sums / ring.rate)
         self._compute = profile.step.seconds * max(1.0, profile.threads * network.sharing / network.cores)
         self._order = [*session.candidates().possible]
         predictor = StepPredictor(

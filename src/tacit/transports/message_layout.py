@@ -31,6 +31,9 @@ peer, and waits for a core in each if ranks share cores. Beyond about 200 kB the
 used if nodes have several ranks, as all copies for one node would cross its link.
 """
 
+WAYS = 2
+"""How often a message of Gloo takes the way: a receiver says first that it is ready, and then is sent to."""
+
 IN_ROUNDS = 1 << 15
 """The bytes a rank beyond which rounds of pairs are faster than Gloo's all-to-all; see `pairwise`."""
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from tacit.errors import ProbeError
 from tacit.links import MATRICES, Links, Matrix
+from tacit.transports.message_layout import WAYS
 from tacit.transports.network_interfaces import segments
-from tacit.transports.process_groups import control, own_groups
+from tacit.transports.process_groups import connections, control, own_groups
 
 FLOWS = 4
 """Streams of the measurement with several."""
@@ -267,13 +268,20 @@ class RingCost:
         per_byte: seconds of processor time for each byte that a rank sends and receives.
         per_hop: seconds of processor time for each message of a chain.
         rate: bytes a second that a rank sends; infinite for one rank.
-        latency: seconds of wall-clock time for each message of a chain.
+        trip: seconds of wall-clock time for each message of a chain: there and back, as Gloo sends.
+        rate_of_sums: the same rate where a message is cut for several connections (`TACIT_CONNECTIONS`).
     """
 
     per_byte: float = 0.0
     per_hop: float = 0.0
     rate: float = math.inf
-    latency: float = 0.0
+    trip: float = 0.0
+    rate_of_sums: float = math.inf
+
+    @property
+    def latency(self) -> float:
+        """Seconds of a message one way, as of `Links.latency`."""
+        return self.trip / WAYS
 
 
 def ring_cost(group: dist.ProcessGroup, timeout: timedelta = timedelta(seconds=60)) -> RingCost:
@@ -285,7 +293,8 @@ def ring_cost(group: dist.ProcessGroup, timeout: timedelta = timedelta(seconds=6
     peers = group.size()
     if peers == 1:
         return RingCost()
-    own = own_groups(group, range(peers), timeout, "gloo", (0, "probe"), 1)[0]
+    many = connections()
+    own = own_groups(group, range(peers), timeout, "gloo", (0, "probe"), 1, many)[0]
     hops = 2 * (peers - 1)
     least = _averaged(torch.zeros(1, dtype=torch.float32), own, _COUNTED)
     small = _averaged(torch.zeros(_SMALL, dtype=torch.float32), own, _COUNTED)
@@ -296,20 +305,27 @@ def ring_cost(group: dist.ProcessGroup, timeout: timedelta = timedelta(seconds=6
     ):  # a shaped link lets a burst pass, and a fast link is done at once
         size *= 8
         large = _averaged(torch.zeros(size // 4, dtype=torch.float32), own, _COUNTED // 10)
+    whole = torch.zeros(size // 4, dtype=torch.float32)
+    cut = _averaged(whole, own, _COUNTED // 10, many) if many > 1 else large
     sent = hops / peers * size
+
+    def net(clock: float) -> float:
+        """Seconds of the bytes: in a message's two parts, as each one's way there and back is hidden."""
+        return max(min(clock, 2 * (clock - small.clock)), clock / 10) / sent
+
     found = torch.tensor(
         [
             max(0.0, large.processor - small.processor) / sent,
             small.processor / hops,
-            # A message has two parts, and each one's way there and back is hidden while the other travels.
-            max(min(large.clock, 2 * (large.clock - small.clock)), large.clock / 10) / sent,
+            net(large.clock),
             least.clock / hops,
+            net(cut.clock),
         ],
         dtype=torch.float64,
     )
     dist.all_reduce(found, group=own)
-    per_byte, per_hop, seconds, latency = (found / peers).tolist()
-    return RingCost(per_byte, per_hop, 1 / seconds, latency)
+    per_byte, per_hop, seconds, trip, of_sums = (found / peers).tolist()
+    return RingCost(per_byte, per_hop, 1 / seconds, trip, 1 / of_sums)
 
 
 class _Spent(NamedTuple):
@@ -319,15 +335,22 @@ class _Spent(NamedTuple):
     clock: float
 
 
-def _averaged(data: Tensor, group: dist.ProcessGroup, most: int) -> _Spent:
-    """The mean cost of an all-reduce, over `most` of them or as many as fit into the budget."""
+def _averaged(data: Tensor, group: dist.ProcessGroup, most: int, parts: int = 1) -> _Spent:
+    """The mean cost of an all-reduce in so many parts, over `most` of them or what fits into the budget."""
+
+    def once() -> None:
+        works = [dist.all_reduce(part, group=group, async_op=True) for part in data.tensor_split(parts)]
+        for work in works:
+            assert work is not None
+            work.wait()
+
     dist.barrier(group)
     clock = perf_counter()
-    dist.all_reduce(data, group=group)
+    once()
     count = min(most, max(2, int(_BUDGET / _longest(perf_counter() - clock, group))))
     processor, clock = process_time(), perf_counter()
     for _ in range(count):
-        dist.all_reduce(data, group=group)
+        once()
     return _Spent((process_time() - processor) / count, (perf_counter() - clock) / count)
 
 

@@ -96,8 +96,8 @@ class MessagePlanner:
         hops = 2 * (self._group.size() - 1)
         self._few = self._hook.link.seen(self._share())
         # A message takes processor time from computing, too.
-        cost = (ring.latency + ring.per_hop) * hops
-        self._idle = Link(cost, ring.rate * self._group.size() / max(hops, 1))
+        cost = (ring.trip + ring.per_hop) * hops
+        self._idle = Link(cost, ring.rate_of_sums * self._group.size() / max(hops, 1))
         return self._agreed(self._idle)
 
     def _agreed(self, link: Link) -> MessagePlan:

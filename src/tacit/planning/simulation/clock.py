@@ -15,11 +15,9 @@ from functools import partial
 from itertools import count
 
 from tacit.contracts import NET, NODE
-from tacit.transports.message_layout import AT_ONCE, IN_ROUNDS
+from tacit.transports.message_layout import AT_ONCE, IN_ROUNDS, WAYS
 
 _DONE = 1e-12
-_WAYS = 2
-"""How often a message of Gloo takes the way: a receiver says first that it is ready, and then is sent to."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,8 @@ class Network:
         per_byte: seconds of processor time for a byte that a rank sends and receives.
         per_hop: seconds of processor time for each message of a collective.
         rates: the bytes a second of each node's link, if they differ.
+        connections: how many times as much a link carries by several connections, which sums alone are cut
+            for.
     """
 
     nodes: int
@@ -51,6 +51,7 @@ class Network:
     near_rate: float = math.inf
     near_latency: float = 5e-5
     rates: tuple[float, ...] = ()
+    connections: float = 1.0
 
     @property
     def world(self) -> int:
@@ -80,8 +81,10 @@ class Network:
             crossing = round(longest * self.rate)
         latency = self.latency if far else self.near_latency
         nbytes, rate = float(crossing if far else sent), self.rate if far else self.near_rate
-        delay = _WAYS * hops * latency
-        if kind == "AllReduce":  # in two parts: the way of one is hidden while the other travels
+        delay = WAYS * hops * latency
+        if kind == "AllReduce":
+            rate *= self.connections if far else 1.0
+            # In two parts: the way of one is hidden while the other travels.
             delay = max(0.0, delay - nbytes / rate / 2)
         return Transfer(
             link=NET if far else NODE,

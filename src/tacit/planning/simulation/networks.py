@@ -11,6 +11,7 @@ from tacit.links import Links
 from tacit.planning.profile import Profile
 from tacit.planning.simulation.clock import Network
 from tacit.strategy import AnyStrategy, AutoStrategy, Strategy
+from tacit.transports.process_groups import connections
 
 LATENCY = 7e-5
 """Seconds of a small message between two machines, without the link's latency."""
@@ -19,7 +20,8 @@ LATENCY = 7e-5
 def measured(links: Links, profile: Profile) -> Network:
     """The cluster on which links and profile were measured.
 
-    A ring is as fast as its slowest pair of neighbours that send to each other at once.
+    A ring is as fast as its slowest pair of neighbours that send to each other at once. Several connections
+    (`TACIT_CONNECTIONS`) carry at most as much as the streams that were measured at once.
     """
     nodes = len(links.ranks)
     neighbours = [(i, (i + 1) % nodes) for i in range(nodes)]
@@ -28,6 +30,8 @@ def measured(links: Links, profile: Profile) -> Network:
     inside = [links.latency[i][i] for i in range(nodes)]
     rate = min((rate for rate in rates if rate is not None), default=math.inf) / 8
     latency = statistics.median(links.between(links.latency) or [0.0])
+    flows = zip(links.between(links.rate_of_flows), links.between(links.rate), strict=True)
+    gain = statistics.median([many / one for many, one in flows] or [1.0])
     return replace(
         of_ring(nodes, len(links.ranks[0]), rate, latency, profile),
         near_rate=min((rate for rate in near if rate is not None), default=math.inf) / 8,
@@ -35,6 +39,7 @@ def measured(links: Links, profile: Profile) -> Network:
         rates=tuple(each / 8 for each in LinkRates(links.rate_both_ways, links.ranks).of_nodes())
         if nodes > 1
         else (),
+        connections=max(1.0, min(gain, connections())),
     )
 
 

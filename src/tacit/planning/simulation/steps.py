@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tacit.optimizer_hooks.scaled_variance import FEW, PERIOD, SAMPLED
 from tacit.planning.profile import Profile
 from tacit.planning.simulation.clock import Activity, Network
 from tacit.planning.simulation.costs import CostOf
@@ -78,6 +79,8 @@ class _Rank:
         for level in self._levels:
             if level.script.strategy.subject == "delta":
                 yield from self._deltas(level, step)
+            if level.script.strategy.variance == "scaled" and (step + 1) % PERIOD == 0:
+                yield from self._compared()
 
     # ---- gradients ------------------------------------------------------------------------------------
 
@@ -102,6 +105,20 @@ class _Rank:
     def _broadcast(self, size: int) -> Generator[Activity, None, None]:
         crossing = size if self._timeline.network.nodes > 1 else 0
         yield from self._wait(self._timeline.send("Broadcast", "", size, crossing, "buffers"))
+
+    def _compared(self) -> Generator[Activity, None, None]:
+        """Replicas compare samples of their gradients, where the optimizer's state is as large as Adam's."""
+        network, profile = self._timeline.network, self._profile
+        if profile.state_bytes < 2 * profile.model_bytes:
+            return
+        size = sum(4 * min(p.numel(), SAMPLED) for p in profile.named.values())
+        direct = network.world <= FEW
+        sent = (network.world - 1) * size if direct else 2 * size
+        crossing = (network.world - network.ranks) * network.ranks * size if direct else 2 * size
+        kind = "AllGather" if direct else "AllReduce"
+        yield from self._wait(
+            self._timeline.send(kind, "", sent, crossing if network.nodes > 1 else 0, "variances")
+        )
 
     # ---- deltas ---------------------------------------------------------------------------------------
 
