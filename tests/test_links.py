@@ -132,9 +132,7 @@ def in_places(*places: int, near: float = 2e-4, far: float = 3e-2) -> Links:
 def test_places_are_told_by_latency_with_a_shape_that_goes_by_them() -> None:
     found = in_places(0, 0, 1, 1)
     assert found.places() == [[0, 1], [2, 3]]
-    assert "There are 2 places: nodes 0, 1; nodes 2, 3. Latency is 0.2 ms at most inside and 30" in str(
-        found
-    )
+    assert "There are 2 places: nodes 0, 1; nodes 2, 3. Latency is 0.2 ms at most inside and 30" in str(found)
     assert "dense:topology=blueconnect-2x2x2." in str(found)
     mixed = in_places(0, 1, 0, 1, 2, 2)
     assert mixed.places() == [[0, 2], [1, 3], [4, 5]]
