@@ -9,11 +9,14 @@ import made_training as made
 import pytest
 
 from tacit.algorithms import parse
+from tacit.contracts import WORLD
 from tacit.errors import ConfigError
+from tacit.links import Links, Matrix
 from tacit.planning.cluster_prediction import Prediction, predict
 from tacit.planning.simulation import networks
 from tacit.planning.simulation.timeline import ENCODING, MAIN, WAITING
-from tacit_lab.cluster_plans import FRAMES, described, plan
+from tacit.transports.probing import RingCost
+from tacit_lab.cluster_plans import FRAMES, WINDOW, described, plan
 
 COMPUTE = 0.017
 """Seconds of the made step."""
@@ -128,6 +131,53 @@ def test_a_kept_variance_is_foretold_between_its_renewals() -> None:
     assert found.notes == ("after its first steps; without those in which gradients travel again",)
 
 
+def test_replicas_of_adam_wait_for_samples_of_each_other_every_eighth_step() -> None:
+    profile = made.with_cost(made.profile(), "lowbit:sync_every=8", 4, 1)
+    adam = replace(profile, state_bytes=2 * profile.model_bytes)
+    network = made.network(rate=1e15, latency=0.1)
+    plain, compared = (predict(parse("lowbit:sync_every=8"), each, network) for each in (profile, adam))
+    assert compared.far - plain.far == pytest.approx(2 * 0.1 / 8, rel=1e-3), "they gather in one round trip"
+    many = made.with_cost(adam, "lowbit:sync_every=8", 20, 1)
+    network = made.network(20, rate=1e15, latency=0.1)
+    both = (replace(many, state_bytes=0), many)
+    plain, compared = (predict(parse("lowbit:sync_every=8"), each, network) for each in both)
+    assert compared.far - plain.far == pytest.approx(38 * 2 * 0.1 / 8, rel=1e-3)
+
+
+def test_direct_sums_take_one_round_trip() -> None:
+    for text, trips in (("dense:topology=direct", 1), ("powersgd:topology=direct", 2), ("powersgd", 12)):
+        found = predicted(text, rate=1e15, latency=0.1)
+        assert found.far == pytest.approx(0.2 * trips, rel=0.1), text
+
+
+def test_a_ring_that_was_measured_has_the_latency_of_one_way() -> None:
+    assert RingCost(trip=0.06).latency == 0.03
+    net = networks.of_ring(4, 1, 1e15, RingCost(trip=0.06).latency, made.profile())
+    assert net.transfer("AllReduce", WORLD, 6, 6).delay == pytest.approx(6 * 0.06)
+
+
+def test_connections_are_worth_what_several_streams_carry(monkeypatch: pytest.MonkeyPatch) -> None:
+    def between(value: float) -> Matrix:
+        return ((None, value), (value, None))
+
+    one = {"rate": between(1e8), "rate_both_ways": between(1e8), "latency": between(0.03)}
+    links = Links(
+        ("a", "b"), ((0,), (1,)), **one, rate_of_flows=between(3e8), flows=4, backend="gloo", date=""
+    )
+    for count, gain in (("1", 1.0), ("2", 2.0), ("8", 3.0)):
+        monkeypatch.setenv("TACIT_CONNECTIONS", count)
+        assert networks.measured(links, made.profile()).connections == gain
+
+
+def test_a_connection_carries_a_window_in_a_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count in (1, 2, 16):
+        monkeypatch.setenv("TACIT_CONNECTIONS", str(count))
+        found = described(4, 1, [1e9] * 4, 0.03, made.profile())
+        assert found.rate == pytest.approx(WINDOW / 0.06)
+        assert found.rate * found.connections == pytest.approx(min(count * WINDOW / 0.06, 1e9 * FRAMES / 8))
+    assert described(4, 1, [1e8] * 4, 0.03, made.profile()).connections == 1.0, "which one connection fills"
+
+
 def test_what_cannot_be_foretold_is_refused_by_name() -> None:
     for text, why in (("ps", "server"), ("lag", "gradients"), ("lowbit:entropy=true", "gradients")):
         with pytest.raises(ConfigError, match=why):
@@ -203,6 +253,7 @@ def test_thousands_of_ranks_are_predicted_without_compilers_and_without_a_list_o
 import sys
 import made_training as made
 from tacit.algorithms import parse
+from tacit.contracts import WORLD
 from tacit.planning.cluster_prediction import predict
 for text in ("ddp", "bf16", "topk", "dgc", "powersgd", "localsgd"):
     profile = made.with_cost(made.profile(), text, 1024, 8, 0.0)

@@ -95,6 +95,12 @@ def test_the_way_of_one_half_of_an_all_reduce_is_hidden_behind_the_other() -> No
     assert ring.transfer("AllGather", WORLD, 60, 60).delay == 2 * 0.25
 
 
+def test_several_connections_carry_sums_alone() -> None:
+    net = network(4, 1, rate=10.0, connections=3.0)
+    assert [net.transfer(kind, WORLD, 60, 60).rate for kind in ("AllReduce", "AllGather")] == [30.0, 10.0]
+    assert network(1, 4, near_rate=10.0, connections=3.0).transfer("AllReduce", WORLD, 60, 0).rate == 10.0
+
+
 def test_ranks_gather_in_a_ring_where_nodes_have_several() -> None:
     many = network(4, 2, latency=0.25)
     assert many.transfer("AllGather", WORLD, 100, 60).delay == 0.5 * 7

@@ -94,7 +94,8 @@ def test_shapes_are_planned_where_they_are_faster_than_a_ring() -> None:
     def worth(nbytes: int, latency: float, nodes: int, ranks: int = 1) -> list[str]:
         return shapes_worth_a_look(profile(nbytes), made.network(nodes, ranks, RATE, latency=latency))
 
-    assert worth(1 << 20, ALPHA, 4) == [], "few ranks"
+    assert worth(1 << 12, 0.06, 4)[:2] == ["dense:topology=direct", "dense:topology=halving-doubling"]
+    assert "dense:topology=direct" not in worth(1 << 26, ALPHA, 4), "(P - 1) times the bytes"
     assert "dense:topology=halving-doubling" in worth(1 << 12, ALPHA, 16)
     assert worth(1 << 26, 0.0, 17) == [], "without latency a ring has the fewest bytes"
     assert worth(1 << 26, 0.0, 4, 4) == ["dense:topology=halving-doubling", "dense:topology=torus", LEVELS]
@@ -105,8 +106,11 @@ LEVELS = "dense:topology=blueconnect-4x4"
 
 
 def test_auto_considers_them_among_many_ranks() -> None:
-    assert shaped(7, 1) == [] == shaped(1024, 8)
+    assert shaped(2, 1) == [] == shaped(1024, 8)
+    assert shaped(3, 1) == ["dense:topology=direct"]
     assert candidates("exact") == ["ddp", "dense"]
+    assert "powersgd:topology=direct" in candidates("feedback", 4, 1)
+    assert "dense:topology=direct" not in candidates("exact", 17, 1)
     assert candidates("exact", 4, 4) == ["ddp", "dense", *shaped(4, 4)]
     assert candidates("lossless", 8, 1)[-1] == "bf16"
     for text in [*shaped(4, 4), *shaped(3, 4), *shaped(17, 1)]:
