@@ -35,7 +35,7 @@ PERIOD, LATE = 32, "lowbit:sync_every=2,late=1"
 ALGORITHMS = (
     *("ddp", "dense:topology=halving-doubling", "dense:topology=direct"),
     *("powersgd", "powersgd:topology=direct"),
-    *("topk", "lowbit", LATE, "diloco", "streaming-diloco"),
+    *("topk", "lowbit", "lowbit:topology=all-gather", LATE, "diloco", "streaming-diloco"),
 )
 STREAMING = "streaming-diloco:fragment_sync_delay=24"
 HIDDEN = {

@@ -474,6 +474,10 @@ def test_merges_that_keep_nothing_of_their_own_are_what_they_were(merge: Merge) 
     [
         ("lowbit:bound=-1", "bound=-1 is not a whole number, 0 or more"),
         (
+            "lowbit:bound=0,topology=all-gather",
+            "bound=0 with topology='all-gather' is not possible, as it is for servers",
+        ),
+        (
             "lowbit:bound=0,predictor=last",
             "bound=0 with a predictor is not possible, as it predicts from answers",
         ),

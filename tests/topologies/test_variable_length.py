@@ -136,6 +136,19 @@ def test_texts_that_ask_for_it(text: str) -> None:
         parse(text.replace("entropy=true", "entropy=3"))
 
 
+def test_progress_that_all_gather_takes_one_round_trip() -> None:
+    kinds = {}
+    for text in ("lowbit:topology=two-phase", "lowbit:topology=all-gather"):
+        transport = LoopbackTransport(Loopback(4), 0)
+        session = Session(parse(text).levels[0], {"w": torch.zeros(130, 90)}, transport, [["w"]])
+        (cost,) = session.store.costs
+        kinds[text] = [each.kind for each in cost.messages]
+    assert kinds == {
+        "lowbit:topology=two-phase": ["AllToAll", "AllGather"],
+        "lowbit:topology=all-gather": ["AllGather"],
+    }
+
+
 def test_what_travels_as_it_is_is_not_coded() -> None:
     with pytest.raises(ConfigError, match="write push='bf16'"):
         parse("ps:entropy=true")

@@ -63,7 +63,7 @@ def candidates(accept: Accept, nodes: int = 1, ranks: int = 1) -> list[str]:
     allowed = [*CANDIDATES][: [*CANDIDATES].index(accept) + 1]
     shapes = {"exact": shaped(nodes, ranks)}
     if nodes * ranks in DIRECT:  # whose two sums are small
-        shapes["feedback"] = ["powersgd:topology=direct"]
+        shapes |= {"feedback": ["powersgd:topology=direct"], "periodic": ["lowbit:topology=all-gather"]}
     return [text for word in allowed for text in [*CANDIDATES[word], *shapes.get(word, [])]]
 
 

@@ -11,6 +11,7 @@ What a worker has not sent stays in its replica, and what an answer has not said
 changes by exactly the mean of the workers' own progress. The result is x. No round sends everything; momentum
 and all other state of the optimizer stay local, and BatchNorm's statistics are averaged by `session.sync()`
 and as the session closes. With `late=1` an answer is applied as the next round leaves.
+By `topology=all-gather` every rank gets all s_r, and e is 0: one round trip for two, and more bytes.
 With Adam or AdamW each step's variance is scaled to that of the mean gradient, or
 replicas, whose batches are smaller, would move too little; `variance=local` leaves it.
 With `predictor=last`, or `least-squares` (of the last three changes of x), q is of what is not predicted:
@@ -39,9 +40,10 @@ a worker's residual is no buffer, but in its replica, which trains on with it.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from tacit import checks
+from tacit.algorithms.options.named_options import way
 from tacit.algorithms.registry import algorithm
 from tacit.compressors import Blockwise, EntropyCoded, MeanFeedback
 from tacit.errors import ConfigError
@@ -55,6 +57,7 @@ from tacit.topologies import Auto, StaleSynchronous, Star
 Fitted: TypeAlias = Literal["last", "least-squares"]
 FITTED = {"last": 1, "least-squares": 3}
 """How many past changes they predict from."""
+Phases: TypeAlias = Literal["auto", "all-gather", "two-phase"]
 LATEST = 2
 """The longest period that has a late form: answers of more steps ago cost accuracy (docs/lowbit.md)."""
 
@@ -73,6 +76,7 @@ def lowbit(
     bound: int | None = None,
     predictor: Fitted | None = None,
     variance: Variance | None = None,
+    topology: Phases = "auto",
 ) -> Strategy:
     """Send `bits` bits an entry every `sync_every` steps, and keep the rest.
 
@@ -83,6 +87,7 @@ def lowbit(
     checks.whole("late", late, 0, 1, "write 1 to apply an answer as the next round leaves")
     if predictor is not None:
         checks.one_of("predictor", predictor, tuple(FITTED))
+    checks.one_of("topology", topology, get_args(Phases))
     rounds = Every(sync_every)
     if late and sync_every > LATEST:
         raise ConfigError(
@@ -96,6 +101,11 @@ def lowbit(
             raise ConfigError(
                 f"bound={bound} with a predictor is not possible, as it predicts from answers that all "
                 "workers have in common, and the server then answers each one alone: leave one of them out"
+            )
+        if topology != "auto":
+            raise ConfigError(
+                f"bound={bound} with topology={topology!r} is not possible, as it is for servers: leave "
+                "one of them out"
             )
         if variance == "scaled":
             raise ConfigError(
@@ -115,7 +125,7 @@ def lowbit(
         subject="delta",
         rounds=rounds,
         compressor=PredictiveCoding(coded, LeastSquares(FITTED[predictor])) if predictor else coded,
-        topology=Auto(at_servers=True),
+        topology=Auto(at_servers=True) if topology == "auto" else way(topology),
         overlap=overlap,
         merge=CommonPoint(),
         buffers="on_sync",
