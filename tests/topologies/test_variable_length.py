@@ -149,6 +149,19 @@ def test_progress_that_all_gather_takes_one_round_trip() -> None:
     }
 
 
+def test_biases_alone_are_summed_directly_among_few_ranks() -> None:
+    """As in a fragment of biases, for which ranks would take all hops of a ring."""
+    found = {}
+    for peers, rows in ((4, 100), (17, 100), (4, 5000)):
+        transport = LoopbackTransport(Loopback(peers), 0)
+        session = Session(
+            Strategy(compressor=QSGD(), topology=TwoPhase()), {"b": torch.zeros(rows)}, transport, [["b"]]
+        )
+        (cost,) = session.store.costs
+        found[peers, rows] = [each.kind for each in cost.messages]
+    assert found == {(4, 100): ["AllGather"], (17, 100): ["AllReduce"], (4, 5000): ["AllReduce"]}
+
+
 def test_what_travels_as_it_is_is_not_coded() -> None:
     with pytest.raises(ConfigError, match="write push='bf16'"):
         parse("ps:entropy=true")

@@ -21,9 +21,12 @@ from tacit.contracts import (
     ReduceEncoded,
     Request,
 )
+from tacit.exchange.finite_checks import divide_
 
 T = TypeVar("T")
 
+FEW, SMALL = 16, 1 << 14
+"""Among so many ranks so many bytes are summed directly: a connection sends them at once, after a pause too."""
 RIDES_ALONG = 1 << 16
 """Bytes up to which an `AllReduce` travels inside an `AllGather` of its axis, and both in an `AllToAll`."""
 
@@ -100,13 +103,26 @@ def average_(x: Tensor, axis: str = "") -> Generator[Request, Any, None]:
     yield AllReduce((x,), axis)
 
 
-def gathered_mean_(x: Tensor, axis: str = "") -> Generator[Request, Any, None]:
-    """Overwrite `x` with the peers' mean, added up by each rank in the order of the ranks."""
-    parts = yield from gather(x, axis)
-    x.copy_(parts[0])
-    for part in parts[1:]:
-        x.add_(part)
-    x.div_(len(parts))
+def summed_directly(request: AllReduce, peers: int) -> Generator[Request, Any, Payload]:
+    """Answer an `AllReduce` in one message: each rank sends all to every other one, which adds it up.
+
+    The payload is overwritten with the mean. All add in the order of the ranks, and so have the same bits.
+    """
+    for tensor in request.payload:
+        divide_(tensor, peers, request.finite_probe)
+    first, *others = yield AllGather(request.payload, request.axis)
+    for tensor, *parts in zip(request.payload, first, *others, strict=True):
+        tensor.copy_(parts[0])
+        for part in parts[1:]:
+            tensor.add_(part)
+    return request.payload
+
+
+def small_directly(request: Request, peers: int, most: float = SMALL) -> Generator[Request, Any, Any]:
+    """Answer an `AllReduce` of at most `most` bytes among few ranks by `summed_directly`; pass others on."""
+    if isinstance(request, AllReduce) and peers <= FEW and sum(map(_BYTES, request.payload)) <= most:
+        return (yield from summed_directly(request, peers))
+    return (yield request)
 
 
 def gather(x: Tensor, axis: str = "") -> Generator[Request, Any, list[Tensor]]:

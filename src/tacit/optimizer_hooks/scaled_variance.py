@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Adam, Optimizer
 
-from tacit.exchange.joined_requests import average_, gathered_mean_
+from tacit.contracts import AllReduce
+from tacit.exchange.joined_requests import small_directly
 from tacit.model.trained_model import local
 from tacit.optimizer_hooks.taken_momentum import in_memory_order
 from tacit.optimizer_hooks.variance_guard import Undo, VarianceGuard, gradient_of, variance_of, with_decay
@@ -25,8 +26,6 @@ SAMPLED = 256
 """The approximate number of entries of a parameter's gradient that are compared with those of the peers."""
 OFTEN, PERIOD = 10, 8
 """They are compared after each of the first 10 steps, and after every 8th from there on."""
-FEW = 16
-"""Among so many replicas each sends its sample to all others: one round trip, and not a ring's 2 (P - 1)."""
 
 
 @dataclass(slots=True)
@@ -152,8 +151,8 @@ class ScaledVariance(VarianceGuard):
         )
         own = torch.stack([each.square().sum() for each in parts])
         flat = torch.cat([*parts, own, counts])
-        mean = gathered_mean_ if self._replicas <= FEW else average_
-        self._session.ask(partial(mean, flat, self._session.strategy.topology.scope), "variances", of=flat)
+        request = AllReduce((flat,), self._session.strategy.topology.scope)
+        self._session.ask(lambda: small_directly(request, self._replicas, math.inf), "variances", of=flat)
         *means, owns, counts = torch.split(flat, [each.numel() for each in (*parts, own, counts)])
         common = torch.stack([each.square().sum() for each in means])
         sums = torch.stack([owns, common, counts]).cpu()

@@ -14,7 +14,6 @@ from tacit import checks
 from tacit.contracts import (
     NET,
     NODE,
-    AllGather,
     AllReduce,
     ByLinks,
     Compressor,
@@ -28,7 +27,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.finite_checks import divide_
-from tacit.exchange.joined_requests import answered, conducted
+from tacit.exchange.joined_requests import answered, conducted, summed_directly
 from tacit.topologies import schedules
 from tacit.topologies.flat import codecs_in, reduce_flat
 from tacit.topologies.link_graphs import balanced_tree
@@ -92,14 +91,7 @@ class Direct(Sums):
     words: ClassVar[str] = "direct"
 
     def mean(self, request: AllReduce, ctx: Context) -> Generator[Request, Any, Payload]:
-        for tensor in request.payload:
-            divide_(tensor, ctx.peers, request.finite_probe)
-        first, *others = yield AllGather(request.payload)
-        for tensor, *parts in zip(request.payload, first, *others, strict=True):
-            tensor.copy_(parts[0])
-            for part in parts[1:]:
-                tensor.add_(part)
-        return request.payload
+        return (yield from summed_directly(request, ctx.peers))
 
 
 @dataclass(frozen=True)

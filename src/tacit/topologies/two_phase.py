@@ -27,7 +27,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.error_feedback import encoded
-from tacit.exchange.joined_requests import conducted
+from tacit.exchange.joined_requests import answered, conducted, small_directly
 from tacit.topologies.flat import gathered_use, reduce_flat, two_sided
 from tacit.topologies.on_axis import OnAxis
 from tacit.topologies.variable_length import all_gathered, all_to_all
@@ -53,7 +53,8 @@ class TwoPhase(OnAxis):
     side has a residual: an unbiased compressor
     is unbiased still, with the variance of two roundings; what a biased one loses is lost twice.
 
-    Additive payloads go by an all-reduce, which has two phases already. An all-gather is used for
+    Additive payloads go by an all-reduce, which has two phases already; up to 16 KiB among up to 16 ranks,
+    such as of biases alone, directly to all others, in one round trip. An all-gather is used for
     tensors with fewer blocks of 512 entries than there are ranks, and for the smaller parts of a `Partition`.
     The phases of `Scheduled` are treated one by one.
 
@@ -115,7 +116,10 @@ class TwoPhase(OnAxis):
 
         theirs = {field: tensor for field, tensor in state.items() if field != SECOND}
         exchange = compressor.exchange(x, theirs, ctx)
-        done = yield from conducted(exchange, self.axis, reduce, ctx.nonfinite_flags, ctx.finite_probe)
+        exchange = conducted(exchange, self.axis, reduce, ctx.nonfinite_flags, ctx.finite_probe)
+        if side is None:
+            exchange = answered(exchange, lambda request: small_directly(request, ctx.peers))
+        done = yield from exchange
         return done._replace(state={**done.state, **new_residual})
 
 

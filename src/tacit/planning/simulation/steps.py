@@ -6,7 +6,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tacit.optimizer_hooks.scaled_variance import FEW, PERIOD, SAMPLED
+from tacit.exchange.joined_requests import FEW
+from tacit.optimizer_hooks.scaled_variance import PERIOD, SAMPLED
 from tacit.planning.profile import Profile
 from tacit.planning.simulation.clock import Activity, Network
 from tacit.planning.simulation.costs import CostOf
