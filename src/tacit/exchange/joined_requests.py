@@ -26,7 +26,7 @@ from tacit.exchange.finite_checks import divide_
 T = TypeVar("T")
 
 FEW, SMALL = 16, 1 << 14
-"""Among so many ranks so many bytes are summed directly. A connection sends these at once after a pause, too."""
+"""Among so many ranks so many bytes are summed directly; TCP sends these at once, even after a pause."""
 RIDES_ALONG = 1 << 16
 """Bytes up to which an `AllReduce` travels inside an `AllGather` of its axis, and both in an `AllToAll`."""
 
