@@ -4,7 +4,7 @@ The highest bytes of all words are one plane, the next ones another. A floating-
 to its lowest bit, so that its exponent, which hardly varies, is a plane (bf16), or is in the highest one. A
 plane is coded by the streams of `kernels.entropy`, or left as it is where that is no longer:
 
-    kind: a byte       0: the bytes follow; 1: what stands below
+    kind: a byte       0: the bytes follow; 1: what stands below; 2: the one byte follows that all are
     used               uint32: how many words there are
     which              32 bytes: a bit for each value, 1 where it occurs
     shares             uint16 for each of these, in 32768ths
@@ -28,7 +28,7 @@ from tacit.kernels.reference import byte_planes as reference
 from tacit.kernels.reference.entropy import COLUMNS, SLOTS, STREAMS
 
 Plane = NDArray[np.uint8]
-RAW, CODED = 0, 1
+RAW, CODED, SAME = 0, 1, 2
 _VALUES = 256
 _FEW = 128
 """The bytes of a plane up to which its table would be longer than what it saves."""
@@ -97,6 +97,9 @@ def _coded(plane: Plane) -> Iterator[Plane]:
     raw = np.array([RAW], np.uint8), plane
     size = len(plane)
     seen = plane[:: max(1, size // _SEEN)]
+    if size and seen.min() == seen.max() and plane.min() == plane.max():
+        yield np.array([SAME, plane[0]], np.uint8)
+        return
     if size <= _FEW or _bits(np.bincount(seen, minlength=_VALUES)) > _DENSE:
         yield from raw
         return
@@ -143,6 +146,9 @@ class _Reader:
         kind = int(self._take(1)[0])
         if kind == RAW:
             out[:] = self._take(len(out))
+            return
+        if kind == SAME:
+            out[:] = self._take(1)
             return
         if kind != CODED:
             raise PayloadError(f"a plane of {len(out)} bytes is of kind {kind}: the message is damaged")
