@@ -144,6 +144,16 @@ def test_replicas_of_adam_wait_for_samples_of_each_other_every_eighth_step() -> 
     assert compared.far - plain.far == pytest.approx(38 * 2 * 0.1 / 8, rel=1e-3)
 
 
+def test_messages_after_a_pause_take_longer() -> None:
+    """Of 77 kB, to three peers: two round trips more where rounds are far apart."""
+    often, seldom = (
+        predicted(f"localsgd:topology=direct,sync_every={period}", rate=1e12, latency=0.03)
+        for period in (1, 40)
+    )
+    assert often.far == pytest.approx(0.06, rel=0.01)
+    assert 40 * seldom.far == pytest.approx(0.06 * 3, rel=0.01)
+
+
 def test_direct_sums_take_one_round_trip() -> None:
     for text, trips in (("dense:topology=direct", 1), ("powersgd:topology=direct", 2), ("powersgd", 12)):
         found = predicted(text, rate=1e15, latency=0.1)

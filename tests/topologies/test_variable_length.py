@@ -83,7 +83,7 @@ def test_the_same_bits_arrive_in_fewer_bytes(
 @for_each(
     ("codec", "share"),
     [
-        (Int8(), 0.96),
+        (Int8(), 0.98),
         (QSGD(), 0.9),
         (BF16(), 0.8),
         (TopK(0.1), 0.95),

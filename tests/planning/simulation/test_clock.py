@@ -101,6 +101,20 @@ def test_several_connections_carry_sums_alone() -> None:
     assert network(1, 4, near_rate=10.0, connections=3.0).transfer("AllReduce", WORLD, 60, 0).rate == 10.0
 
 
+@pytest.mark.parametrize(("size", "trips"), [(64, 0), (16 << 10, 1), (64 << 10, 2), (256 << 10, 4)])
+def test_after_a_pause_a_connection_sends_twice_as_many_bytes_in_each_round_trip(
+    size: int, trips: int
+) -> None:
+    net = network(4, 1, rate=1e12, latency=0.03)
+    plain = net.transfer("AllGather", WORLD, 3 * size, 3 * size)
+    assert net.restarted("AllGather", WORLD, plain, 3 * size).delay == pytest.approx(
+        0.06 * (1 + trips), rel=1e-3
+    )
+    slow = network(4, 1, rate=1e3, latency=0.03)
+    plain = slow.transfer("AllGather", WORLD, 3 * size, 3 * size)
+    assert slow.restarted("AllGather", WORLD, plain, 3 * size) == plain, "which few bytes fill"
+
+
 def test_ranks_gather_in_a_ring_where_nodes_have_several() -> None:
     many = network(4, 2, latency=0.25)
     assert many.transfer("AllGather", WORLD, 100, 60).delay == 0.5 * 7

@@ -10,7 +10,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
@@ -18,6 +18,8 @@ from tacit.contracts import NET, NODE
 from tacit.transports.message_layout import AT_ONCE, IN_ROUNDS, WAYS
 
 _DONE = 1e-12
+_WINDOW, _IDLE = 14_480, 0.2
+"""The bytes that TCP sends at once after a pause; the least seconds of such a pause, without a round trip."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,18 @@ class Network:
             delay=delay,
             cpu=self.per_byte * sent + self.per_hop * max(hops, _rounds(kind, peers, sent)),
         )
+
+    def pause(self) -> float:
+        """After so many seconds without a message TCP begins again with few bytes."""
+        return _IDLE + 2 * self.latency
+
+    def restarted(self, kind: str, axis: str, transfer: Transfer, sent: int) -> Transfer:
+        """The transfer after such a pause: twice as many bytes in each round trip, until the link is full."""
+        peers = max(2, self.members(axis))
+        parts = {"AllReduce": 2 * (peers - 1), "AllGatherInto": 1, "Broadcast": 1, "Permute": 1}
+        trips = math.ceil(math.log2(1 + sent / parts.get(kind, peers - 1) / _WINDOW)) - 1
+        more = trips * 2 * self.latency - transfer.nbytes / transfer.rate
+        return replace(transfer, delay=transfer.delay + max(0.0, more)) if transfer.link == NET else transfer
 
 
 def _rounds(kind: str, peers: int, sent: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -69,6 +70,8 @@ class ClockTimeline:
         self.clock = Clock(network.cores / network.sharing)
         self.result = Simulated(0)
         self._begun = 0.0
+        self._used: dict[tuple[str, str], float] = {}
+        """When a message of this kind last ended on an axis; each kind has connections of its own."""
 
     def begin(self, steps: int) -> None:
         """Begin to record."""
@@ -103,9 +106,12 @@ class ClockTimeline:
         self, kind: str, axis: str, sent: int, crossing: int, what: str, by_node: Sequence[int] = ()
     ) -> Activity:
         """Simulate a collective; see `Network.transfer`."""
-        transfer = self.network.transfer(kind, axis, sent, crossing, by_node)
-        begun = self.clock.now
+        network, begun = self.network, self.clock.now
+        transfer = network.transfer(kind, axis, sent, crossing, by_node)
+        if begun - self._used.get((kind, axis), -math.inf) > network.pause():
+            transfer = network.restarted(kind, axis, transfer, sent)
         activity = self.clock.send(transfer)
+        activity.then(lambda: self._used.update({(kind, axis): self.clock.now}))
         activity.then(lambda: self.note(transfer.link, what, begun))
         self.result.sent(crossing)
         return activity
