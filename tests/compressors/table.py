@@ -293,8 +293,8 @@ TABLE = {
     "byte coded bf16 + ef": Row(
         ErrorFeedback(ByteCoded(BF16())), gather(2 * NUMEL + 2 + 4), 2e-2, conserves=True, rounding=2**-7
     ),
-    "byte coded topk 1% + ef": Row(
-        ErrorFeedback(ByteCoded(TopK(ratio=0.01))), gather(TOPK + 1 + 4 + 1 + 4), 1.0, conserves=True
+    "byte coded topk 30% + ef": Row(
+        ErrorFeedback(ByteCoded(TopK(ratio=0.3))), gather(300 * 4 + 125 + 1 + 4 + 1 + 4), 1.0, conserves=True
     ),
     "two magnitudes": Row(TwoMagnitudes(), gather(2 * 125 + 2 * 4), 1.0),
     "two magnitudes of 64 + ef": Row(

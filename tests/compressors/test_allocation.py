@@ -30,7 +30,7 @@ BY_NUMPY = {
     "byte coded int8 + ef",
     "byte coded qsgd",
     "byte coded bf16 + ef",
-    "byte coded topk 1% + ef",
+    "byte coded topk 30% + ef",
 }
 """Of those that allocate, the ones that do it by NumPy too."""
 ALLOCATES = {
@@ -42,7 +42,7 @@ ALLOCATES = {
     "byte coded int8 + ef": "messages of another length in each round, and the peers' payloads",
     "byte coded qsgd": "messages of another length in each round, and the peers' payloads",
     "byte coded bf16 + ef": "messages of another length in each round, and the peers' payloads",
-    "byte coded topk 1% + ef": "messages of another length in each round, and the peers' payloads",
+    "byte coded topk 30% + ef": "messages of another length in each round, and the peers' payloads",
     "randomk 5%": "positions, drawn anew in every round",
     "randomk 5% + ef": "positions, drawn anew in every round",
     "randomk 100%": "positions, drawn anew in every round",

@@ -58,7 +58,7 @@ ON_HOST = {
     "byte coded int8 + ef",
     "byte coded qsgd",
     "byte coded bf16 + ef",
-    "byte coded topk 1% + ef",
+    "byte coded topk 30% + ef",
     # These predictors were written for the host.
     "predicted",
     "predicted + ef",
