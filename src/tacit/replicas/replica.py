@@ -278,6 +278,20 @@ class Replica:
                 also[run.here] = moved
         return out
 
+    def move_anchor(self, i: int, anchor: Tensor, mean: Tensor) -> None:
+        """Add `mean` to the anchor, and overwrite `mean` with the delta from the anchor before.
+
+        Of a bucket whose type is not rounded.
+        """
+        placed = self._placed[i]
+        placed.find()
+        for run in placed.runs:
+            params = run.lies
+            if params is None:
+                params = self._row(i, run.numel)
+                run.read(params)
+            deltas.move_anchor_(run.of(anchor, params), run.of(mean, params), params)
+
     def overwritten(self, i: int, reads: bool, entrywise: bool) -> Iterator[tuple[Run, Tensor]]:
         """The parameters of bucket `i` before rounding, to be overwritten before the next ones are yielded.
 
