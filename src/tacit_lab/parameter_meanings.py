@@ -46,6 +46,7 @@ BY_NAME = {
     "rank": "columns of the two thin matrices as whose product a matrix travels",
     "ratio": "the share of the entries that travels, above 0 to 1",
     "refresh": "for so many steps it moves again, at 1.5, 2.25, 3.4 ... times freeze_step",
+    "residual_bits": "bits an entry of what was not sent, as it is kept: 32, or 16 (bf16, rounded at random)",
     "second_every": "Adam's second moments are averaged every so many steps; None: 6 times sync_every",
     "sync_every": "steps from round to round",
     "topology": "how ranks exchange; hierarchical: inside machines first; all words: docs/combining.md",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from simulated_gpu import HOST, Event, Future, Gpu, Stream, simulated
+from simulated_gpu import HOST, Event, Future, Gpu, Stream, key, simulated
 from torch import Tensor
 
 from tacit.algorithms import parse
@@ -349,7 +349,7 @@ class Backward:
 
     def step(self) -> None:
         if self.gradient is not None and not self.session.strategy.late:
-            self.session.pending.verify()
+            self.session.pending.check()
         for names, gradient in zip(BUCKETS, self.gradients, strict=True):
             at = 0
             for name in names:
@@ -359,6 +359,7 @@ class Backward:
         if self.progress is not None:
             self.progress.after_step()
         else:
+            self.session.commit_checked()
             self.session.advance()
 
     def train(self, steps: int = STEPS) -> None:
@@ -405,6 +406,30 @@ def test_a_step_waits_for_the_device_once(algorithm: str, gpu: Gpu, monkeypatch:
     model.step()
     lane = model.session.lanes.buckets.stream.name  # type: ignore[union-attr]
     assert gpu.waited == [f"an event of {lane}"]
+    model.session.close()
+
+
+STATES = [each for each in GRADIENTS if each not in ("dense", "bf16", "qsgd", "signsgd")]
+
+
+@pytest.mark.parametrize("algorithm", STATES)
+def test_second_copies_are_of_a_step_alone_and_nothing_uses_them_when_they_go(
+    algorithm: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Backward(gpu, algorithm, monkeypatch)
+    for _ in range(STEPS):
+        model.backward()
+        store: Any = model.session.store
+        second = [x for work in store._workspaces for x in work.spares.values()]
+        old = [key(x.inner) for state in store._states for x in state.values()]
+        assert len(second) == len(old) > 0
+        model.step()
+        assert not any(work.spares for work in store._workspaces)
+        assert not store._replaced
+        gone = {*old} - {key(x.inner) for state in store._states for x in state.values()}
+        assert gone
+        for each in (access for memory in gone for access in gpu.schedule_state[memory]):
+            assert each.who == "main" or gpu.clock(HOST)[each.who] >= each.tick
     model.session.close()
 
 

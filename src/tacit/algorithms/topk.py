@@ -45,6 +45,7 @@ def topk(
     topology: Way = "all-gather",
     chunk: int | None = None,
     bits: int | None = None,
+    residual_bits: int = 32,
 ) -> Strategy:
     """One entry in 1 / `ratio` is sent, the largest; the rest stays in the residual."""
     written = values_of(values, bits)
@@ -52,4 +53,6 @@ def topk(
     def owing(ratio: float) -> Compressor:
         return ErrorFeedback(TopK(ratio=ratio, values=written, chunk=chunk))
 
-    return Strategy(compressor=warmed_up(owing, ratio, warmup_steps), topology=way(topology))
+    return Strategy(
+        compressor=warmed_up(owing, ratio, warmup_steps), topology=way(topology), residual_bits=residual_bits
+    )
