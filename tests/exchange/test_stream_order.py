@@ -28,6 +28,7 @@ from tacit.session.buckets import group_names
 from tacit.session.device_rounds import DeviceRounds
 from tacit.session.health.device_notes import BucketHealth, DeviceReport, mark
 from tacit.session.health.failure import SessionFailure
+from tacit.session.narrow_states import NarrowStates
 from tacit.session.session_lanes import Lanes
 from tacit.strategy import Strategy
 
@@ -40,6 +41,7 @@ GRADIENTS = [
     "dense",
     "bf16",
     "topk:ratio=0.1",
+    "topk:ratio=0.1,residual_bits=16",
     "dgc:ratio=0.1",
     "onebit-adam:freeze_step=3,refresh=1",
     "powersgd",
@@ -430,6 +432,21 @@ def test_second_copies_are_of_a_step_alone_and_nothing_uses_them_when_they_go(
         assert gone
         for each in (access for memory in gone for access in gpu.schedule_state[memory]):
             assert each.who == "main" or gpu.clock(HOST)[each.who] >= each.tick
+    model.session.close()
+
+
+def test_what_goes_when_an_exchange_is_launched_is_of_its_stream(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Backward(gpu, "int8:residual_bits=16", monkeypatch)
+    where, make_room = [], NarrowStates.make_room
+    monkeypatch.setattr(
+        NarrowStates, "make_room", lambda *given: where.append(gpu.current) or make_room(*given)
+    )
+    for _ in range(STEPS):
+        model.backward()
+        model.step()
+    assert {*where} == {model.session.lanes.buckets.stream}  # type: ignore[union-attr]
     model.session.close()
 
 

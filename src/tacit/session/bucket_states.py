@@ -187,7 +187,7 @@ class StateStore:
         work = self._workspaces[i]
         for name, tensor in self._states[i].items():
             work.second(name, tensor)
-        if work.narrow is not None:
+        if work.narrow is not None and not self._context.in_stream:
             work.narrow.make_room(self._states[i])
 
     def commit(self, outcomes: Mapping[int, Outcome], idle: Set[str] = frozenset()) -> None:

@@ -39,7 +39,11 @@ class NarrowStates:
         return {name: x.bfloat16() if name in self._fields else x for name, x in state.items()}
 
     def make_room(self, state: State) -> None:
-        """Allocate what an exchange reads, and what it writes."""
+        """Allocate what an exchange reads, and what it writes.
+
+        In stream order the exchange does it itself, on its stream: the host lets go of both as soon as all is
+        launched, and what comes on another stream may not have them then.
+        """
         for name in self._fields:
             if name not in self._wide:
                 like = torch.empty_like(state[name], dtype=torch.float32)
