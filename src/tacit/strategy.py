@@ -78,7 +78,7 @@ class Strategy:
     momentum: MomentumUse | MomentPeriods = "local"
     buffers: Buffers = "averaged"
     variance: Variance | Renewals = "local"
-    residual_bits: Literal[16, 32] = 32
+    residual_bits: int = 32
     name: str = field(default="custom", compare=False)
 
     def __post_init__(self) -> None:

@@ -364,8 +364,12 @@ def test_a_buffer_that_is_too_small_is_told() -> None:
     )
 
 
-@pytest.mark.parametrize("numel", [1, 300, 9000, *LARGE])
-@pytest.mark.parametrize("ratio", [0.0, 0.01, 0.3, 1.0])
+SMALL = [(1, 1.0), (300, 0.0), (300, 0.3), (300, 1.0), (9000, 0.01), (9000, 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("numel", "ratio"), SMALL + [(numel, ratio) for numel in LARGE for ratio in (0.0, 0.01, 0.3, 1.0)]
+)
 @TYPES
 def test_exactly_the_largest_are_chosen(dtype: torch.dtype, ratio: float, numel: int) -> None:
     k = max(1, int(ratio * numel))
@@ -385,7 +389,8 @@ def test_they_are_chosen_where_a_program_counts_many_pieces(monkeypatch: pytest.
     from tacit.kernels.triton import select as kernels
 
     monkeypatch.setattr(kernels, "COUNTING", 2)
-    test_exactly_the_largest_are_chosen(torch.float32, 0.3, 21_000)
+    monkeypatch.setattr(kernels, "COLLECTING", 2)
+    test_exactly_the_largest_are_chosen(torch.float32, 0.02, 21_000)
 
 
 def drawn(numel: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor | None]]:

@@ -71,7 +71,7 @@ class BucketWorkspace(Workspace):
             self.held[key] = torch.empty(shape, dtype=dtype, device=device)
 
     def spare(self, field: str, like: Tensor) -> Tensor:
-        found = self.narrow and self.narrow.spare(field)
+        found = None if self.narrow is None else self.narrow.spare(field)
         return self.second(field, like) if found is None else found
 
     def second(self, field: str, like: Tensor) -> Tensor:
@@ -105,12 +105,12 @@ class StateStore:
         ]
         dry_runs = [DryRun() for _ in each]
         self.costs = [plan.run_dry(i, dry_runs[i]) for i in each]
-        narrow: list[NarrowStates | None] = [None for _ in each]
+        narrow: Sequence[NarrowStates | None] = [None for _ in each]
         if session_context.strategy.residual_bits == 16:
             from tacit.session.narrow_states import NarrowStates
 
-            narrow = [NarrowStates(state) for state in self._states]
-            self._states = [some.kept(state) for some, state in zip(narrow, self._states, strict=True)]
+            narrow = found = [NarrowStates(state) for state in self._states]
+            self._states = [some.kept(state) for some, state in zip(found, self._states, strict=True)]
         made = zip(self._pieces, self._states, dry_runs, narrow, strict=True)
         self._workspaces = [BucketWorkspace(*each) for each in made]
         self.nonfinite_flags = [

@@ -288,7 +288,7 @@ def _select_largest(
     found = new_buffer(x, k)
     per_level, per_state = sum(BINS), 2 * LEVELS + 2
     work = torch.zeros(2 * (per_level + per_state), dtype=torch.int32, device=x.device)
-    sampled, counts, of_sample, state = work.split((per_level, per_level, per_state, per_state))
+    sampled, counts, of_sample, state = work.split_with_sizes([per_level, per_level, per_state, per_state])
     starts, ends = torch.empty((2, 2, pieces), dtype=torch.int32, device=x.device)
     before, a, has_residual = (
         (residual, new_residual, True) if residual is not None and new_residual is not None else (x, x, False)
