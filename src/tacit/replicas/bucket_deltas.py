@@ -140,7 +140,7 @@ class BucketDeltas:
         anchor, before = self._anchors[i], None
         if self._again[i]:
             assert sent is not None, "answers that come late are not applied so"
-            self._apply_to_unsent(i, sent)
+            self._replica.apply_kept(i, anchor, self._flats[i], sent.subtract_from_)
             return
         if leaves:
             before = self._before[self._session.buckets[i].dtype][: len(anchor)]
@@ -153,14 +153,6 @@ class BucketDeltas:
             self._apply(i, run, params, at, rates)
         if before is not None:
             deltas.subtract(before, anchor, self.outgoing[i])
-
-    def _apply_to_unsent(self, i: int, sent: Transmitted) -> None:
-        """`LocalResidual.apply_`, where this rank's delta has been overwritten by the mean."""
-        anchor, flat = self._anchors[i], self._flats[i]
-        self._replica.move_anchor(i, anchor, flat)
-        sent.subtract_from_(flat)
-        for run, params in self._replica.overwritten(i, reads=False, entrywise=True):
-            deltas.move_(run.of(anchor, params), None, params, run.of(flat, params))
 
     def _average_in_node(self, i: int, params: Tensor) -> None:
         """Overwrite `params` with the mean of the replicas of this node, which differ."""

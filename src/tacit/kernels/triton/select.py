@@ -225,10 +225,10 @@ def count_selected_kernel(
 ) -> None:  # fmt: skip
     """How many of each piece are larger than the k-th largest, and how many are equal."""
     few, start, begin, number = of_piece(found, starts, numel, pieces, k, capacity, PIECE)
-    least, _ = kth_largest_bits(counts, state, k, 2)
+    least, _left = kth_largest_bits(counts, state, k, 2)
     larger, equal = number * 0, number * 0
     for at in range(0, number, SOME):
-        mask, _, value = load_some(a, values, positions, few, start, begin, at, number)
+        mask, _place, value = load_some(a, values, positions, few, start, begin, at, number)
         of_all = magnitude_rank(value)
         larger += tl.sum((mask & (of_all > least)).to(tl.int32), axis=0)
         equal += tl.sum((mask & (of_all == least)).to(tl.int32), axis=0)
