@@ -1,7 +1,7 @@
 """Where exchanges run, which groups and devices are refused, and what is said where memory ends."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -54,14 +54,6 @@ def on(device: torch.device, shape: tuple[int, ...] = (30, 20)) -> Any:
         dim=like.dim,
         ndim=like.ndim,
     )
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[dist.ProcessGroup]:
-    dist.init_process_group("cpu:gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert dist.group.WORLD is not None
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 # ---- devices and groups -------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from tacit.environment import SERVERS
 from tacit.errors import AttachError
 from tacit.gradients.ddp_hook import joined
 from tacit.levels.device_placement import check_backend, device_of
+from tacit.levels.gpu_checks import unfit
 from tacit.levels.spec import AttachSpec
 from tacit.model.frozen_check import refuse_sparse
 from tacit.rounds import During
@@ -113,7 +114,9 @@ def model(spec: AttachSpec) -> Iterator[str]:
     model, named, gradients = spec.model, spec.named, "gradient" in subjects
     if spec.in_join:
         raise joined()
-    check_backend(spec.group, device_of(named))
+    device = device_of(named)
+    check_backend(spec.group, device)
+    yield from unfit(device, None if spec.ddp is None else spec.ddp.device_ids, spec.group)
     if gradients and reduces_in_python(model):
         yield (
             "DDP uses torch's Python reducer, which gives a communication hook single gradients and no "
