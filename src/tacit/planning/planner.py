@@ -11,18 +11,18 @@ from dataclasses import asdict
 import torch
 
 from tacit.algorithms import parse
-from tacit.errors import AttachError, ConfigError
-from tacit.levels.node_layout import read_nodes
+from tacit.errors import ConfigError
 from tacit.model.trained_model import locals_of
-from tacit.planning.cluster_prediction import BASE, Prediction
+from tacit.planning.cluster_prediction import BASE, Prediction, computing
 from tacit.planning.decider import Choice, ChoosingSession, from_all_texts
+from tacit.planning.gpu_profiler import layout
 from tacit.planning.profile import Profile
 from tacit.planning.simulation import networks
 from tacit.planning.step_prediction import StepPredictor
 from tacit.planning.step_profiler import take
 from tacit.planning.step_timer import StepTimer
 from tacit.topologies.flat import gathered_use
-from tacit.topologies.recompression import price
+from tacit.topologies.recompression import loss
 from tacit.transports.probing import RingCost, ring_cost
 
 FEWEST, MOST, ENOUGH = 3, 9, 1.0
@@ -54,17 +54,8 @@ class Planner:
         self._compute = 0.0
 
     def begin(self, session: ChoosingSession) -> None:
-        """Time the steps from now on; kernels are compiled before.
-
-        Raises:
-            AttachError: the model is on a GPU, which the simulation does not know.
-        """
+        """Time the steps from now on; kernels are compiled before."""
         options = session.options
-        if any(p.is_cuda for p in options.named.values()):
-            raise AttachError(
-                "'auto' cannot predict steps on a GPU: its clock knows processors, and was never compared "
-                "with one. Name an algorithm, or give attach a decider= of your own"
-            )
         self.stop()
         _compile(session.candidates().possible)
         self._asks = True
@@ -92,14 +83,15 @@ class Planner:
                 return min(wanted, MOST) - FEWEST
         self.stop()
         ring = ring_cost(options.group)
-        profile = take(self._timer, options.model, options.optimizers, ring)
-        nodes, ranks = _layout(session)
+        profile = take(self._timer, options, ring)
+        laid_out = layout(options)
+        nodes, ranks = len(laid_out), len(laid_out[0])
         # Where shards are averaged, several groups of ranks have measured: all use the first one's.
         mine = json.dumps([profile.to_json(), asdict(ring), nodes, ranks])
         text, rings, nodes, ranks = json.loads(from_all_texts(session.from_all, mine)[0])
         profile, ring = Profile.from_json(text), RingCost(**rings)
         network = networks.of_ring(nodes, ranks, ring.rate, ring.latency, profile)
-        self._compute = profile.step.seconds * max(1.0, profile.threads * network.sharing / network.cores)
+        self._compute = computing(profile, network)
         self._order = [*session.candidates().possible]
         predictor = StepPredictor(
             profile=profile,
@@ -146,16 +138,4 @@ def _compile(texts: Iterable[str]) -> None:
     for strategy in map(parse, texts):
         for level in strategy.levels:
             if (side := gathered_use(level.compressor, 0)) is not None:
-                price(side)  # encodes and decodes, and is asked for later anyway
-
-
-def _layout(session: ChoosingSession) -> tuple[int, int]:
-    """The number of nodes, and of ranks in each; if nodes are not known, one rank a node."""
-    options = session.options
-    if options.sharded is not None:
-        return options.group.size(), 1
-    try:
-        nodes = read_nodes(options.group, options.mesh)
-    except AttachError:
-        return options.group.size(), 1
-    return len(nodes), len(nodes[0])
+                loss(side.codec)

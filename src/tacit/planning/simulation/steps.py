@@ -9,9 +9,10 @@ from typing import NamedTuple
 from tacit.planning.profile import Profile
 from tacit.planning.simulation.clock import Activity, Network
 from tacit.planning.simulation.costs import CostOf
+from tacit.planning.simulation.gpu import CopyingLane, GpuTimeline, StreamedLane
 from tacit.planning.simulation.lane import ClockJob, ClockLane
 from tacit.planning.simulation.rehearsal import TRAINING, LevelScript
-from tacit.planning.simulation.timeline import MAIN, WAITING, ClockTimeline, Simulated
+from tacit.planning.simulation.timeline import ClockTimeline, Simulated
 from tacit.session.schedule import Schedule
 
 _FEWEST, _MOST = 8, 1000
@@ -41,9 +42,12 @@ class _Rank:
     """The simulated rank, which stands for all."""
 
     def __init__(self, costs: Sequence[CostOf], profile: Profile, network: Network) -> None:
-        self._profile, self._timeline = profile, ClockTimeline(profile, network)
+        gpu, self._profile = profile.gpu, profile
+        self._timeline = (
+            ClockTimeline(profile, network) if gpu is None else GpuTimeline(profile, network, gpu)
+        )
         self._levels = [
-            _Level(cost.script, cost, schedule, ClockLane(self._timeline))
+            _Level(cost.script, cost, schedule, _lane(self._timeline, cost.script))
             for cost, schedule in zip(costs, _schedules(costs), strict=True)
         ]
 
@@ -55,13 +59,15 @@ class _Rank:
     def _steps(self, first: int, steps: int) -> Generator[Activity, None, None]:
         for number in range(2 * steps):
             if number == steps:
+                yield from self._timeline.drained()
                 self._timeline.begin(steps)
             yield from self._step(first + number)
+            yield from self._timeline.step_ended()
+        yield from self._timeline.drained()
 
     def _step(self, step: int) -> Generator[Activity, None, None]:
         timed, near, timeline = self._profile.step, self._levels[0], self._timeline
-        if timed.loading:
-            yield timeline.clock.rest(timed.loading)
+        yield from timeline.idle("loading", timed.loading)
         yield from timeline.compute("data", timed.data - timed.loading)
         gradients = near.script.strategy.subject != "delta"
         if gradients and self._profile.buffers:
@@ -96,12 +102,14 @@ class _Rank:
     def _settle(self, level: _Level) -> Generator[Activity, None, None]:
         for round_ in level.under_way:
             for end in round_.ends:
-                yield from self._wait(end)
+                yield from self._timeline.wait(end, level.script.strategy.subject != "nothing")
         level.under_way.clear()
 
     def _broadcast(self, size: int) -> Generator[Activity, None, None]:
         crossing = size if self._timeline.network.nodes > 1 else 0
-        yield from self._wait(self._timeline.send("Broadcast", "", size, crossing, "buffers"))
+        by_nccl = self._profile.gpu is not None and self._profile.gpu.by_nccl
+        sent = self._timeline.send("Broadcast", "", size, crossing, "buffers", by_nccl=by_nccl)
+        yield from self._timeline.wait(sent, by_host=not by_nccl)
 
     # ---- deltas ---------------------------------------------------------------------------------------
 
@@ -125,7 +133,7 @@ class _Rank:
 
     def _apply(self, level: _Level, round_: _RoundUnderWay) -> Generator[Activity, None, None]:
         for end in round_.ends:
-            yield from self._wait(end)
+            yield from self._timeline.wait(end)
         level.under_way.remove(round_)
         yield from self._timeline.compute("apply", level.cost.applying(round_.buckets))
 
@@ -139,13 +147,16 @@ class _Rank:
 
     def _submit(self, level: _Level, i: int, over: Activity) -> Generator[Activity, None, None]:
         inline = level.script.strategy.compressor.inline
-        job = ClockJob(level.script.buckets[i], level.cost.segments(i), over)
+        cost = level.cost
+        job = ClockJob(level.script.buckets[i], cost.segments(i), over, cost.launching(i))
         yield from level.lane.submit(job, inline)
 
-    def _wait(self, end: Activity) -> Generator[Activity, None, None]:
-        begun = self._timeline.clock.now
-        yield end
-        self._timeline.note(MAIN, WAITING, begun)
+
+def _lane(timeline: ClockTimeline, script: LevelScript) -> ClockLane:
+    """The lane of a level's exchanges."""
+    if not isinstance(timeline, GpuTimeline):
+        return ClockLane(timeline)
+    return StreamedLane(timeline) if script.on_gpu else CopyingLane(timeline)
 
 
 def simulate(costs: Sequence[CostOf], profile: Profile, network: Network) -> Simulated:
