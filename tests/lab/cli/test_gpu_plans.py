@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_profile import MEASURED, SAVED, compared, made
+from made_up_gpu import MEASURED, SAVED, compared, made
 from in_process_command import called
 from tacit.planning.profile import GpuProfile, Profile
 from tacit_lab.cli.profile import _told
