@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from tacit.gradients.layerwise.forward_steps import stepping
 from tacit.optimizer_hooks.optimizer_facts import facts_of, made_again
 from tacit.planning.candidates import fitting_texts
 from tacit.planning.profile import Profile
@@ -36,7 +37,8 @@ def test_the_facts_are_saved_and_make_the_same_optimizer_again(tmp_path: Path) -
     loaded = Profile.load(tmp_path / "profile.json")
     assert loaded == kept
     (optimizer,) = made_again(loaded.optimizers, loaded.named)
-    assert type(optimizer) is torch.optim.AdamW
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert stepping(optimizer) is stepping(torch.optim.AdamW([torch.zeros(1)]))
     assert [group["betas"] for group in optimizer.param_groups] == [(0.8, 0.99)] * 2
     assert all(group["amsgrad"] is True for group in optimizer.param_groups)
     assert {p for g in optimizer.param_groups for p in g["params"]} == {*loaded.named.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,17 +64,21 @@ def _is_plain(value: object) -> bool:
 
 def made_again(facts: Sequence[OptimizerFacts], named: Mapping[str, Tensor]) -> list[Optimizer]:
     """Optimizers of the same classes and options, for tensors that stand for parameters."""
-    found = []
+    found: list[Optimizer] = []
     for number in dict.fromkeys(each.optimizer for each in facts):
         groups = [each for each in facts if each.optimizer == number]
-        kind = getattr(torch.optim, groups[0].kind)
+        members: dict[str, object] = {"__init__": _begin}
         if groups[0].own_step:
-            kind = type(groups[0].kind, (kind,), {"step": _never})
-        made = kind.__new__(kind)
-        given = [{"params": [named[name] for name in group.parameters], **group.options} for group in groups]
-        Optimizer.__init__(made, given, {})
-        found.append(made)
+            members["step"] = _never
+        kind = type(groups[0].kind, (getattr(torch.optim, groups[0].kind),), members)
+        found.append(kind([([named[name] for name in group.parameters], group.options) for group in groups]))
     return found
+
+
+def _begin(self: Optimizer, groups: Sequence[tuple[list[Tensor], Mapping[str, Any]]]) -> None:
+    """Have these groups; torch's own `__init__` would load its compiler."""
+    self.state = defaultdict(dict)
+    self.param_groups = [{"params": parameters, **options} for parameters, options in groups]
 
 
 def _never(self: Optimizer, closure: object = None) -> None:

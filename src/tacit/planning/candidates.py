@@ -75,7 +75,7 @@ class OptimizerCheck:
             if chosen is None:
                 raise AttachError(NO_MOMENTUM[text])
             return chosen
-        if self._not_sgd is not None and text in SENT_LATE:
+        if self._not_sgd is not None and text.partition(":")[0] in SENT_LATE:
             raise AttachError(
                 f"with {type(self._not_sgd).__name__}, which does not step as SGD does, it may cost "
                 "accuracy, as much of a gradient is sent steps late: attach it by its name if you "

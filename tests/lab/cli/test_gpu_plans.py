@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from made_up_gpu import MEASURED, SAVED, compared, made
 from in_process_command import called
+from made_up_gpu import MEASURED, SAVED, compared, made
 from tacit.planning.profile import GpuProfile, Profile
 from tacit_lab.cli.profile import _told
 
@@ -93,7 +93,9 @@ def test_a_saved_profile_is_diagnosed(profile: Profile, tmp_path: Path) -> None:
     ill = diagnosed(replace(profile, gpu=by_pcie), path, "1x8")
     assert ill["PCIe"] > 0.1
     assert 0.25 < ill["TF32"] < 0.4
-    tiny = diagnosed(replace(profile, bucket_bytes=1 << 20), path, "1x8", "--algorithm", "dense")
+    busy = replace(gpu, launching=replace(gpu.launching, backward=0.07))
+    small = replace(profile, gpu=busy, bucket_bytes=1 << 20)
+    tiny = diagnosed(small, path, "1x8", "--algorithm", "dense")
     assert tiny["small buckets"] > 0.05, "each takes half a millisecond of the host's time to launch"
     bound = replace(gpu, launching=replace(gpu.launching, forward=profile.step.forward))
     assert diagnosed(replace(profile, gpu=bound), path, "8x8@400gbit")["launches"] == 0.0
