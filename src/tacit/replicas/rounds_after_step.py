@@ -435,7 +435,7 @@ class OptimizerHook:
             lr = max(rates.values(), default=0.0)
         else:  # they are as the round has read them
             rates, lr = {}, pending.context["lr"]
-        at = Application(len(session.ranks), lag, lr, self._parties)
+        at = Application(len(session.ranks), lag, lr, self._parties, way.step + 1 - self.last_equal)
         session.stats.totals.apply(lag)
         diverged = lag > 0 and session.context.by_node and session.schedule.sync_at(step).diverged_in_node
         for i in way.buckets:
