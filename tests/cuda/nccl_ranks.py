@@ -39,7 +39,8 @@ ALGORITHMS = [
     "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=2,bits=4", "slowmo:sync_every=3",
     "easgd:sync_every=3", "overlap-localsgd:sync_every=3", "postlocal", "odsgd", "ednncomm:sync_every=2",
     "daso", "adacomm:sync_every=3", "qsr", "sparseloco:sync_every=3", "muloco:sync_every=3",
-    "desloc:sync_every=3", "dilocox:sync_every=3", "lowbit", "predictive:sync_every=3",
+    "desloc:sync_every=3", "dilocox:sync_every=3", "lowbit", "predictive:sync_every=3", "natural-dithering",
+    "demo", "ef21-sgdm:ratio=0.05", "dion:rank=2", "eager-diloco:sync_every=3",
 ]  # fmt: skip
 AVERAGING = ["lowbit", "localsgd:sync_every=2", "diloco:sync_every=2,bits=4", "sparseloco:sync_every=2"]
 EXCHANGING = ["dense", "int8", "qsgd", "topk:ratio=0.1", "powersgd:rank=1", "efsign"]
