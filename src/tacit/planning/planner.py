@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 import torch
+from torch import Tensor
 
 from tacit.algorithms import parse
 from tacit.errors import ConfigError
@@ -96,7 +97,7 @@ class Planner:
         predictor = StepPredictor(
             profile=profile,
             network=network,
-            tensors=locals_of(options.named),
+            tensors=_as_profiled(profile, locals_of(options.named)),
             slowest=lambda mine: float(session.from_all(torch.tensor([mine], dtype=torch.float64)).max()),
         )
         self._found = predictor.predict_all([parse(text) for text in self._order])
@@ -131,6 +132,16 @@ class Planner:
             f"{chosen.algorithm}: a step of {step:.1f} ms is predicted, {base.seconds / chosen.seconds:.1f} "
             f"times as fast as ddp ({1e3 * base.seconds:.1f} ms); {alone:.1f} ms would be computing alone"
         )
+
+
+def _as_profiled(profile: Profile, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """This rank's tensors; shards that are of another size on the rank of the profile are made up in that."""
+    return {
+        name: tensor
+        if tensor.shape == profile.named[name].shape
+        else torch.full(profile.named[name].shape, 0.01, dtype=tensor.dtype, device=tensor.device)
+        for name, tensor in tensors.items()
+    }
 
 
 def _compile(texts: Iterable[str]) -> None:
