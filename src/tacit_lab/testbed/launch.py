@@ -29,6 +29,7 @@ _STALE_NAMES = {
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", variables.INTERFACE, variables.SERVERS, variables.SERVER_SECRET),
     *(variables.SERVER_SECRET_FILE, variables.WORKER, variables.WORKERS, variables.MEMBERS),
+    *(variables.TLS, variables.TLS_CERTIFICATE, variables.TLS_KEY),
 }
 
 

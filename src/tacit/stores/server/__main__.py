@@ -24,6 +24,7 @@ from tacit.files import put, spared
 from tacit.stores import secret
 from tacit.stores.server.allowed_types import with_modules
 from tacit.stores.server.process import ServerProcess
+from tacit.stores.tls import TlsServer
 
 _NAME = "tacit.stores.server"
 
@@ -35,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     try:
         _check(options)
+        tls = _tls(options)
         server = ServerProcess(
             options.workers,
             options.port,
@@ -42,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             secret=_secret(options.secret_file),
             host=options.host,
             timeout=options.timeout,
-            checkpoint=options.checkpoint,
-            every=options.every,
+            checkpoint=None if options.checkpoint is None else (options.checkpoint, options.every),
             allowed=with_modules(options.modules),
+            tls=tls,
         )
     except TacitError as error:
         print(f"{_NAME}: {error}", file=sys.stderr, flush=True)
@@ -53,6 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if server.resumed:
         text = f"{_NAME}: server {server.number} goes on from {options.checkpoint}"
         print(text, file=sys.stderr, flush=True)
+    if tls is not None:
+        print(
+            f"{_NAME}: server {server.number} has the certificate {tls.fingerprint}",
+            file=sys.stderr,
+            flush=True,
+        )
     server.run()
     _write_stats(options.number, server.stats())
     return 0
@@ -65,6 +73,14 @@ def _check(options: argparse.Namespace) -> None:
     checks.real("--every", options.every, "write seconds, such as 30", above=0)
     if options.timeout is not None:
         checks.real("--timeout", options.timeout, "write seconds, such as 60", above=0)
+
+
+def _tls(options: argparse.Namespace) -> TlsServer | None:
+    if options.tls is not None:
+        return TlsServer(*options.tls, options.certificates)
+    if options.certificates is not None:
+        raise ConfigError("--certificates are shown by TLS alone: give --tls CERTIFICATE KEY, too")
+    return None
 
 
 def _secret(file: Path | None) -> secret.Secret:
@@ -101,6 +117,20 @@ def arguments() -> argparse.ArgumentParser:
         "--secret-file",
         type=Path,
         help="file with the secret, which only you can read, such as key",
+    )
+    parser.add_argument(
+        "--tls",
+        type=Path,
+        nargs=2,
+        metavar=("CERTIFICATE", "KEY"),
+        help="speak TLS 1.3, with this certificate and its private key, such as --tls hub.pem hub.key; tacit "
+        "certificate makes them",
+    )
+    parser.add_argument(
+        "--certificates",
+        type=Path,
+        help="file with the certificates of the workers that may connect, such as workers.pem; "
+        "one that is taken out of it is out at once. Where not given, workers show none",
     )
     parser.add_argument("--number", type=int, default=0, help="which of several servers it is, from 0")
     parser.add_argument(
