@@ -23,6 +23,12 @@ DIAGNOSE = "TACIT_DIAGNOSE"
 FOOTPRINT = "TACIT_FOOTPRINT"
 """The folder for each rank's and each server's report. Set by `tacit run`; read by sessions and servers."""
 
+HUB = "TACIT_HUB"
+"""host:port of the hub of replicas that come and go, or of several that take its place, with commas.
+
+Set by the user; read by `attach`.
+"""
+
 IMPORT = "TACIT_IMPORT"
 """Modules with algorithms and compressors of one's own, or their files, with commas.
 

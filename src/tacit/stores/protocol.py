@@ -38,6 +38,8 @@ class FrameKind(IntEnum):
     STATS = 8
     LEAVE = 9
     HERE = 10
+    ASK = 11
+    SHARE = 12
     # from a server
     ANSWER = 20
     WAIT = 21

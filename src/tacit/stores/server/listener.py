@@ -198,7 +198,11 @@ class Listener:
         until = silent = now + handshake.SECONDS
         connection.setblocking(False)
         if self._tls is not None:
-            connection = self._tls.begin(connection)
+            try:
+                connection = self._tls.begin(connection)
+            except OSError:
+                connection.close()  # it was gone again
+                return
             silent = now + min(_SILENT_SECONDS, handshake.SECONDS / 2)
         stranger = _Stranger(connection, address, handshake.greeting(), until, silent)
         self._strangers[connection] = stranger
