@@ -234,6 +234,7 @@ class PythonGroup(_Untyped):  # type: ignore[misc]
 
     supports_splitting = False
     _device_types = (torch.device("cpu"),)
+    group_name = ""
 
     def name(self) -> str:
         """Of its backend."""
@@ -251,11 +252,13 @@ class PythonGroup(_Untyped):  # type: ignore[misc]
         """There is none: whoever waits is told when another one is gone."""
 
     def _allgather_base(self, *given: Any) -> dist.Work:
-        return self.all_gather_single(*given)
+        work: dist.Work = self.all_gather_single(*given)
+        return work
 
     def alltoall_base(self, *given: Any) -> dist.Work:
         """torch 2.9's name."""
-        return self.all_to_all_single(*given)
+        work: dist.Work = self.all_to_all_single(*given)
+        return work
 
 
 PYTHON = "tacit-python"

@@ -49,6 +49,13 @@ def refusal(host: ServerProcess, tls: TlsWorker | None) -> str:
     return str(caught.value)
 
 
+def eventually(so: Callable[[], bool], seconds: float = 10.0) -> bool:
+    until = time.monotonic() + seconds
+    while not so() and time.monotonic() < until:
+        time.sleep(0.02)
+    return so()
+
+
 @pytest.fixture
 def hub(tmp_path: Path) -> tuple[Path, Path]:
     return made(tmp_path, "hub")
@@ -131,9 +138,10 @@ def test_plain_text_and_tls_tell_each_other(
 ) -> None:
     monkeypatch.setattr("tacit.stores.server.listener._SILENT_SECONDS", 0.3)
     assert "speaks TLS: set TACIT_TLS to the fingerprint" in refusal(serve(1, tls=TlsServer(*hub)), None)
-    assert "it does not speak TLS, as this server does" in caplog.text
+    assert eventually(lambda: "it does not speak TLS, as this server does" in caplog.text)
     assert "does not speak TLS: start it with --tls" in refusal(serve(1), TlsWorker(known(hub)))
-    assert "it speaks TLS, and this server was started without --tls" in caplog.text
+    said = "it speaks TLS, and this server was started without --tls"
+    assert eventually(lambda: said in caplog.text)
 
 
 def test_older_tls_is_refused(serve: Serve, hub: tuple[Path, Path]) -> None:
@@ -164,21 +172,19 @@ def test_a_worker_shows_a_certificate_until_it_is_taken_out_of_the_file(
     host = serve(2, timeout=5.0, tls=TlsServer(*hub, several))
     servers = [join(host, i, tls=TlsWorker(known(hub), *files)) for i, files in enumerate((one, two))]
     assert "has refused this worker's certificate" in refusal(host, TlsWorker(known(hub)))
-    assert "it has shown no certificate" in caplog.text
+    assert eventually(lambda: "it has shown no certificate" in caplog.text)
     for files in (three, old):
         assert "has refused this worker's certificate" in refusal(host, TlsWorker(known(hub), *files))
     several.write_text(one[0].read_text())
-    until = time.monotonic() + 10
-    while "may not connect any more" not in caplog.text and time.monotonic() < until:
-        time.sleep(0.02)
+    assert eventually(lambda: "may not connect any more" in caplog.text)
     with pytest.raises(ServerLost):  # it is out at once
         push(servers[1], torch.ones(N))
     assert "has refused this worker's certificate" in refusal(host, TlsWorker(known(hub), *two))
     servers[0].close()
     several.write_text("")
-    until = time.monotonic() + 10
-    while host._listener._tls.admits(known(one)) is not False and time.monotonic() < until:  # type: ignore[union-attr]
-        time.sleep(0.02)
+    tls = host._listener._tls
+    assert tls is not None
+    assert eventually(lambda: not tls.admits(known(one)))
     assert "has refused this worker's certificate" in refusal(host, TlsWorker(known(hub), *one))
 
 
