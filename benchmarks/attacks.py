@@ -22,6 +22,7 @@ from tacit.stores import encoding, handshake
 from tacit.stores.messages import Hello, MessageSpec, RunSpec
 from tacit.stores.protocol import FrameKind, Header
 from tacit.stores.secret import Secret
+from tacit.stores.tls import TlsWorker
 from tacit.topologies import Asynchronous, Star
 
 FORM = struct.Struct("<4qd2q")
@@ -40,6 +41,7 @@ class Target:
         free: the number of a worker whose place is free; None where none is.
         seconds: how long to go on with what needs time; `many`: how many connections are many.
         source: the address to come from; None: any. Of each, a server says why it has closed connections.
+        tls: how to speak TLS, with a certificate that the server takes; None: it speaks none.
     """
 
     address: tuple[str, int]
@@ -51,6 +53,7 @@ class Target:
     seconds: float = 2.0
     many: int = 1000
     source: str | None = None
+    tls: TlsWorker | None = None
 
 
 class Seen(NamedTuple):
@@ -134,6 +137,8 @@ def said(target: Target, *messages: bytes) -> Seen:
 def greeted(target: Target) -> tuple[socket.socket, bytes]:
     """A connection, and the server's greeting."""
     line = dialled(target)
+    if target.tls is not None:
+        line = target.tls.begin(line, target.address[0], "the server")
     return line, exactly(line, handshake.GREETING_BYTES)
 
 

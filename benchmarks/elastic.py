@@ -19,7 +19,7 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -83,12 +83,24 @@ def up(lines: Lines, events: Sequence[ChurnEvent]) -> tuple[int, float]:
     return len(useful), seconds
 
 
-def pause(processes: Sequence[Lines], since: float, to: float, pace: float) -> float:
-    """The longest time between two steps of a process that lies in this window, in part; beyond the pace."""
+def pause(
+    processes: Mapping[tuple[int, int], Lines],
+    events: Sequence[ChurnEvent],
+    since: float,
+    to: float,
+    pace: float,
+) -> float:
+    """The longest time between two steps of a process that lies in this window, in part; beyond the pace.
+
+    A time in which the process itself was frozen does not count.
+    """
     longest = pace
-    for lines in processes:
+    for (node, _), lines in processes.items():
         times = [each["time"] for each in lines if "step" in each]
-        longest = max(longest, *(b - a for a, b in pairwise(times) if a < to and b > since), pace)
+        frozen = [e.at for e in events if e.node == node and e.what == "frozen"]
+        for a, b in pairwise(times):
+            if a < to and b > since and not any(a < at < b for at in frozen):
+                longest = max(longest, b - a)
     return longest - pace
 
 
@@ -122,8 +134,7 @@ def run(bed: Testbed, algorithm: str, seed: int, churn: float, given: argparse.N
     gone: dict[str, list[float]] = {"killed": [], "frozen": []}
     for e in events:
         if e.what != "back":
-            others = [lines for (node, _), lines in processes.items() if node != e.node]
-            gone[e.what].append(round(pause(others, e.at, e.at + given.pace, given.pace), 2))
+            gone[e.what].append(round(pause(processes, events, e.at, e.at + given.pace, given.pace), 2))
     if not ends or result.failures:
         print(*heard.others[-30:], sep="\n")
     return {
@@ -137,7 +148,9 @@ def run(bed: Testbed, algorithm: str, seed: int, churn: float, given: argparse.N
         "goodput": round(useful * given.pace / seconds, 4) if seconds else None,
         "until_first_step": round(min(firsts) - began, 1) if firsts else None,
         "pauses": {how: sorted(seconds) for how, seconds in gone.items()},
-        "joins": sorted(round(pause(every, at - given.pace, at, given.pace), 2) for at, _ in joins),
+        "joins": sorted(
+            round(pause(processes, events, at - given.pace, at, given.pace), 2) for at, _ in joins
+        ),
         "starts": sorted(round(at - started, 1) for at, started in joins),
         "loss": ends[0]["loss"] if ends else None,
         "curve": curve,

@@ -59,7 +59,7 @@ def hivemind(model: torch.nn.Module, optimizer: Any, batch: int) -> tuple[Any, A
         time.sleep(0.1)
     with open(os.environ["PEERS_AT"]) as file:
         peers = file.read().split()
-    dht = hivemind.DHT(initial_peers=peers, host_maddrs=[at], announce_maddrs=[at], start=True)
+    dht = hivemind.DHT(initial_peers=peers, host_maddrs=[at], start=True)
     averaged = hivemind.Optimizer(
         dht=dht,
         run_id="elastic",

@@ -65,10 +65,10 @@ def run(bed: Testbed, peer: str, churn: float, given: argparse.Namespace, folder
     pauses: dict[str, list[float]] = {"killed": [], "frozen": []}
     for e in events:
         if e.what != "back":
-            others = [lines for (node, _), lines in processes.items() if node != e.node]
-            pauses[e.what].append(round(elastic.pause(others, e.at, e.at + given.pace, given.pace), 2))
+            longest = elastic.pause(processes, events, e.at, e.at + given.pace, given.pace)
+            pauses[e.what].append(round(longest, 2))
     if not processes or result.failures:
-        print(*heard.others[-30:], sep="\n", file=sys.stderr)
+        print(*[each for each in heard.others if "Error" in each][-30:], sep="\n", file=sys.stderr)
     losses = [(line["time"], line["loss"]) for said in processes.values() for line in said if "loss" in line]
     return {
         "peer": peer,

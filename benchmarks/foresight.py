@@ -96,6 +96,7 @@ def rank_main(model: str, arms: Sequence[str], quick: bool) -> None:
     from arms import Blocks, Trainer, ranks, timed
     from tacit.algorithms import parse
     from tacit.levels.node_layout import read_nodes
+    from tacit.levels.spec import AttachSpec
     from tacit.planning.step_profiler import SKIPPED, STEPS, take
     from tacit.planning.step_timer import StepTimer
     from tacit.planning.strategy_costs import measured_cost
@@ -112,7 +113,8 @@ def rank_main(model: str, arms: Sequence[str], quick: bool) -> None:
         for _ in range(SKIPPED + STEPS + 1):
             trainer.step()
         timer.close()
-        profile = take(timer, replica, [trainer.optimizer])
+        spec = AttachSpec(model=replica, optimizers=[trainer.optimizer], strategy=parse("dense"))
+        profile = take(timer, spec)
         nodes = read_nodes(group, None)
         links = measure(group, nodes)
         layout = len(nodes), len(nodes[0])

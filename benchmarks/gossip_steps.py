@@ -32,6 +32,7 @@ def rank_main(nodes: str, quick: bool) -> None:
     from arms import Blocks, Trainer, ranks, timed
     from scaling import small_work
     from tacit.algorithms import parse
+    from tacit.levels.spec import AttachSpec
     from tacit.planning.step_profiler import SKIPPED, STEPS, take
     from tacit.planning.step_timer import StepTimer
     from tacit.planning.strategy_costs import measured_cost
@@ -44,7 +45,8 @@ def rank_main(nodes: str, quick: bool) -> None:
         for _ in range(SKIPPED + STEPS + 1):
             trainer.step()
         timer.close()
-        profile = take(timer, replica, [trainer.optimizer])
+        spec = AttachSpec(model=replica, optimizers=[trainer.optimizer], strategy=parse("dense"))
+        profile = take(timer, spec)
         costs = [measured_cost(parse(arm), profile, count, 1) for count in CLOCK for arm in ARMS]
         trainers = {arm: Trainer(arm, work=small_work()) for arm in ARMS}
         for each in trainers.values():

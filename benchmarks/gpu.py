@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+import gpu_auto
 import gpu_kernels
 import gpu_profile
 import gpu_replicas
@@ -47,6 +48,7 @@ CHECKS: Sequence[Check] = (
     gpu_kernels.FIRST,
     gpu_suites.FIRST,
     gpu_steps.WIRE,
+    gpu_auto.CHECK,
     *gpu_kernels.CHECKS,
     *gpu_profile.CHECKS,
     *gpu_suites.CHECKS,

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from gpu_checks import Check, Row, Setting, microseconds, on_the_device, verdict
-from tacit.compressors import BF16, FP8, QSGD, Int8, Natural, PowerSGD, Sign, TernGrad, TopK
+from tacit.compressors import BF16, FP8, QSGD, Blockwise, Int8, Natural, PowerSGD, Sign, TernGrad, TopK
 from tacit.contracts import Context, FusedCodec, Matrix, OneShot, Payload
 from tacit.kernels import products
+from tacit.kernels.narrow import round_at_random
+from tacit.kernels.orthogonal import orthogonalize_
 from tacit.prediction import MP2
 from tacit.prediction.predictor import in_a_row
 from tacit.transports.message_layout import empty_message, pack_, unpack
@@ -19,6 +21,7 @@ from tacit.transports.message_layout import empty_message, pack_, unpack
 KERNELS: Mapping[str, OneShot] = {
     "topk 1%": TopK(ratio=0.01),
     "topk 1% of 4096": TopK(ratio=0.01, chunk=4096),
+    **{f"blocks of {bits} bits": Blockwise(bits=bits) for bits in (2, 3, 4)},
     "int8": Int8(),
     "qsgd 4 bits": QSGD(),
     "bf16": BF16(),
@@ -30,8 +33,25 @@ KERNELS: Mapping[str, OneShot] = {
 }
 TOPK, *OTHERS = KERNELS
 SOME = (TOPK, "int8", "qsgd 4 bits", "sign")
-GOALS = {("topk 1%", "encode + EF"): 3.0, ("topk 1% of 4096", "encode + EF"): 2.5}
+GOALS = {
+    ("topk 1%", "encode + EF"): 3.0,
+    ("topk 1% of 4096", "encode + EF"): 2.5,
+    **{(f"blocks of {bits} bits", "encode + EF"): 2.0 for bits in (2, 3, 4)},
+}
 """In copies."""
+COUNTED = {
+    ("topk 1%", "encode + EF"): 1.61,
+    ("topk 1% of 4096", "encode + EF"): 1.52,
+    ("blocks of 2 bits", "encode + EF"): 1.53,
+    ("blocks of 3 bits", "encode + EF"): 1.55,
+    ("blocks of 4 bits", "encode + EF"): 1.56,
+    ("topk 1%", "decode 4"): 0.59,
+    ("blocks of 2 bits", "decode 4"): 0.60,
+    ("blocks of 3 bits", "decode 4"): 0.69,
+    ("blocks of 4 bits", "decode 4"): 0.75,
+    ("residual in bf16", "round"): 0.75,
+}
+"""What reading and writing memory alone would take, in copies: by counting bytes."""
 DECODED = 1.5
 """What decoding four peers should take at most, in copies."""
 LARGE, MEDIUM, TINY = 25_000_000, 6_500_000, 20_000
@@ -64,10 +84,11 @@ def measured(
     runs, count = sum(found) * 1000 / times, len(found) / times
     print(
         f"{numel:>11,} {codec:17} {task:12} {took:8.0f} us {took / copy:6.2f} copies; "
-        f"{count:3.0f} kernels run for {runs:6.0f} us",
+        f"{count:3.0f} kernels run for {runs:6.0f} us"
+        + (f"; by counting bytes {counted:.2f} copies" if (counted := COUNTED.get((codec, task))) else ""),
         flush=True,
     )
-    told = {"us": took, "copies": took / copy, "kernels_us": runs, "kernels": count}
+    told = {"us": took, "copies": took / copy, "kernels_us": runs, "kernels": count, "counted": counted}
     return {"numel": numel, "codec": codec, "task": task, **told}
 
 
@@ -151,12 +172,26 @@ def thin_products(setting: Setting) -> Row:
             lambda: by_torch(lambda m, a, b: m.baddbmm_(a.transpose(1, 2), b, alpha=-1e-9)),
         ),
     }
-    found = [
+    lengths = [m.rows for m in matrices]
+    found = [measured(setting, start, "powersgd", "orthogonal", lambda: orthogonalize_(p, lengths, 4), copy)]
+    found += [
         measured(setting, start, name, task, call, copy)
         for task, calls in tasks.items()
         for name, call in zip(("powersgd", "the same by torch"), calls, strict=True)
     ]
     return {"copy_us": copy, "rows": found}
+
+
+def rounding(setting: Setting) -> Row:
+    """A residual that is kept in bf16, rounded at random."""
+    numel = TINY if setting.small else LARGE
+    x, out = torch.randn(numel, device=setting.device), torch.empty(numel, device=setting.device)
+    copy, narrow = (
+        microseconds(partial(out.copy_, x), setting.device),
+        torch.empty_like(x, dtype=torch.bfloat16),
+    )
+    call = partial(round_at_random, x, 7, narrow)
+    return {"copy_us": copy, "rows": [measured(setting, numel, "residual in bf16", "round", call, copy)]}
 
 
 def predictions(setting: Setting) -> Row:
@@ -176,6 +211,7 @@ FIRST = Check(
 CHECKS = [
     Check("kernels: others", 20, "what all other codecs take", partial(codecs, numel=LARGE, names=OTHERS)),
     Check("kernels: PowerSGD", 8, "PowerSGD's products by Triton and by torch", thin_products),
+    Check("kernels: rounding", 4, "what rounding residuals to bf16 takes", rounding),
     Check("kernels: MP2", 6, "what MP²'s network takes", predictions),
     Check("kernels: less", 12, "the same of 6.5 million entries", partial(codecs, numel=MEDIUM, names=SOME)),
 ]

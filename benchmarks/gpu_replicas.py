@@ -103,6 +103,6 @@ def trained(setting: Setting, arm: str) -> Row:
 
 
 CHECKS = [
-    Check(f"training: {arm}", 30, f"a training curve of {arm}", partial(trained, arm=arm), fills=True)
+    Check(f"training: {arm}", 24, f"a training curve of {arm}", partial(trained, arm=arm), fills=True)
     for arm in ARMS
 ]

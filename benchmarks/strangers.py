@@ -3,12 +3,14 @@
     python benchmarks/strangers.py              # 5 minutes, 12 on a slower machine
     python benchmarks/strangers.py --quick      # 1 to 5: each attack once, with fewer connections
     python benchmarks/strangers.py --only idle,impostor
+    python benchmarks/strangers.py --quick --tls      # a server that speaks TLS, and asks for certificates
 
 One training after the other, and in each of them one attack after the other, each from an address of its own:
 
 * `ps`, by `tacit run`: two workers that wait for each other. Strangers, and peers that know the secret.
 * `ps-async` and `ps-ssp`: a server and two workers started by hand, and the place of a third is free. Whoever
   knows the secret may take it, and does what no worker would; a rightful third worker comes when all is over.
+  With --tls only these: whoever does more than send bytes has a certificate that the server takes.
 
 Judged: the connections that are to be ended are; the server lives and needs no more than 256 MB more; it
 answers whoever comes with the right secret; the workers train on; at the end all exit with 0 in time. What
@@ -43,12 +45,15 @@ from attacks import ATTACKS, SPARED, Target
 from fault_runs import MARK, processes
 from markdown_tables import markdown
 from paired import RESULTS, hardware
+from tacit.environment import TLS, TLS_CERTIFICATE, TLS_KEY
 from tacit.files import put
 from tacit.stores import encoding, handshake
 from tacit.stores.messages import RunSpec
 from tacit.stores.protocol import FrameKind, Header
 from tacit.stores.secret import Secret
 from tacit.stores.server.allowed_types import ALLOWED_TYPES
+from tacit.stores.tls import TlsWorker
+from tacit_lab.certificates import make
 from tacit_lab.testbed.launch import free_port
 
 RANK = Path(__file__).with_name("strangers_rank.py")
@@ -88,10 +93,11 @@ class Training:
     Args:
         steps: how many; None: until it is told to end, and with a pause after each.
         alone: each worker is a world of its own, and the place of a third is free.
+        tls: whether they speak TLS, and the server asks for certificates.
     """
 
-    def __init__(self, algorithm: str, alone: bool, steps: int | None = None) -> None:
-        self.algorithm, self.alone, self._steps = algorithm, alone, steps
+    def __init__(self, algorithm: str, alone: bool, steps: int | None = None, tls: bool = False) -> None:
+        self.algorithm, self.alone, self._steps, self._tls = algorithm, alone, steps, tls
         self._mark = uuid.uuid4().hex
         self._temporary = TemporaryDirectory(prefix="strangers-")
         self.folder = Path(self._temporary.name)
@@ -102,6 +108,11 @@ class Training:
         if self.alone:
             self._secret, self._port = secrets.token_hex(32), free_port()
             server = ["-m", "tacit.stores.server", "--workers", "3", "--port", str(self._port)]
+            if self._tls:
+                for name in ("hub", "mine"):
+                    make(["127.0.0.1"], 30, self.folder / f"{name}.pem", self.folder / f"{name}.key")
+                server += ["--tls", str(self.folder / "hub.pem"), str(self.folder / "hub.key")]
+                server += ["--certificates", str(self.folder / "mine.pem")]
             self._start(server, TACIT_FOOTPRINT=str(self.folder))
             for worker in range(2):
                 self.join(worker)
@@ -141,7 +152,13 @@ class Training:
             TACIT_ALGORITHM=self.algorithm,
             TACIT_WORKER=str(worker),
             TACIT_WORKERS="3",
+            **(self._certificates() if self._tls else {}),
         )
+
+    def _certificates(self) -> dict[str, str]:
+        """Of a worker: what it trusts, and what it shows."""
+        files = {TLS: "hub.pem", TLS_CERTIFICATE: "mine.pem", TLS_KEY: "mine.key"}
+        return {name: str(self.folder / file) for name, file in files.items()}
 
     def target(self, seconds: float, many: int) -> Target:
         """The server, once workers train.
@@ -157,7 +174,11 @@ class Training:
         run = encoding.read(door["run"].encode(), RunSpec, ALLOWED_TYPES)
         overheard = handshake.reply(secret, handshake.greeting())
         workers, free = (3, 2) if self.alone else (2, None)
-        return Target((host, port), secret, overheard, run, workers, free, seconds, many)
+        tls = None
+        if self._tls:
+            mine = self.folder / "mine.pem", self.folder / "mine.key"
+            tls = TlsWorker(str(self.folder / "hub.pem"), *mine)
+        return Target((host, port), secret, overheard, run, workers, free, seconds, many, tls=tls)
 
     def wait(self, seconds: float, what: Callable[[], bool]) -> bool:
         """Wait until it is so, or something that was started has ended, or for so long; whether it is so."""
@@ -299,11 +320,13 @@ def _peak(pid: int | None) -> float:
 # ---- a training under attack --------------------------------------------------------------------------
 
 
-def trainings(algorithm: str, names: Sequence[str], seed: int, seconds: float, many: int) -> Iterator[Row]:
+def trainings(
+    algorithm: str, names: Sequence[str], seed: int, seconds: float, many: int, tls: bool
+) -> Iterator[Row]:
     """One training, or a second one where an attack has ended the first."""
     alone, rest = algorithm != "ps", list(names)
     while rest:
-        with Training(algorithm, alone) as training:
+        with Training(algorithm, alone, tls=tls) as training:
             target = training.target(seconds, many)
             rows: list[Row] = []
             while rest and training.lives:
@@ -425,6 +448,7 @@ def page(rows: Sequence[Row], words: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="each attack once, with fewer connections")
+    parser.add_argument("--tls", action="store_true", help="behind TLS and certificates of the workers")
     parser.add_argument("--only", default="", metavar="NAMES", help="these attacks, with commas between")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", action="store_true", help="keep the result in benchmarks/results")
@@ -439,9 +463,11 @@ def main() -> int:
         every = [*inside, *outside]
         plan = [("ps", outside, options.seed), ("ps", outside, options.seed + 1)]
         plan += [("ps-async", every, options.seed), ("ps-ssp", outside, options.seed)]
+    if options.tls:
+        plan = [("ps-async", [*inside, *outside], options.seed)]
     rows = []
     for algorithm, names, seed in plan:
-        for row in trainings(algorithm, names, seed, seconds, many) if names else ():
+        for row in trainings(algorithm, names, seed, seconds, many, options.tls) if names else ():
             print(f"{row.training:9} {row.attack:16} {'; '.join(row.wrong) or 'ok'}", flush=True)
             rows.append(row)
     machine = hardware()
@@ -451,7 +477,7 @@ def main() -> int:
         f"{machine['torch']}."
     )
     if options.save:
-        name = "strangers-quick" if options.quick else "strangers"
+        name = "strangers" + "-tls" * options.tls + "-quick" * options.quick
         path = RESULTS / f"{date.today().isoformat()}-{name}.md"
         put(path, page(rows, words))
         print(path)

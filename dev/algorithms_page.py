@@ -23,10 +23,14 @@ def section(family: str, names: Sequence[str]) -> Iterator[str]:
     from tacit.algorithms.registry import ENTRIES
     from tacit_lab.algorithm_facts import parameters_of
 
-    yield f"## {family.capitalize()}\n\n| algorithm | what it changes | parameters |\n|---|---|---|"
+    head = "| algorithm | what it changes | parameters |\n|---|---|---|"
+    first = next((name for name in names if ENTRIES[name].instead), None)
+    yield f"## {family.capitalize()}" + ("" if first == names[0] else f"\n\n{head}")
     for name in names:
         entry = ENTRIES[name]
-        baseline = f" *Baseline: take `{entry.instead}`.*" if entry.instead else ""
+        if name == first:
+            yield f"\nBaselines of the survey, to compare with:\n\n{head}"
+        baseline = f" *Take `{entry.instead}`.*" if entry.instead else ""
         given = ", ".join(
             f"`{each.name}`"
             + ("" if each.required else f" = {'none' if each.default is None else each.default}")

@@ -85,6 +85,7 @@ PROCESSES = (
     "tests/members/test_sampler.py::test_with_workers",
     "tests/planning/test_cluster_prediction.py::test_thousands_of_ranks",
     "tests/members/test_members.py",
+    "tests/members/test_members_by_hub.py",
     "tests/members/test_elastic_page.py",
     "tests/members/test_sharded_members.py",
     "tests/release/",

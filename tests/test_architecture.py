@@ -21,7 +21,7 @@ NAMES: dict[str, Any] = {
         ["errors", "environment", "_moved", "torch_compat"],
         [
             *("contracts", "checks", "described", "exports", "files", "json_lines"),
-            *("kernels", "links", "model", "own_modules", "ranges", "scripts", "timelines"),
+            *("kernels", "links", "model", "moments", "own_modules", "ranges", "scripts", "timelines"),
         ],
         [
             "rounds",

@@ -14,6 +14,7 @@ from cases import for_each
 from tacit import algorithms
 from tacit.algorithms.options.text import parameters
 from tacit.compressors import (
+    EF21,
     AdamMomentum,
     Cascade,
     Clip,
@@ -25,6 +26,7 @@ from tacit.compressors import (
     Partition,
     PublicCopy,
     Scheduled,
+    SignOfMean,
     Squeezed,
     Threshold,
     TopK,
@@ -41,6 +43,8 @@ NEEDY = {
     "MeanFeedback": MeanFeedback(Dense()),
     "AdamMomentum": AdamMomentum(Dense(), Dense()),
     "MomentumCorrection": MomentumCorrection(Dense()),
+    "EF21": EF21(Dense()),
+    "SignOfMean": SignOfMean(Dense()),
     "Nowcast": Nowcast(Dense()),
     "DifferenceCopy": DifferenceCopy(Dense()),
     "PublicCopy": PublicCopy(Dense()),

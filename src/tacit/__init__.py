@@ -120,12 +120,14 @@ _HOMES = {
     "tacit.reporting.trials": "report trial",
     "tacit.strategy": "Levels Strategy",
     # The answers' names stand here too, unseen, so that scripts that write `tacit.TopK` go on to work.
-    "tacit.compressors": "BF16 FP8 FP16 LAG QSGD AdamMomentum Blockwise ByteCoded Cascade Clip Dense "
-    "DifferenceCopy EntropyCoded ErrorFeedback Int8 MajoritySign MeanFeedback MomentumCorrection Natural "
-    "OneBit OuterMix Partition PowerSGD PublicCopy PushSum QuantizedPowerSGD RandomK Scheduled Sign "
-    "Squeezed TernGrad Threshold TopK TwoMagnitudes",
-    "tacit.merges": "Average CommonPoint Elastic LocalResidual Mix OuterStep Replace ServerParams SlowMo "
-    "StaleMean",
+    "tacit.compressors": "AdaComp AdamMomentum BF16 Blockwise ByteCoded Cascade Clip CountSketch DCT Dense "
+    "DifferenceCopy Dion EF21 EntropyCoded ErrorFeedback FP16 FP8 Int8 LAG LAQ "
+    "LargestChunks MajoritySign MeanFeedback MomentumCorrection Natural "
+    "NaturalDithering OkTopK OneBit OuterMix Partition PowerSGD PublicCopy PushSum "
+    "QSGD QuantizedPowerSGD RandomK SampledEntries SampledSpectrum Scheduled Sign "
+    "SignOfMean Squeezed TernGrad ThreeLC Threshold TopK Tracking TwoMagnitudes",
+    "tacit.merges": "Average CommonPoint EagerStep Elastic LocalResidual Mix OuterStep Replace ServerParams "
+    "SlowMo StaleMean",
     "tacit.optim": "LAMB LARS GrowingBatches scale_lr",
     "tacit.overlap": "Bucketwise Delayed Fused Prioritized",
     "tacit.rounds": "AdaComm ByLearningRate ByVariance Cycling During Every EveryEpoch EveryStep "

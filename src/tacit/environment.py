@@ -23,6 +23,12 @@ DIAGNOSE = "TACIT_DIAGNOSE"
 FOOTPRINT = "TACIT_FOOTPRINT"
 """The folder for each rank's and each server's report. Set by `tacit run`; read by sessions and servers."""
 
+HUB = "TACIT_HUB"
+"""host:port of the hub of replicas that come and go, or of several that take its place, with commas.
+
+Set by the user; read by `attach`.
+"""
+
 IMPORT = "TACIT_IMPORT"
 """Modules with algorithms and compressors of one's own, or their files, with commas.
 
@@ -73,6 +79,18 @@ STEP_PROFILE = "TACIT_STEP_PROFILE"
 
 TENSORBOARD = "TACIT_TENSORBOARD"
 """The folder for curves. Set by `tacit run --tensorboard`; read by sessions."""
+
+TLS = "TACIT_TLS"
+"""Which certificates of parameter servers are trusted: fingerprints, a file, or "system".
+
+Set by the user; read by workers, who then speak TLS.
+"""
+
+TLS_CERTIFICATE = "TACIT_TLS_CERTIFICATE"
+"""A file with the certificate that a worker shows. Set by the user; read by workers."""
+
+TLS_KEY = "TACIT_TLS_KEY"
+"""The file with its private key. Set by the user; read by workers."""
 
 TRIAL = "TACIT_TRIAL"
 """A seed and a factor on the learning rate, as JSON. Set by `tacit compare` for a script; read by `trial`."""

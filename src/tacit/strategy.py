@@ -62,6 +62,9 @@ class Strategy:
             its gradients; "scaled": in each step it is scaled to that of the mean gradient, by samples (a few
             entries of each parameter, every eighth step); `Renewals()`: it changes only in steps in which a
             nearer level averages gradients. It has no effect on other optimizers.
+        residual_bits: in how many bits an entry of a residual is kept between rounds: 32, or 16 of bf16, to
+            which it is rounded at random; so are DGC's velocity and the residuals of means. In a round all
+            are computed in float32.
         name: the text form it was made from; without effect.
     """
 
@@ -75,6 +78,7 @@ class Strategy:
     momentum: MomentumUse | MomentPeriods = "local"
     buffers: Buffers = "averaged"
     variance: Variance | Renewals = "local"
+    residual_bits: int = 32
     name: str = field(default="custom", compare=False)
 
     def __post_init__(self) -> None:
@@ -104,6 +108,16 @@ class Strategy:
             self._check_delta()
         if self.blocking is not None:
             self._check_blocking(self.blocking)
+        if type(self.residual_bits) is not int or self.residual_bits not in (16, 32):
+            raise ConfigError(
+                f"residual_bits={self.residual_bits!r} is no type in which residuals can be kept: write 32, "
+                "or 16 for bf16, rounded at random"
+            )
+        if self.residual_bits == 16 and self.subject != "gradient":
+            raise ConfigError(
+                f"residual_bits=16 with subject={self.subject!r} is not possible, as it is for residuals of "
+                "gradients: leave it out, or write subject='gradient'"
+            )
         self._check_replica_option("momentum", self.momentum, MomentumUse, "local")
         self._check_replica_option("buffers", self.buffers, Buffers, "averaged")
         self._check_replica_option("variance", self.variance, Variance, "local")

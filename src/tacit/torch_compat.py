@@ -7,6 +7,7 @@ ImportError, unless the function says otherwise.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -30,10 +31,13 @@ if torch.__version__ < "2.9":  # torch compares it as a version
         f"tacit needs torch 2.9 or newer, and this is {torch.__version__}: pip install 'torch>=2.9'"
     )
 
+_Untyped: Any = dist.ProcessGroup
+
 __all__ = [
     "GradBucket",
     "HashStore",
     "PrefixStore",
+    "PythonGroup",
     "ReduceGroup",
     "ShutdownNotice",
     "Store",
@@ -63,6 +67,7 @@ __all__ = [
     "lightning_hook",
     "multiply_each_",
     "own_parameters",
+    "python_group",
     "raise_to_squares_",
     "reduces_in_python",
     "scale_on_device",
@@ -219,6 +224,58 @@ class ShutdownNotice(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Called by `destroy_process_group`, before any group is destroyed."""
         self._call()
+
+
+class PythonGroup(_Untyped):  # type: ignore[misc]
+    """The base of a process group for tensors on the host whose collectives are written in Python.
+
+    Here are its private names, and torch 2.9's for what later versions call by others.
+    """
+
+    supports_splitting = False
+    _device_types = (torch.device("cpu"),)
+    group_name = ""
+
+    def name(self) -> str:
+        """Of its backend."""
+        return PYTHON
+
+    getBackendName = name
+
+    def _get_backend(self, device: Any) -> Any:
+        return self
+
+    def _set_group_name(self, name: str) -> None:
+        self.group_name = name  # C++ has a name only where it has a backend
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        """There is none: whoever waits is told when another one is gone."""
+
+    def _allgather_base(self, *given: Any) -> dist.Work:
+        work: dist.Work = self.all_gather_single(*given)
+        return work
+
+    def alltoall_base(self, *given: Any) -> dist.Work:
+        """torch 2.9's name."""
+        work: dist.Work = self.all_to_all_single(*given)
+        return work
+
+
+PYTHON = "tacit-python"
+"""The name of the backend of such groups."""
+_MAKING: list[Callable[[], PythonGroup]] = []
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def python_group(
+    make: Callable[[], PythonGroup], rank: int, size: int, timeout: timedelta, name: str
+) -> dist.ProcessGroup:
+    """Have torch know a group that is written in Python, as `group_by_store` does one of Gloo."""
+    with _ONE_AT_A_TIME:
+        if PYTHON not in dist.Backend.backend_list:
+            dist.Backend.register_backend(PYTHON, lambda *_: _MAKING.pop()(), devices=["cpu"])
+        _MAKING[:] = [make]
+        return group_by_store(HashStore(), rank, size, PYTHON, timeout, name)
 
 
 # ---- DDP, and other modules ---------------------------------------------------------------------------

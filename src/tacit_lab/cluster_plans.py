@@ -10,12 +10,13 @@ from tacit.algorithms import known, parse
 from tacit.algorithms.auto import shaped
 from tacit.algorithms.registry import ENTRIES
 from tacit.errors import ConfigError, TacitError
-from tacit.planning.cluster_prediction import BASE, Prediction, predict
+from tacit.planning.cluster_prediction import BASE, Prediction, computing, predict
 from tacit.planning.profile import Profile
 from tacit.planning.simulation.clock import Network
 from tacit.planning.simulation.costs import without_cost
-from tacit.planning.simulation.networks import LATENCY, of_ring
+from tacit.planning.simulation.networks import LATENCY, between_gpus, of_ring
 from tacit.transports.process_groups import connections
+from tacit_lab.cluster import Cluster
 
 CANDIDATES = (
     "ddp",
@@ -33,6 +34,8 @@ CANDIDATES = (
     "daso",
 )
 """The default candidates: one of each kind that is worth a try on slow links."""
+FOR_ADAM = ("onebit-adam", "zeroone-adam")
+"""The others, where it is known that the optimizer is Adam."""
 _UNPLANNED = ("parameter server", "automatic")
 LARGEST = 8
 """The most nodes of a cluster for which a strategy's cost is measured; for more it is extrapolated."""
@@ -92,19 +95,24 @@ def shapes_worth_a_look(profile: Profile, network: Network) -> list[str]:
 
 
 def plan(
-    profile: Profile, network: Network, texts: Sequence[str], memory: float | None = None
+    profile: Profile,
+    network: Network,
+    texts: Sequence[str],
+    memory: float | None = None,
+    unfit: Mapping[str, str] | None = None,
 ) -> ClusterPlan:
     """Predict every candidate.
 
     Args:
         texts: the texts of the strategies.
         memory: bytes that a rank may use; None: without limit.
+        unfit: the reasons why others do not fit the optimizer.
 
     Raises:
         ConfigError: none of them can be predicted; the message has the reason of the first.
     """
     found: list[Prediction] = []
-    refused: dict[str, str] = {}
+    refused = dict(unfit or {})
     for text in texts:
         try:
             prediction = predict(parse(text), profile, network)
@@ -119,9 +127,7 @@ def plan(
         name, why = next(iter(refused.items()), ("nothing", "no algorithm was given"))
         raise ConfigError(f"nothing can be predicted: {name}: {why}")
     found.sort(key=lambda each: each.seconds)
-    busy = max(1.0, profile.threads * network.sharing / network.cores)
-    compute = (profile.step.seconds - profile.step.loading) * busy + profile.step.loading
-    return ClusterPlan(network, tuple(found), refused, compute)
+    return ClusterPlan(network, tuple(found), refused, computing(profile, network))
 
 
 def described(
@@ -147,9 +153,20 @@ def described(
     own = ranks * (profile.threads + 1) if cores is None else cores
     most, one = slowest * FRAMES / 8, WINDOW / (2 * latency) if latency else math.inf
     return replace(
-        of_ring(nodes, ranks, min(most, one), latency + LATENCY, profile),
+        between_gpus(of_ring(nodes, ranks, min(most, one), latency + LATENCY, profile), profile),
         cores=profile.cores if emulated else own,
         sharing=nodes * ranks if emulated else ranks,
         rates=tuple(min((rate or math.inf) * FRAMES / 8, one) for rate in rates) if uneven else (),
         connections=min(connections(), most / min(most, one)) if math.isfinite(most) else 1.0,
+    )
+
+
+def of_cluster(
+    shape: Cluster, profile: Profile, *, cores: float | None = None, emulated: bool = False
+) -> Network:
+    """A cluster by its text; see `described`."""
+    rates = [shape.free_rate_of(node) for node in range(shape.nodes)]
+    latency = max(shape.latency_of(node) for node in range(shape.nodes))
+    return described(
+        shape.nodes, shape.ranks_per_node, rates, latency, profile, cores=cores, emulated=emulated
     )

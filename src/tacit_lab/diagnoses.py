@@ -7,11 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from tacit.algorithms import parse
 from tacit.environment import ALGORITHM, DIAGNOSE
 from tacit.planning.diagnosis import Diagnosis
 from tacit.planning.live_diagnosis import DiagnoseRequest, needs
+from tacit.planning.profile import Profile
+from tacit_lab import cluster_plans
 from tacit_lab.cluster import Cluster
 from tacit_lab.first_steps import run_until_written
+from tacit_lab.profile_diagnoses import diagnosis_of
 
 _MODULE = ("-m", "tacit.diagnose")
 
@@ -42,3 +46,13 @@ def of_script(
 
     unmet = f"there is no diagnosis: {needs(steps)}"
     return Diagnosis.from_json(run_until_written(cluster, [*_MODULE, *words], variables, unmet, on_line))
+
+
+def of_profile(path: Path, cluster: Cluster, algorithm: str) -> Diagnosis:
+    """Diagnose the steps that a saved profile predicts for a cluster; see `profile_diagnoses`.
+
+    Raises:
+        ConfigError: the file holds no profile, or not what the algorithm costs on such a cluster.
+    """
+    profile = Profile.load(path)
+    return diagnosis_of(profile, cluster_plans.of_cluster(cluster, profile), parse(algorithm))

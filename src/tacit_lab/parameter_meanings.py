@@ -47,6 +47,7 @@ BY_NAME = {
     "rank": "columns of the two thin matrices as whose product a matrix travels",
     "ratio": "the share of the entries that travels, above 0 to 1",
     "refresh": "for so many steps it moves again, at 1.5, 2.25, 3.4 ... times freeze_step",
+    "residual_bits": "bits an entry of what was not sent, as it is kept: 32, or 16 (bf16, rounded at random)",
     "second_every": "Adam's second moments are averaged every so many steps; None: 6 times sync_every",
     "sync_every": "steps from round to round",
     "topology": "how ranks exchange; hierarchical: inside machines first; all words: docs/combining.md",
@@ -77,9 +78,26 @@ BY_ALGORITHM = {
         "bits": "bits an entry, 2 to 8",
         "scale": "what an entry is a fraction of: its bucket's largest magnitude, or its norm",
     },
+    "natural-dithering": {"bits": "bits an entry, 2 to 5"},
+    "three-lc": {"sparsity": "from 1 to below 2; more makes more zeros, and shorter messages"},
     "terngrad": {"clip": "an entry is cut to so many root mean squares of its bucket; None: not"},
     "topk": {"bits": _OF_QSGD},
     "dgc": {"momentum": "of SGD, which is taken over from the optimizer", "bits": _OF_QSGD},
+    "ef21-sgdm": {"momentum": "of SGD, which is taken over from the optimizer"},
+    "demo": {
+        "k": "so many coefficients of each chunk x chunk travel",
+        "chunk": "a cosine transform is of so many entries in a row",
+        "decay": "the share of the momentum that is kept from step to step",
+    },
+    "sketched-sgd": {"width": "sums in each of the sketch's five rows, as a share of the entries"},
+    "gradientflow": {
+        "ratio": "the share of the chunks that travels, above 0 to 1",
+        "chunk": "entries that travel together, or not",
+    },
+    "adacomp": {
+        "bin": "of so many entries in a row those travel that are soon the largest",
+        "capacity": "at most this share of the entries travels in a round",
+    },
     "randomk": {"unbiased": "multiply what is sent by 1 / ratio, and keep no residual"},
     "threshold": {
         "tau": "an entry travels when its magnitude has reached this",
@@ -87,6 +105,16 @@ BY_ALGORITHM = {
     },
     "powersgd": {
         "min_compression_rate": "a matrix travels as it is, unless so many times fewer numbers would travel"
+    },
+    "dion": {
+        "rank": "columns of the two thin matrices whose product is a step",
+        "momentum": "the share of a step's direction that each rank keeps",
+    },
+    "atomo": {"rank": "so many singular directions of a matrix travel"},
+    "laq": {
+        "xi": "how much a gradient may change before it travels again; more sends less",
+        "window": "a change is compared with so many of the last means",
+        "bits": "bits an entry of a change, 2 to 8",
     },
     "lag": {
         "xi": "how much a gradient may change before it travels again; more sends less",
@@ -139,6 +167,7 @@ BY_ALGORITHM = {
         "entropy": "an entropy code writes entries of 2 to 4 bits in fewer",
         "gradient_bits": "bits an entry of the gradients, in steps in which these travel, 3 to 8",
     },
+    "sparta": {"ratio": "the share of the parameters that is averaged in a round, above 0 to 1"},
     "overlap-localsgd": {
         "alpha": "how far a replica is pulled to the common anchor, above 0 to 1",
         "momentum": "of the anchor; 0: none",

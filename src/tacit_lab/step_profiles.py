@@ -22,6 +22,7 @@ def of_script(
     algorithms: Sequence[str],
     layouts: Sequence[tuple[int, int]],
     on_line: Callable[[int, str], None] | None = None,
+    asked: bool = True,
 ) -> Profile:
     """Run a script until it has been profiled, and end it.
 
@@ -29,13 +30,15 @@ def of_script(
         words: the script and its arguments, as for torchrun.
         algorithms: the strategies whose cost is measured, for clusters of `layouts`.
         on_line: takes what the ranks print.
+        asked: whether the user has named the algorithms; see `ProfileRequest`.
 
     Raises:
         TestbedError: it has ended before.
     """
 
     def variables(out: Path) -> dict[str, str]:
-        request = {"out": str(out), "algorithms": [*algorithms], "layouts": [*layouts], "ends": True}
+        wanted = {"algorithms": [*algorithms], "layouts": [*layouts], "asked": asked}
+        request = {"out": str(out), "ends": True, **wanted}
         return {STEP_PROFILE: json.dumps(request), ALGORITHM: _QUIET}
 
     needs = (
@@ -46,7 +49,11 @@ def of_script(
 
 
 def of_recipe(
-    words: Sequence[str], ranks: int, algorithms: Sequence[str], layouts: Sequence[tuple[int, int]]
+    words: Sequence[str],
+    ranks: int,
+    algorithms: Sequence[str],
+    layouts: Sequence[tuple[int, int]],
+    asked: bool = True,
 ) -> Profile:
     """Profile a recipe on plain local processes; `words` are its name and its choices, as options."""
     worker = ["-m", "tacit_lab.recipes.worker", *words, "--algorithm", _QUIET]
@@ -58,6 +65,7 @@ def of_recipe(
             algorithms,
             layouts,
             lambda _, line: lines.append(line),
+            asked,
         )
     except TestbedError as error:
         raise TestbedError(f"{error}\n" + "\n".join(lines)[-2000:]) from None

@@ -154,6 +154,25 @@ def one_round_late(k: int, lr: float, momentum: float) -> Trace:
     return trace
 
 
+def eager(k: int, lr: float, momentum: float) -> Trace:
+    """Each steps by the mean of the period before, and by its part of the next one; what is sent is whole."""
+    x, trace = start(), []
+    outer = torch.nn.Parameter(x[0].clone())
+    sgd = torch.optim.SGD([outer], lr=lr, momentum=momentum, nesterov=momentum > 0)
+    begun, before = x, None
+    for t in range(STEPS):
+        x = stepped(x, t)
+        if (t + 1) % k == 0:
+            own = [each - first for each, first in zip(x, begun, strict=True)]
+            if before is not None:
+                outer.grad = -mean(before)
+                sgd.step()
+                x = [outer.detach() + lr * (1 + momentum) / P * each for each in own]
+            begun, before = x, own
+        trace.append(x)
+    return trace
+
+
 def easgd(k: int, beta: float) -> Trace:
     x, centre, trace = start(), start()[0], []
     for t in range(STEPS):
@@ -278,6 +297,7 @@ CASES: dict[str, tuple[str | Strategy, Callable[[], Trace]]] = {
     "local sgd, in turn": ("localsgd:sync_every=6,fragments=3", lambda: streaming(6, 3, 0, 0.0, 1.0, 0.0)),
     "mp2, all sent": ("mp2:rescale=false,sync_every=4,budget=1.0", lambda: local_sgd(4)),
     "mp2, all sent, own kept": ("mp2:sync_every=4,budget=1.0,predictor=own", lambda: local_sgd(4)),
+    "sparta, all averaged": ("sparta:ratio=1.0,sync_every=4", lambda: local_sgd(4)),
     "keep": (KEEP, lambda: sparse(4, 0.3, 0.0)),
     "predictive": (CODED, lambda: sparse(4, 0.3, 0.5)),
     "easgd": ("easgd:sync_every=3,beta=0.9", lambda: easgd(3, 0.9)),
@@ -297,6 +317,11 @@ CASES: dict[str, tuple[str | Strategy, Callable[[], Trace]]] = {
         lambda: fed_back(3, 0.9, 0.8, 0.0, largest(2, 5), two_means),
     ),
     "dilocox, dense": (DENSE_COX, lambda: one_round_late(4, 0.7, 0.9)),
+    "eager diloco": ("eager-diloco:sync_every=4", lambda: eager(4, 0.7, 0.6)),
+    "eager diloco without momentum": (
+        "eager-diloco:sync_every=3,outer_lr=0.9,outer_momentum=0.0",
+        lambda: eager(3, 0.9, 0.0),
+    ),
     "desloc": ("desloc:sync_every=4", lambda: local_sgd(4)),
     "overlap": ("overlap-localsgd:sync_every=4,alpha=0.6,momentum=0.7", lambda: overlapped(4, 0.6, 0.7)),
     "od-sgd": ("odsgd", lambda: late_average(1, 1)),
@@ -320,7 +345,7 @@ def test_the_trajectory_is_the_papers(case: str) -> None:
             torch.testing.assert_close(ours[rank][t].double(), expected[t][rank], rtol=0, atol=2e-6)
 
 
-LATE = ["odsgd", "overlap-localsgd:sync_every=4", STREAMING, COCOD, DENSE_COX]
+LATE = ["odsgd", "eager-diloco:sync_every=4", "overlap-localsgd:sync_every=4", STREAMING, COCOD, DENSE_COX]
 
 
 @pytest.mark.parametrize(
@@ -482,6 +507,17 @@ def test_the_period_follows_the_variance() -> None:
     schedule_state = crew.replicas[0].session.schedule.state
     assert schedule_state["samples"] == 2
     assert all(replica.session.schedule.state == schedule_state for replica in crew.replicas)
+    crew.close()
+
+
+def test_sparta_averages_some_parameters_and_leaves_the_others() -> None:
+    crew = Crew("sparta:ratio=0.2,sync_every=3", P)
+    alone = [steps[-1] for steps in Crew("localsgd:sync_every=100", P).train(3)]
+    found = torch.stack([steps[-1] for steps in crew.train(3)])
+    met = (found == found[0]).all(0)
+    assert met.sum() == sum(math.ceil(0.2 * len(where)) for where in rows())
+    torch.testing.assert_close(found[0][met], mean(alone)[met], rtol=0, atol=1e-6)
+    torch.testing.assert_close(found[:, ~met], torch.stack(alone)[:, ~met], rtol=0, atol=1e-6)
     crew.close()
 
 

@@ -29,8 +29,11 @@ def test_a_frozen_one_is_up_before_and_after() -> None:
 
 def test_a_pause_is_what_a_step_took_beyond_the_pace() -> None:
     one, other = steps((10, 0), (10.6, 1), (13.6, 2), (14.2, 3)), steps((10, 0), (10.6, 1), (11.2, 2))
-    assert pause([one, other], 11.0, 11.5, 0.6) == pytest.approx(2.4)
-    assert pause([one, other], 13.7, 13.8, 0.6) == 0.0
+    both = {(0, 7): one, (1, 8): other}
+    assert pause(both, [], 11.0, 11.5, 0.6) == pytest.approx(2.4)
+    assert pause(both, [], 13.7, 13.8, 0.6) == 0.0
+    frozen = [ChurnEvent(10.7, 0, "frozen"), ChurnEvent(13.0, 0, "back")]
+    assert pause(both, frozen, 11.0, 11.5, 0.6) == 0.0
 
 
 def test_losses_are_compared_where_as_many_samples_were_trained() -> None:

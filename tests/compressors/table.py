@@ -1,36 +1,50 @@
 """One row a compressor: a new compressor is one file in src and one row here."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from inspect import signature
 
 from tacit.compressors import (
     BF16,
+    DCT,
+    EF21,
     FP8,
     FP16,
     LAG,
+    LAQ,
     QSGD,
+    AdaComp,
     AdamMomentum,
     Blockwise,
     ByteCoded,
     Cascade,
     Clip,
+    CountSketch,
     Dense,
+    Dion,
     EntropyCoded,
     ErrorFeedback,
     Int8,
+    LargestChunks,
     MajoritySign,
     MeanFeedback,
     MomentumCorrection,
     Natural,
+    NaturalDithering,
+    OkTopK,
     OneBit,
     Partition,
     PowerSGD,
     QuantizedPowerSGD,
     RandomK,
+    SampledEntries,
+    SampledSpectrum,
     Scheduled,
     Sign,
+    SignOfMean,
     TernGrad,
+    ThreeLC,
     Threshold,
     TopK,
     TwoMagnitudes,
@@ -56,6 +70,7 @@ class Row:
         conserves: whether what was not sent is kept.
         rounding: the relative error of the arithmetic in the type that travels.
         votes: whether the answer is a vote, and not the mean of what was sent.
+        steps: whether it is a step in the direction of the mean, and not the mean.
     """
 
     compressor: Compressor
@@ -64,6 +79,7 @@ class Row:
     conserves: bool = False
     rounding: float = 1e-6
     votes: bool = False
+    steps: bool = False
     topology: Topology = Flat()
 
     @property
@@ -102,6 +118,12 @@ def tree(nbytes: int, marks: int, beside: Callable[[int], int] = lambda p: 0) ->
 TOPK = 10 * 4 + 10 + 2
 
 BIASES = ((0, 10), (500, 520))
+
+
+def split(peers: int) -> int:
+    """The bounds of regions, then twice 12.5 of 1000 entries in 8 bytes each, a P-th to each rank."""
+    return ring(4 * (peers - 1))(peers) + 2 * gather(8 * math.ceil(12.5 / peers))(peers)
+
 
 # 20 x 30 and 16 x 25 fill 1000 entries; rank 2: P has 36 rows and Q 55.
 MATRICES = (Matrix(0, 20, 30), Matrix(600, 16, 25))
@@ -426,4 +448,52 @@ TABLE = {
         1.0,
         rounding=2**-7,
     ),
+    "cosine transform, topk 1%": Row(DCT(TopK(ratio=0.01)), gather(TOPK), 1.0, rounding=1e-5),
+    "cosine transform, topk 1% + ef that decays": Row(
+        ErrorFeedback(DCT(TopK(ratio=0.01), length=8), decay=0.999), gather(TOPK), 1.0, rounding=1e-5
+    ),
+    "cosine transform, signs, + ef": Row(
+        ErrorFeedback(DCT(Sign())), gather(125 + 4), 1.0, conserves=True, rounding=1e-5
+    ),
+    "demo": Row(SignOfMean(ErrorFeedback(DCT(TopK(ratio=0.01)), decay=0.999)), gather(TOPK), 1.1, votes=True),
+    "dion": Row(
+        ErrorFeedback(Dion(rank=2, matrices=MATRICES), rescale=False),
+        lambda p: ring(36 * 2 * 4)(p) + ring(55 * 2 * 4)(p),
+        1.1,
+        conserves=True,
+        steps=True,
+    ),
+    "ef21 of topk 1%": Row(EF21(TopK(ratio=0.01)), gather(TOPK), 1.0),
+    "ef21 of topk 1%, momentum corrected": Row(
+        MomentumCorrection(EF21(TopK(ratio=0.01)), masking=False), gather(TOPK), 1.0
+    ),
+    "laq": Row(LAQ(matrices=MATRICES), lambda p: ring(4)(p) + gather(4 * 125 + 2 * 2)(p), 1 / 13.8),
+    "3lc + ef": Row(ErrorFeedback(ThreeLC()), gather(200 + 4 + 4), 1.0, conserves=True),
+    "natural dithering": Row(NaturalDithering(), gather(4 * 125 + 2 * 4), 0.5),
+    "natural dithering 3 bits, buckets of 64": Row(
+        NaturalDithering(bits=3, bucket=64), gather(3 * 125 + 16 * 4), 0.5
+    ),
+    # 5 rows of 20 sums, then 40 entries.
+    "count sketch + ef": Row(
+        ErrorFeedback(CountSketch()), lambda p: ring(5 * 20 * 4)(p) + ring(40 * 4)(p), 1.0, conserves=True
+    ),
+    # 15 norms; 3 chunks, of which the last may be filled up.
+    "chunks + ef": Row(
+        ErrorFeedback(LargestChunks(ratio=0.2, chunk=70)),
+        lambda p: ring(15 * 4)(p) + ring(3 * 70 * 4)(p),
+        1.0,
+        conserves=True,
+    ),
+    "sampled entries": Row(SampledEntries(), gather(TOPK), 10.0),
+    "sampled spectrum": Row(
+        SampledSpectrum(rank=2, matrices=MATRICES), gather(2 * (50 + 41) * 4), 10.0, rounding=1e-5
+    ),
+    # Room for 100: ceil(100 / 8) bytes of signs, a magnitude, 100 low bytes, 13 of high parts.
+    "adacomp + ef": Row(
+        ErrorFeedback(AdaComp(bin=50, capacity=0.1)), gather(13 + 4 + 100 + 13), 1.0, True, rounding=1e-5
+    ),
+    "adacomp of small bins, full, + ef": Row(
+        ErrorFeedback(AdaComp(bin=4, capacity=0.1)), gather(13 + 4 + 100 + 13), 1.0, True, rounding=1e-5
+    ),
+    "oktopk 1% + ef": Row(ErrorFeedback(OkTopK()), split, 1.0, conserves=True),
 }

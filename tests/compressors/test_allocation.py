@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from tacit.compressors.wrappers import Part
-from tacit.contracts import AllGather, AllReduce, Compressor, Context, Matrix, State
+from tacit.contracts import AllGather, AllReduce, AllToAll, Compressor, Context, Matrix, State
 from tacit.topologies import Flat
 
 LARGEST = 1 << 16
@@ -55,6 +55,21 @@ ALLOCATES = {
     "predicted, in bf16": "positions, whose turn it is, and what a piece is predicted from",
     "predicted, the largest sent": "positions, those that were sent, and what a piece is predicted from",
     "nowcast": "what a piece is predicted from",
+    "cosine transform, topk 1%": "the transform: all coefficients",
+    "cosine transform, topk 1% + ef that decays": "the transform: all coefficients",
+    "cosine transform, signs, + ef": "the transform: all coefficients",
+    "demo": "the transform: all coefficients",
+    # Baselines in plain torch.
+    "3lc + ef": "codes: all",
+    "natural dithering": "levels: all",
+    "natural dithering 3 bits, buckets of 64": "levels: all",
+    "count sketch + ef": "hashes, drawn anew in every round",
+    "chunks + ef": "chunks, and what is sent of them",
+    "sampled entries": "probabilities: all",
+    "sampled spectrum": "a decomposition",
+    "adacomp + ef": "sums with the residual: all",
+    "adacomp of small bins, full, + ef": "sums with the residual: all",
+    "oktopk 1% + ef": "what is chosen, and comes",
 }
 """What still does, and what for."""
 
@@ -112,6 +127,9 @@ class Steps:
         try:
             while True:
                 request = talk.send(answer)
+                if isinstance(request, AllToAll):
+                    answer = [request.payloads[0]] * 2
+                    continue
                 assert isinstance(request, AllReduce | AllGather)
                 answer = (
                     request.payload if isinstance(request, AllReduce) else [request.payload, request.payload]

@@ -13,7 +13,16 @@ from table import TABLE, Row
 from torch import Tensor
 
 from cases import for_each
-from tacit.compressors import Cascade, Partition, PowerSGD, RandomK, Scheduled, TernGrad
+from tacit.compressors import (
+    Cascade,
+    Partition,
+    PowerSGD,
+    RandomK,
+    SampledSpectrum,
+    Scheduled,
+    SignOfMean,
+    TernGrad,
+)
 from tacit.contracts import Compressor, Context, Matrix
 from tacit.errors import Overflow
 from tacit.prediction import Predicted
@@ -154,7 +163,7 @@ def test_ranks_agree_and_finite_entries_stay_finite(
 
 def tame(compressor: Compressor) -> bool:
     """Whether what was sent can be compared with the mean to a known precision, at any length."""
-    rough = (PowerSGD, Predicted, RandomK, Cascade, Scheduled, TernGrad)
+    rough = (PowerSGD, Predicted, RandomK, Cascade, SampledSpectrum, Scheduled, SignOfMean, TernGrad)
     inner = getattr(compressor, "inner", None)
     return not isinstance(compressor, rough) and (inner is None or tame(inner))
 

@@ -53,12 +53,22 @@ ON_HOST = {
     "lag",
     "lag, momentum corrected",
     "lag, biases dense",
+    "laq",
     # How many bytes travel depends on them.
     "entropy coded + ef",
     "byte coded int8 + ef",
     "byte coded qsgd",
     "byte coded bf16 + ef",
     "byte coded topk 30% + ef",
+    "3lc + ef",
+    # What is chosen is looked at, or drawn, on the host.
+    "adacomp + ef",
+    "adacomp of small bins, full, + ef",
+    "chunks + ef",
+    "count sketch + ef",
+    "oktopk 1% + ef",
+    "sampled entries",
+    "sampled spectrum",
     # These predictors were written for the host.
     "predicted",
     "predicted + ef",

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from gpu_training import BY_ADAM, adamw, batches, flat, network, on, sgd, steps
 from host_sync import unsynchronized
+from made_gpu import made_gpu
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -38,7 +39,8 @@ ALGORITHMS = [
     "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=2,bits=4", "slowmo:sync_every=3",
     "easgd:sync_every=3", "overlap-localsgd:sync_every=3", "postlocal", "odsgd", "ednncomm:sync_every=2",
     "daso", "adacomm:sync_every=3", "qsr", "sparseloco:sync_every=3", "muloco:sync_every=3",
-    "desloc:sync_every=3", "dilocox:sync_every=3", "lowbit", "predictive:sync_every=3",
+    "desloc:sync_every=3", "dilocox:sync_every=3", "lowbit", "predictive:sync_every=3", "natural-dithering",
+    "demo", "ef21-sgdm:ratio=0.05", "dion:rank=2", "eager-diloco:sync_every=3",
 ]  # fmt: skip
 AVERAGING = ["lowbit", "localsgd:sync_every=2", "diloco:sync_every=2,bits=4", "sparseloco:sync_every=2"]
 EXCHANGING = ["dense", "int8", "qsgd", "topk:ratio=0.1", "powersgd:rank=1", "efsign"]
@@ -261,6 +263,25 @@ def a_choice_is_what_was_attached_by_hand() -> None:
         assert torch.equal(found, run(by_hand=True))
 
 
+def auto_measures_and_chooses() -> None:
+    """By events in the stream, NCCL's rings and copies; every rank takes what the first one has chosen."""
+    with nullcontext() if GPU else made_gpu():
+        model = wrapped(DEVICE)
+        optimizer = sgd(model)
+        with tacit.attach(model, optimizer, "auto") as session:
+            steps(model, optimizer, on(DEVICE, batches(16, dist.get_rank())))
+            choice = session.choice
+            assert choice is not None
+            seconds = dict(choice.considered)
+            assert all(seconds[text] for text in ("ddp", choice.algorithm)), choice
+            assert "predicted" in choice.reason
+            diagnosis = session.diagnose(steps=3)
+            steps(model, optimizer, on(DEVICE, batches(10, dist.get_rank())))
+        assert_equal_on_all_ranks(flat(model))
+    assert diagnosis.result is not None
+    assert diagnosis.result.notes == (), diagnosis.result
+
+
 def a_lost_rank_is_told_to_the_others() -> None:
     """The last of all: it costs a rank."""
     model = wrapped(DEVICE)
@@ -282,6 +303,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     **{f"as on CPUs: {each}": partial(as_on_cpus, each) for each in ALGORITHMS},
     **{f"with Adam as on CPUs: {each}": partial(as_on_cpus_with_adam, each) for each in BY_ADAM},
     "draws are equal": draws_are_equal,
+    "auto measures and chooses": auto_measures_and_chooses,
     **{
         f"nobody waits: {each}": partial(nobody_waits, each)
         for each in ("dense", "topk:ratio=0.05", "powersgd:rank=2", "efsign", "qsgd", "pipesgd")

@@ -1,6 +1,5 @@
 """Four ranks of NCCL on one GPU, which NCCL allows from 2.30 on: messages that travel, in stream order."""
 
-import ctypes
 import json
 import os
 import subprocess
@@ -10,25 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "kernels"))
+sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("kernels", "planning")]
 from nccl_ranks import CHECKS, LOST
+
+from tacit.levels.gpu_checks import nccl_version
 
 HERE = Path(__file__).resolve().parent
 
 
-def nccl_version() -> int:
-    """Of the library that is loaded, as 23102 for 2.31.2; torch tells the one that it was built with."""
-    ask = getattr(ctypes.CDLL(None), "ncclGetVersion", None)
-    if ask is None:  # nothing was preloaded, and torch keeps its own to itself
-        major, minor, patch = torch.cuda.nccl.version()[:3]
-        return int(10_000 * major + 100 * minor + patch)
-    found = ctypes.c_int()
-    ask(ctypes.byref(found))
-    return found.value
-
-
 pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and nccl_version() < 23000,
+    torch.cuda.is_available() and nccl_version() < (2, 30),
     reason="NCCL before 2.30 refuses two ranks on one GPU: preload a newer libnccl.so.2",
 )
 

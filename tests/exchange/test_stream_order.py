@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from simulated_gpu import HOST, Event, Future, Gpu, Stream, simulated
+from simulated_gpu import HOST, Event, Future, Gpu, Stream, key, simulated
 from torch import Tensor
 
 from tacit.algorithms import parse
@@ -28,6 +28,7 @@ from tacit.session.buckets import group_names
 from tacit.session.device_rounds import DeviceRounds
 from tacit.session.health.device_notes import BucketHealth, DeviceReport, mark
 from tacit.session.health.failure import SessionFailure
+from tacit.session.narrow_states import NarrowStates
 from tacit.session.session_lanes import Lanes
 from tacit.strategy import Strategy
 
@@ -40,6 +41,7 @@ GRADIENTS = [
     "dense",
     "bf16",
     "topk:ratio=0.1",
+    "topk:ratio=0.1,residual_bits=16",
     "dgc:ratio=0.1",
     "onebit-adam:freeze_step=3,refresh=1",
     "powersgd",
@@ -349,7 +351,7 @@ class Backward:
 
     def step(self) -> None:
         if self.gradient is not None and not self.session.strategy.late:
-            self.session.pending.verify()
+            self.session.pending.check()
         for names, gradient in zip(BUCKETS, self.gradients, strict=True):
             at = 0
             for name in names:
@@ -359,6 +361,7 @@ class Backward:
         if self.progress is not None:
             self.progress.after_step()
         else:
+            self.session.commit_checked()
             self.session.advance()
 
     def train(self, steps: int = STEPS) -> None:
@@ -405,6 +408,45 @@ def test_a_step_waits_for_the_device_once(algorithm: str, gpu: Gpu, monkeypatch:
     model.step()
     lane = model.session.lanes.buckets.stream.name  # type: ignore[union-attr]
     assert gpu.waited == [f"an event of {lane}"]
+    model.session.close()
+
+
+STATES = [each for each in GRADIENTS if each not in ("dense", "bf16", "qsgd", "signsgd")]
+
+
+@pytest.mark.parametrize("algorithm", STATES)
+def test_second_copies_are_of_a_step_alone_and_nothing_uses_them_when_they_go(
+    algorithm: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Backward(gpu, algorithm, monkeypatch)
+    for _ in range(STEPS):
+        model.backward()
+        store: Any = model.session.store
+        second = [x for work in store._workspaces for x in work.spares.values()]
+        old = [key(x.inner) for state in store._states for x in state.values()]
+        assert len(second) == len(old) > 0
+        model.step()
+        assert not any(work.spares for work in store._workspaces)
+        assert not store._replaced
+        gone = {*old} - {key(x.inner) for state in store._states for x in state.values()}
+        assert gone
+        for each in (access for memory in gone for access in gpu.schedule_state[memory]):
+            assert each.who == "main" or gpu.clock(HOST)[each.who] >= each.tick
+    model.session.close()
+
+
+def test_what_goes_when_an_exchange_is_launched_is_of_its_stream(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Backward(gpu, "int8:residual_bits=16", monkeypatch)
+    where, make_room = [], NarrowStates.make_room
+    monkeypatch.setattr(
+        NarrowStates, "make_room", lambda *given: where.append(gpu.current) or make_room(*given)
+    )
+    for _ in range(STEPS):
+        model.backward()
+        model.step()
+    assert {*where} == {model.session.lanes.buckets.stream}  # type: ignore[union-attr]
     model.session.close()
 
 

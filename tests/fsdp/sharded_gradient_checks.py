@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from auto_checks import Fixed
+from made_gpu import made_gpu
 from rank_training import close_to, raises
 from sharded_checks import CHECKS, Net, batch, check, folder, mesh, sgd, sharded, told, train, trained, whole
 from torch import Tensor, nn
@@ -141,6 +142,22 @@ def what_auto_chooses_leads_where_it_leads_attached_behind_that_step() -> None:
         assert torch.equal(whole(chosen), whole(named)), algorithm
         assert [text.partition(":")[0] for text in left_out] == ["dgc", "onebit-adam", "zeroone-adam", "daso"]
         assert (decider.measured, decider.decided) == ([3], int(dist.get_rank() == 0))
+
+
+@check
+def auto_chooses_for_shards_by_a_gpus_clock() -> None:
+    """Whose sizes differ between the ranks of a replica; all go by the profile of the first."""
+    with made_gpu(1e3):
+        net = sharded(mesh())
+        optimizer = sgd(net)
+        with tacit.attach(net, optimizer, "auto", mesh=mesh()) as session:
+            train(net, optimizer, range(14))
+            choice = session.choice
+            assert choice is not None
+            assert "on the GPU in stream order" in session.active_path
+            # The near axis goes by the same slow wire, and is in what FSDP2 computes.
+            assert choice.seconds < 0.95 * (dict(choice.considered)["ddp"] or 0.0), choice
+            train(net, optimizer, range(14, 16))
 
 
 @check

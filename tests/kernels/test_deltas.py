@@ -39,6 +39,11 @@ def same(
         assert torch.equal(one, other)
 
 
+def stay(anchor: Tensor, local: Tensor, params: Tensor) -> None:
+    """The parameters of an anchor that does not move."""
+    deltas.move_(anchor, None, params, local)
+
+
 @pytest.mark.parametrize("first", [0, 1, 16])
 @pytest.mark.parametrize("numel", SIZES)
 def test_the_same_bits(numel: int, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +55,8 @@ def test_the_same_bits(numel: int, first: int, monkeypatch: pytest.MonkeyPatch) 
     same(monkeypatch, deltas.add_steps_, made(4))
     same(monkeypatch, deltas.move_, made(3))
     same(monkeypatch, deltas.move_, made(4))
+    same(monkeypatch, stay, made(3))
+    same(monkeypatch, deltas.move_anchor_, made(3))
 
 
 ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -79,6 +86,8 @@ def test_other_orders_of_memory(
     same(monkeypatch, deltas.add_steps_, made(4, 1))
     same(monkeypatch, deltas.move_, made(3, 2))
     same(monkeypatch, deltas.move_, made(4, 2))
+    same(monkeypatch, stay, made(3, 2))
+    same(monkeypatch, deltas.move_anchor_, made(3, 2))
 
 
 def test_autograd_sees_that_parameters_were_written() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tacit.environment import KERNELS
-from tacit.kernels.entry_buffers import EntryBuffer
+from tacit.kernels.entry_buffers import EntryBuffer, Selection
 from tacit.kernels.levels import BY_NORM
 from tacit.kernels.payload_layout import position_bytes
 
@@ -26,7 +26,7 @@ pytest.importorskip(
 
 CHECKS = Path(__file__).with_name("triton_checks.py")
 FAMILIES = [
-    *("signs or payloads or means", "levels", "int8 or exponents or fp8", "blocks"),
+    *("signs or payloads or means", "levels", "int8 or exponents or fp8 or rounding", "blocks"),
     *(
         "pass or chosen or chunk or buffer",
         "positions or scattering or outside or orthogonal or products or predictions",
@@ -129,8 +129,8 @@ def kind(argument: object) -> str:
     return "fp32" if isinstance(argument, float) else "i32"
 
 
-def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> list[str]:
-    """The PTX of the kernels that a call would start, compiled for compute capability 9.0."""
+def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], capability: int = 90) -> list[str]:
+    """The PTX of the kernels that a call would start, compiled for this compute capability: 90 is 9.0."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
@@ -152,7 +152,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> lis
             options |= {name: constants.pop(name) for name in [*constants] if name not in names}
             fixed = {(names.index(name),): each for name, each in constants.items()}
             source = ASTSource(kernel, signature | dict.fromkeys(constants, "constexpr"), fixed)
-            made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+            made = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
             assert made.asm["cubin"]
             written.append(made.asm["ptx"])
 
@@ -215,6 +215,9 @@ def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
             [(codes, means[:1])], torch.float8_e5m2, 0.5, x, fresh=False
         ),
         "scatter": lambda: positions.scatter(index, x, x, 0.5),
+        "scatter of all": lambda: [
+            positions.scatter_all_([Selection(index, x)] * 2, x, 0.5, fresh) for fresh in (False, True)
+        ],
         "MP2": lambda: mp2_network.predict_changes(x, many, many, many, 8, 5.0, x[:512]),
         "MP2 in a row": lambda: mp2_network.predict_changes(x, few, few, many, 4, 5.0, x[:512]),
         "exponents": lambda: exponents.encode_exponents(x, 7, codes, codes),
@@ -227,10 +230,10 @@ def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
 
 def calls_of_fp32() -> dict[str, Callable[[], object]]:
     """Those that take fp32 only, or no entries."""
-    from tacit.kernels.triton import orthogonal, positions, products, select, signs
+    from tacit.kernels.triton import narrow, orthogonal, positions, products, select, signs
 
     matrices = ((0, 16, 32), (512, 32, 16))
-    x, many = torch.ones(1024), torch.ones(512 * 1025)
+    x, many, units = torch.ones(1024), torch.ones(512 * 1025), torch.ones(1024, dtype=torch.bfloat16)
     codes, index = torch.zeros(70_000, dtype=torch.uint8), torch.zeros(1024, dtype=torch.int32)
     room, few = EntryBuffer(index, x), (3_000_000, 300)
     size = position_bytes(*few)  # in low parts of two bytes
@@ -241,6 +244,7 @@ def calls_of_fp32() -> dict[str, Callable[[], object]]:
         "P Q'": lambda: products.expand_(x, x, x, matrices, 4, subtract=False),
         "less P Q'": lambda: products.expand_(x, x, x, matrices, 4, subtract=True),
         "sign of many": lambda: signs.encode_sign(many, codes, torch.ones(1025), x),
+        "round at random": lambda: narrow.round_at_random(x, 7, units),
         "select reaching": lambda: select.select_reaching(x, 0.5, room, x, x),
         "bitmap": lambda: positions.pack_positions(index, 1024, 1024, codes[:128]),
         "pack": lambda: positions.pack_positions(index[:300], *few, codes[:size]),
@@ -279,6 +283,15 @@ def test_all_compile_and_nothing_is_fused_or_approximate(
         assert written, name
         for ptx in written:
             assert INEXACT.findall(ptx) == [], name
+
+
+@pytest.mark.parametrize("name", ["select", "select in chunks", "scatter of all", "add blocks of 3 bits"])
+def test_they_compile_for_older_gpus(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.environ.get("TRITON_INTERPRET"):
+        pytest.skip("Triton interprets here, and does not compile")
+    for ptx in compiled(monkeypatch, calls(torch.float32)[name], 80):
+        assert "sm_80" in ptx
+        assert INEXACT.findall(ptx) == []
 
 
 NARROW = re.compile(r"\b(?:add|sub)\.[su]16\b|\bcvt\.rn\.f32\.[su](?:8|16)\b")

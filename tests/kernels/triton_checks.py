@@ -21,13 +21,14 @@ from tacit.kernels import (
     int8,
     levels,
     mp2_network,
+    narrow,
     orthogonal,
     products,
     select,
     signs,
 )
 from tacit.kernels.dispatch import active_backend, emulated_device, find_backend
-from tacit.kernels.entry_buffers import MARGIN, EntryBuffer
+from tacit.kernels.entry_buffers import MARGIN, EntryBuffer, Selection
 from tacit.kernels.payload_layout import (
     BLOCK,
     block_count,
@@ -36,13 +37,21 @@ from tacit.kernels.payload_layout import (
     code_bytes,
     position_bytes,
 )
-from tacit.kernels.positions import clear_, pack_positions, scatter_add_, unpack_all, unpack_positions
+from tacit.kernels.positions import (
+    clear_,
+    pack_positions,
+    scatter_add_,
+    scatter_all_,
+    unpack_all,
+    unpack_positions,
+)
 from tacit.kernels.reference import blockwise as blockwise_reference
 from tacit.kernels.reference import exponents as exponents_reference
 from tacit.kernels.reference import fp8 as fp8_reference
 from tacit.kernels.reference import int8 as int8_reference
 from tacit.kernels.reference import levels as levels_reference
 from tacit.kernels.reference import mp2_network as mp2_network_reference
+from tacit.kernels.reference import narrow as narrow_reference
 from tacit.kernels.reference import orthogonal as orthogonal_reference
 from tacit.kernels.reference import positions as positions_reference
 from tacit.kernels.reference import select as select_reference
@@ -300,6 +309,17 @@ def test_fp8_payloads(dtype: torch.dtype, kind: torch.dtype, numel: int) -> None
 
 
 @pytest.mark.parametrize("numel", SIZES)
+def test_rounding_to_bf16_at_random(numel: int) -> None:
+    x = numbers(numel, "mixed")
+    x[3::50], x[4::50] = math.nan, math.inf
+    slow = torch.full((numel,), 3.0, dtype=torch.bfloat16)
+    (fast,) = there([slow])
+    narrow.round_at_random(x.to(ON), 2**61 + numel, fast)
+    narrow_reference.round_at_random(x, 2**61 + numel, slow)
+    same([fast], [slow])
+
+
+@pytest.mark.parametrize("numel", SIZES)
 @EACH
 def test_exponents(dtype: torch.dtype, kind: str, numel: int) -> None:
     x = numbers(numel, kind, 0, dtype)
@@ -344,8 +364,12 @@ def test_a_buffer_that_is_too_small_is_told() -> None:
     )
 
 
-@pytest.mark.parametrize("numel", [1, 300, 9000, *LARGE])
-@pytest.mark.parametrize("ratio", [0.0, 0.01, 0.3, 1.0])
+SMALL = [(1, 1.0), (300, 0.0), (300, 0.3), (300, 1.0), (9000, 0.01), (9000, 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("numel", "ratio"), SMALL + [(numel, ratio) for numel in LARGE for ratio in (0.0, 0.01, 0.3, 1.0)]
+)
 @TYPES
 def test_exactly_the_largest_are_chosen(dtype: torch.dtype, ratio: float, numel: int) -> None:
     k = max(1, int(ratio * numel))
@@ -365,7 +389,8 @@ def test_they_are_chosen_where_a_program_counts_many_pieces(monkeypatch: pytest.
     from tacit.kernels.triton import select as kernels
 
     monkeypatch.setattr(kernels, "COUNTING", 2)
-    test_exactly_the_largest_are_chosen(torch.float32, 0.3, 21_000)
+    monkeypatch.setattr(kernels, "COLLECTING", 2)
+    test_exactly_the_largest_are_chosen(torch.float32, 0.02, 21_000)
 
 
 def drawn(numel: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor | None]]:
@@ -467,6 +492,27 @@ def test_scattering_and_clearing(dtype: torch.dtype, weight: float) -> None:
     same([fast_out], [out])
     clear_(index.to(ON, torch.int32), fast_out)
     same([fast_out], [out.index_fill(0, index, 0.0)])
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@TYPES
+def test_scattering_of_all_peers(dtype: torch.dtype, fresh: bool) -> None:
+    numel, k = (4_000_003, 40_000) if LARGE else (20_003, 700)
+    generator = torch.Generator().manual_seed(8)
+    rows = torch.stack([torch.randperm(numel, generator=generator)[:k].sort().values for _ in range(3)])
+    rows[2, k // 2 :] = -1  # a payload that lacks some
+    values = torch.stack([numbers(k, seed=peer, dtype=dtype) for peer in range(3)])
+    out = numbers(numel, seed=2, dtype=dtype)
+    index, sent, fast_out = rows.to(ON, torch.int32), values.to(ON), out.clone().to(ON)
+    elsewhere = [*map(Selection, [*index[:2], index[2].clone()], sent)]
+    apart = fast_out.clone()
+    scatter_all_([*map(Selection, index, sent)], fast_out, 1 / 3, fresh)
+    scatter_all_(elsewhere, apart, 1 / 3, fresh)
+    if fresh:
+        out.zero_()
+    for places, row in zip(rows, values, strict=True):
+        out.index_add_(0, places[places >= 0], row[places >= 0], alpha=1 / 3)
+    same([fast_out, apart], [out, out])
 
 
 def test_a_position_outside_is_left_out() -> None:

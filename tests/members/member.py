@@ -33,8 +33,9 @@ def main() -> None:
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     more: dict[str, Any] = {"quorum": 2, "grace": 0.5} if how in ("quorum", "slow") else {}
+    where: dict[str, Any] = {"hub": store[4:]} if store.startswith("hub:") else {"store": store}
     least = 2 if how == "two" else 1
-    members = tacit.Members(name=name, store=store, silence=1.5, patience=8.0, min=least, **more)
+    members = tacit.Members(name=name, silence=1.5, patience=8.0, min=least, **where, **more)
     session = tacit.attach(model, optimizer, algorithm, members=members)
     assert isinstance(session, MemberSession)
     say(begun=session.step, period=session.members.number, members=session.members.names)

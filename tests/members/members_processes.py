@@ -59,11 +59,13 @@ class Member:
 class Members:
     """The members of one store."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: str = "") -> None:
         self._all: list[Member] = []
         self._store: Member | None = None
         self.port = 0
-        self.serve()
+        self._where = where
+        if not where:
+            self.serve()
 
     def serve(self) -> None:
         """Start the store; again at the same port."""
@@ -80,7 +82,8 @@ class Members:
 
     def member(self, name: str, algorithm: str, steps: int = 60, how: str = "") -> Member:
         """Start a member."""
-        return self._begin([MEMBER, name, f"127.0.0.1:{self.port}", algorithm, str(steps), how])
+        where = self._where or f"127.0.0.1:{self.port}"
+        return self._begin([MEMBER, name, where, algorithm, str(steps), how])
 
     def sharded(self, name: str, algorithm: str, steps: int) -> Member:
         """Start a member of two ranks, which torchrun starts again once; all of them say into one pipe."""
@@ -109,7 +112,14 @@ class Members:
 @contextmanager
 def started() -> Iterator[Members]:
     """A store without members."""
-    members = Members()
+    with begun("") as members:
+        yield members
+
+
+@contextmanager
+def begun(where: str) -> Iterator[Members]:
+    """Members that find each other there, such as "hub:127.0.0.1:29600"; "": by a store of theirs."""
+    members = Members(where)
     try:
         yield members
     finally:

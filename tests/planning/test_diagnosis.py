@@ -8,6 +8,7 @@ from tacit.errors import ConfigError
 from tacit.links import Links
 from tacit.planning.culprits import diagnosed
 from tacit.planning.diagnosis import PARTS, Diagnosis, Facts, Finding, RankSteps, shares
+from tacit.planning.profile import GpuLinks, GpuProfile
 
 STEPS = 10
 
@@ -126,14 +127,67 @@ def test_a_slow_rank_is_named_and_what_is_slow_about_it() -> None:
 
 
 def test_on_a_gpu_the_host_the_products_and_the_exchange_are_looked_at() -> None:
-    def of_gpu(rank: int, launching: float) -> RankSteps:
-        return of_rank(rank, 0.1, 0.02, gpu="a GPU", launching=launching)
-
-    one, two, three = found(facts(*(of_gpu(rank, 0.033) for rank in range(2)), tf32_gain=0.5))
+    one, two, three, four = found(of_gpus(0.033, GPU, tf32_gain=0.5, channels_last_gain=0.3))
     assert (one.kind, one.seconds) == ("TF32", pytest.approx(0.5 * (0.1 / 3 + 0.1 / 2)))
-    assert (two.kind, two.seconds) == ("links", pytest.approx(0.02))
-    assert (three.kind, three.seconds) == ("launches", 0.0)
-    assert kinds(facts(*(of_gpu(rank, 0.02) for rank in range(2)), tf32_gain=0.01)) == ["links"]
+    assert (two.kind, two.seconds) == ("channels last", pytest.approx(0.3 * (0.1 / 3 + 0.1 / 2)))
+    assert "torch.channels_last" in two.advice
+    assert (three.kind, three.seconds) == ("links", pytest.approx(0.02))
+    assert (four.kind, four.seconds) == ("launches", 0.0)
+    assert kinds(of_gpus(0.02, GPU, tf32_gain=0.01)) == ["links"]
+
+
+GPU = GpuProfile("a GPU", True, True, down=2e10, up=2e10, links=GpuLinks(1e9, 1e-5, 1e11, 1e-5))
+
+
+def of_gpus(launching: float = 0.0, gpu: GpuProfile = GPU, **more: float) -> Facts:
+    ranks = (of_rank(rank, 0.1, 0.02, gpu="a GPU", launching=launching) for rank in range(2))
+    return facts(*ranks, gpu=replace(gpu, **more))
+
+
+def test_a_starving_loader_of_a_gpu_is_to_pin_its_memory() -> None:
+    made = facts(*(of_rank(r, parts={"loading": 0.05, "data": 0.001}) for r in range(2)), gpu=GPU)
+    (one,) = [each for each in found(made) if each.kind == "data loader"]
+    assert "pin_memory=True" in one.advice
+
+
+def test_gpus_that_reach_each_other_by_pcie_cost_what_nvlink_would_save() -> None:
+    predicted = {"predicted": 0.12, "changes": {"NVLink": 0.09}}
+    slow = replace(GPU, links=replace(GPU.links, near_rate=1.5e10))
+    (one,) = found(replace(of_gpus(gpu=slow), **predicted))
+    assert (one.kind, one.seconds) == ("PCIe", pytest.approx(0.12 * (1 - 0.09 / 0.12)))
+    assert "15.0 GB/s, and the host with 20.0" in one.says
+    assert found(replace(of_gpus(), **predicted)) == [], "it is NVLink by its rate"
+    assert found(replace(of_gpus(gpu=slow), predicted=0.12, changes={"NVLink": 0.119})) == []
+
+
+def test_one_socket_of_nccl_that_does_not_fill_the_link() -> None:
+    made = replace(of_gpus(), links=links(several=3e9), predicted=0.12, changes={"NCCL's sockets": 0.08})
+    slow = replace(made, gpu=replace(GPU, links=replace(GPU.links, rate=1e8)))
+    (one,) = found(slow)
+    assert (one.kind, one.seconds) == ("NCCL's sockets", pytest.approx(0.12 * (1 - 0.08 / 0.12)))
+    assert "NCCL's ring carries 800 Mbit/s" in one.says
+    assert "NCCL_SOCKET_NTHREADS=4" in one.advice
+    assert found(replace(slow, sockets=4)) == [], "it has several already"
+    assert found(made) == [], "it carries more than four streams of TCP: it does not go by sockets"
+
+
+def test_interfaces_that_lie_idle_beside_a_busy_one() -> None:
+    two = tuple(of_rank(rank, rate=1e10, idle=("eth1", "eth2")) for rank in range(2))
+    made = facts(*two, predicted=0.12, changes={"all interfaces": 0.06})
+    (one,) = found(made)
+    assert (one.kind, one.seconds) == ("idle interfaces", pytest.approx(0.06))
+    assert "GLOO_SOCKET_IFNAME=eth0,eth1,eth2" in one.advice
+    (one,) = found(replace(made, gpu=GPU))
+    assert "NCCL_SOCKET_IFNAME=eth0,eth1,eth2" in one.advice
+    assert found(replace(made, ranks=(two[0], of_rank(1, rate=1e10)))) == [], "not on every node"
+
+
+def test_small_buckets_of_a_gpu_are_those_below_100_mb() -> None:
+    made = facts(predicted=0.12, changes={"large buckets": 0.1}, buckets=9, bucket_bytes=25 << 20)
+    assert found(made) == []
+    (one,) = found(replace(made, gpu=GPU))
+    assert (one.kind, one.seconds) == ("small buckets", pytest.approx(0.02))
+    assert "bucket_cap_mb=100" in one.advice
 
 
 def test_ranks_that_are_slow_in_turn_are_no_slow_rank() -> None:

@@ -15,6 +15,7 @@ from in_threads import in_threads
 from tacit.algorithms import parse
 from tacit.kernels.thread_scratch import all_scratch
 from tacit.planning.footprint import footprint
+from tacit.replicas import rounds_after_step
 from tacit.session import bucket_states
 from tacit.transports.loopback import Loopback
 
@@ -27,7 +28,7 @@ ALGORITHMS: dict[str, dict[str, int]] = {
     "powersgd": {},
     "localsgd:sync_every=2": {"anchor": 1, "delta": 1},
     "diloco:sync_every=2": {"anchor": 1, "momentum": 1},
-    "lowbit": {"anchor": 1, "delta": 1, "own delta": 1},
+    "lowbit": {"anchor": 1, "delta": 1},
     "onebit-adam:freeze_step=1": {"kept variance": 1},
     "zeroone-adam:freeze_step=1,refresh=1": {"anchor": 1, "kept variance": 1},
 }
@@ -112,6 +113,20 @@ def test_second_buffers_stay_where_allocating_them_costs_more(monkeypatch: pytes
     assert told["second buffers"] == told["residual"]
 
 
+@pytest.mark.parametrize("algorithm", ["localsgd", "diloco", "sparseloco"])
+def test_deltas_of_rare_rounds_have_memory_in_rounds_alone(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for rare in (3, 2):
+        monkeypatch.setattr(rounds_after_step, "RARE", rare)
+        crew = crew_of(f"{algorithm}:sync_every=2")
+        assert ("delta" in told_by(crew)) is (rare == 3)
+        found.append([p.detach().clone() for member in crew for p in member.net.parameters()])
+        close(crew)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def deep() -> nn.Module:
     """Eight layers, so that a bucket's scratch is little beside what is kept of all."""
     torch.manual_seed(0)
@@ -123,13 +138,18 @@ KEPT = {
     "bf16": 0.5,
     "topk": 1.08,
     "powersgd": 1.05,
-    "efsign": 2.6,
+    "topk:residual_bits=16": 0.58,
+    "efsign": 1.7,
+    "efsign:residual_bits=16": 0.95,
     "int8": 1.25,
     "dgc": 2.02,
+    "dgc:residual_bits=16": 1.02,
     "localsgd:sync_every=2": 2.0,
+    "localsgd:sync_every=32": 1.0,
     "diloco:sync_every=2": 3.0,
+    "diloco:sync_every=32": 2.0,
     "sparseloco:sync_every=2": 3.2,
-    "lowbit": 3.1,
+    "lowbit": 2.12,
     "lowbit:late=1": 5.3,
     "mp2": 6.0,
 }

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from tacit import moments
 from tacit.errors import ConfigError
+from tacit.kernels.dispatch import emulated_device
 from tacit.planning import step_timer
-from tacit.planning.profile import Profile
+from tacit.planning.profile import Launching, Profile
 from tacit.planning.step_timer import StepTimer
 
 
@@ -104,23 +106,29 @@ class Gpu:
         """Queue work of so many seconds."""
         self.now = max(self.now, self.host) + seconds
 
-    def event(self) -> SimpleNamespace:
-        at = self.now = max(self.now, self.host)
-        return SimpleNamespace(
-            at=at, elapsed_time=lambda later: 1e3 * (later.at - at), synchronize=lambda: None
-        )
+    def event(self, **_: object) -> SimpleNamespace:
+        """As `torch.cuda.Event`."""
+        made = SimpleNamespace(synchronize=lambda: None)
+
+        def record(stream: object) -> None:
+            made.at = self.now = max(self.now, self.host)
+
+        made.record, made.elapsed_time = record, lambda later: 1e3 * (later.at - made.at)
+        return made
 
 
 @pytest.mark.parametrize("host", [0.0, 0.02], ids=["the GPU is behind", "the host is behind"])
 def test_steps_on_a_gpu_are_timed_by_its_clock(monkeypatch: pytest.MonkeyPatch, host: float) -> None:
     gpu = Gpu()
-    monkeypatch.setattr(step_timer, "recorded_event", gpu.event)
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     clock = SimpleNamespace(perf_counter=lambda: gpu.host, thread_time=lambda: gpu.host)
     monkeypatch.setattr(step_timer, "time", clock)
+    monkeypatch.setattr(moments, "time", clock)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    timer = StepTimer(model, [optimizer], dict(model.named_parameters()))
-    timer.on_gpu, timer._own = True, clock.thread_time
+    with emulated_device():
+        timer = StepTimer(model, [optimizer], dict(model.named_parameters()))
 
     def computing(*_: object) -> None:
         gpu.host += host
@@ -145,11 +153,12 @@ def test_steps_on_a_gpu_are_timed_by_its_clock(monkeypatch: pytest.MonkeyPatch, 
     assert step.exchanging == pytest.approx(0.3)
     assert step.optimizer == pytest.approx(0.04)
     if host:
-        assert step.forward == pytest.approx(step.launching + 0.001), "the GPU waits for the host"
-        assert step.launching == pytest.approx(host)
+        assert step.forward == pytest.approx(step.launching.forward + 0.001), "the GPU waits for the host"
+        assert step.launching == Launching(pytest.approx(host), 0.0, 0.0)
+        assert timer.launching == step.launching
     else:
         assert step.forward == pytest.approx(0.1)
-        assert step.launching < 0.05
+        assert step.launching.seconds < 0.05
         assert step.data == pytest.approx(0.0)
         assert step.wall == pytest.approx(0.64)
 

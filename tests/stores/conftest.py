@@ -23,10 +23,11 @@ def serve() -> Iterator[Callable[..., ServerProcess]]:
     """Starts a server; at the end, each has come to its own end."""
     threads: list[tuple[threading.Thread, ServerProcess]] = []
 
-    def start(workers: int, checkpoint: Path | None = None, **options: Any) -> ServerProcess:
-        host = ServerProcess(
-            workers, 0, secret=SECRET, **{"timeout": 20.0, "checkpoint": checkpoint} | options
-        )
+    def start(
+        workers: int, checkpoint: Path | None = None, every: float = 30.0, **options: Any
+    ) -> ServerProcess:
+        kept = None if checkpoint is None else (checkpoint, every)
+        host = ServerProcess(workers, 0, secret=SECRET, **{"timeout": 20.0, "checkpoint": kept} | options)
         thread = threading.Thread(target=host.run, daemon=True)
         thread.start()
         threads.append((thread, host))

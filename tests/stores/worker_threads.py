@@ -17,6 +17,7 @@ from tacit.stores.client.server_connection import ServerClient
 from tacit.stores.messages import RunSpec
 from tacit.stores.secret import Secret
 from tacit.stores.server.process import ServerProcess
+from tacit.stores.tls import TlsWorker
 from tacit.topologies import Star
 
 N = 1000
@@ -35,10 +36,11 @@ def join(
     number: int = 0,
     seconds: float = 20,
     secret: Secret = SECRET,
+    tls: TlsWorker | None = None,
 ) -> ServerClient:
     run = RunSpec(star or Star(), (), model)
     place, patience = AxisRank(worker, workers), timedelta(seconds=seconds)
-    return ServerClient(number, ("127.0.0.1", host.port), place, patience, run, secret)
+    return ServerClient(number, ("127.0.0.1", host.port), place, patience, run, secret, tls)
 
 
 def push(server: ServerClient, x: Tensor) -> Tensor:

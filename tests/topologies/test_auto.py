@@ -30,10 +30,13 @@ ALONE = [
     for name in known()
     if len(parse(name).levels) == 1 and parse(name).levels[0].subject != "nothing"
     if not isinstance(parse(name).levels[0].topology, Star | MixingTopology | PairTopology)
+    if name != "three-lc"  # whose messages are as long as their values make them
 ]
 BOTH_WAYS = {"fp8", "int8", "sign", "efsign", "onebit", "onebit-adam", "qsgd", "terngrad", "natural"}
+BOTH_WAYS |= {"natural-dithering"}
 BOTH_WAYS |= {"topk", "dgc", "threshold", "stc", "streaming-diloco", "lowbit"}
-OWES = sorted(BOTH_WAYS - {"qsgd", "terngrad", "natural", "streaming-diloco", "dgc", "lowbit"})
+UNBIASED = {"qsgd", "terngrad", "natural", "natural-dithering"}
+OWES = sorted(BOTH_WAYS - UNBIASED - {"streaming-diloco", "dgc", "lowbit"})
 SPARSE = {"topk", "dgc", "threshold", "stc"}
 SIGNS = {"sign", "efsign", "onebit", "onebit-adam"}
 

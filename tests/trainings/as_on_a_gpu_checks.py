@@ -25,8 +25,10 @@ import three_rank_checks
 import torch
 import torch.distributed as dist
 import training_loop_checks
-from rank_training import Checks, flat, raises, sgd, steps, wrapped
+from made_gpu import made_gpu
+from rank_training import Checks, flat, raises, same_on_all_ranks, sgd, steps, wrapped
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 import tacit
 from tacit.errors import NonFinite
@@ -86,8 +88,48 @@ CHOSEN = {
     """,
 }
 
+TWO_BY_TWO = (2, 2)
 CHECKS = Checks()
 check = CHECKS.add
+
+
+@check
+def auto_chooses_by_the_gpus_clock() -> None:
+    """Over a slow wire what sends little; over a fast one plain DDP, as every launch costs the host time."""
+    for wire, mesh in ((1e4, None), (1e4, TWO_BY_TWO), (1e15, None)):
+        with made_gpu(wire):
+            model = wrapped()
+            optimizer = sgd(model)
+            nodes = None if mesh is None else init_device_mesh("cpu", mesh, mesh_dim_names=("net", "node"))
+            with tacit.attach(model, optimizer, "auto", mesh=nodes) as session:
+                steps(model, optimizer, 14)
+                choice = session.choice
+                assert choice is not None
+                seconds = dict(choice.considered)
+                if wire < 1e6:
+                    assert choice.seconds < 0.5 * (seconds["ddp"] or 0.0), choice
+                    assert "dense" not in choice.algorithm
+                else:
+                    assert choice.algorithm == "ddp", choice
+                steps(model, optimizer, 2)
+        assert same_on_all_ranks(flat(model))
+
+
+@check
+def a_diagnosis_on_a_gpu_predicts_what_would_be_faster() -> None:
+    with made_gpu(1e4):
+        model = wrapped()
+        optimizer = sgd(model)
+        with tacit.attach(model, optimizer, "dense") as session:
+            found = session.diagnose(steps=3)
+            steps(model, optimizer, 9)
+    assert found.result is not None
+    kinds = [each.kind for each in found.result.findings]
+    assert "links" in kinds, found.result
+    (links,) = [each for each in found.result.findings if each.kind == "links"]
+    assert "attach(model, optimizer, " in links.advice
+    assert links.seconds > 0.5 * found.result.seconds
+    assert found.result.notes == ()
 
 
 @check

@@ -30,14 +30,26 @@ if TYPE_CHECKING:
     from tacit.algorithms.qsgd import qsgd as qsgd
     from tacit.algorithms.terngrad import terngrad as terngrad
     from tacit.algorithms.natural import natural as natural
+    from tacit.algorithms.natural_dithering import natural_dithering as natural_dithering
+    from tacit.algorithms.three_lc import three_lc as three_lc
     from tacit.algorithms.topk import topk as topk
     from tacit.algorithms.gtopk import gtopk as gtopk
     from tacit.algorithms.dgc import dgc as dgc
     from tacit.algorithms.randomk import randomk as randomk
     from tacit.algorithms.threshold import threshold as threshold
     from tacit.algorithms.stc import stc as stc
+    from tacit.algorithms.ef21_sgdm import ef21_sgdm as ef21_sgdm
+    from tacit.algorithms.demo import demo as demo
+    from tacit.algorithms.oktopk import oktopk as oktopk
+    from tacit.algorithms.sketched_sgd import sketched_sgd as sketched_sgd
+    from tacit.algorithms.gradientflow import gradientflow as gradientflow
+    from tacit.algorithms.adacomp import adacomp as adacomp
+    from tacit.algorithms.gspar import gspar as gspar
     from tacit.algorithms.powersgd import powersgd as powersgd
+    from tacit.algorithms.dion import dion as dion
+    from tacit.algorithms.atomo import atomo as atomo
     from tacit.algorithms.lag import lag as lag
+    from tacit.algorithms.laq import laq as laq
     from tacit.algorithms.fusion import fusion as fusion
     from tacit.algorithms.priority import priority as priority
     from tacit.algorithms.dear import dear as dear
@@ -49,7 +61,11 @@ if TYPE_CHECKING:
     from tacit.algorithms.qsr import qsr as qsr
     from tacit.algorithms.easgd import easgd as easgd
     from tacit.algorithms.slowmo import slowmo as slowmo
-    from tacit.algorithms.diloco import diloco as diloco, streaming_diloco as streaming_diloco
+    from tacit.algorithms.diloco import (
+        diloco as diloco,
+        streaming_diloco as streaming_diloco,
+        eager_diloco as eager_diloco,
+    )
     from tacit.algorithms.muloco import muloco as muloco, snoo as snoo
     from tacit.algorithms.sparseloco import sparseloco as sparseloco
     from tacit.algorithms.dilocox import dilocox as dilocox
@@ -58,10 +74,12 @@ if TYPE_CHECKING:
     from tacit.algorithms.zeroone_adam import zeroone_adam as zeroone_adam
     from tacit.algorithms.overlap_localsgd import overlap_localsgd as overlap_localsgd
     from tacit.algorithms.odsgd import odsgd as odsgd
+    from tacit.algorithms.sparta import sparta as sparta
     from tacit.algorithms.ednncomm import ednncomm as ednncomm
     from tacit.algorithms.daso import daso as daso
     from tacit.algorithms.gossip import gossip as gossip, sgp as sgp, gossip_pga as gossip_pga
     from tacit.algorithms.choco import choco as choco
+    from tacit.algorithms.gradient_tracking import gradient_tracking as gradient_tracking
     from tacit.algorithms.dcd import dcd as dcd
     from tacit.algorithms.deepsqueeze import deepsqueeze as deepsqueeze
     from tacit.algorithms.adpsgd import adpsgd as adpsgd

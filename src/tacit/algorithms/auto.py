@@ -33,8 +33,8 @@ CANDIDATES: Mapping[Accept, tuple[str, ...]] = {
 }
 """What each word adds to those before it, as texts of algorithms; in `dgc` and `onebit-adam` the optimizer's
 own momentum is filled in."""
-SENT_LATE = frozenset({"efsign", "topk:ratio=0.01", "powersgd", "powersgd:topology=direct"})
-"""Candidates whose error feedback sends much of a gradient many steps later. Where steps are not linear in
+SENT_LATE = frozenset({"efsign", "topk", "powersgd"})
+"""Algorithms whose error feedback sends much of a gradient many steps later. Where steps are not linear in
 gradients, as Adam's are not, this cost accuracy where it was measured (docs/accuracy.md)."""
 
 SHAPED, DIRECT = range(4, 257), range(3, 17)

@@ -54,6 +54,7 @@ def dgc(
     topology: Way = "all-gather",
     values: EntryValues = "fp32",
     bits: int | None = None,
+    residual_bits: int = 32,
 ) -> Strategy:
     """One entry in 1 / `ratio` of the accumulated momentum is sent, the largest; the rest waits."""
     written = values_of(values, bits)
@@ -66,4 +67,4 @@ def dgc(
     compressor = warmed_up(corrected, ratio, warmup_steps)
     if max_norm is not None:
         compressor = Clip(compressor, max_norm)
-    return Strategy(compressor=compressor, topology=way(topology))
+    return Strategy(compressor=compressor, topology=way(topology), residual_bits=residual_bits)

@@ -1,4 +1,4 @@
-"""DiLoCo (Douillard et al., arXiv 2311.08105) and Streaming DiLoCo (Douillard et al., arXiv 2501.18512).
+"""DiLoCo (arXiv 2311.08105), Streaming DiLoCo (arXiv 2501.18512) and eager DiLoCo (arXiv 2502.12996).
 
 DiLoCo's algorithm 1, for each outer step t, on worker r:          here:
     theta_r <- theta^(t-1)                                         OuterStep: parameters become the anchor
@@ -12,12 +12,22 @@ Streaming DiLoCo does so for one fragment p at a time:             here:
     theta_p <- alpha * theta_p + (1 - alpha) * new theta_p         OuterStep(local=alpha)
     the outer gradients travel in 4 bits                           any compressor of ours: qsgd by `bits`
 
-Differences: fragments are neighbouring parameters of about equal size ("sequential"; the paper strides over
-layers). 4-bit values are QSGD's, equal steps of a bucket's norm rounded at random, where the paper has E3M0.
-From 3 ranks on, where that sends less, the mean is rounded once more when it is sent (Auto, TwoPhase);
-`topology=all-gather` rounds once, as in the paper. The inner optimizer's state stays local and is not reset,
-as in the papers. Closing the session, and `sync`, take the mean of the replicas as they are, without an outer
-step.
+Eager DiLoCo (Kale, Douillard & Donchev), at the end of period t, on worker r of P:     here:
+    delta_r^t <- theta_r - the H steps of this period              the round, which is under way for H steps
+    g <- delta_r^t / P + sum_(s not r) delta_s^(t-1) / P           EagerStep: its own part at once, and the
+    theta_r <- OuterOpt(theta_r, g)                                    mean of period t - 1, which has come
+
+It differs in the outer momentum: one for all, of means that have come, so that a worker's own part of the
+newest delta enters it a period later. `outer_momentum` is ours: on a quadratic of which a period goes more
+than half the way 0.9 diverges from 4 replicas on, as every mean comes late. Of the paper the abstract and
+accounts were read.
+
+Differences of the others: fragments are neighbouring parameters of about equal size ("sequential"; the paper
+strides over layers). 4-bit values are QSGD's, equal steps of a bucket's norm rounded at random, where the
+paper has E3M0. From 3 ranks on, where that sends less, the mean is rounded once more when it is sent (Auto,
+TwoPhase); `topology=all-gather` rounds once, as in the paper. The inner optimizer's state stays local and is
+not reset, as in the papers. Closing the session, and `sync`, take the mean of the replicas as they are,
+without an outer step.
 
 DiLoCo's round is of all parameters as they are after H steps, and the next step begins from its answer: none
 of it can leave before, and training waits for all of it. Who would rather not wait has `streaming_diloco`:
@@ -31,7 +41,8 @@ from tacit import checks
 from tacit.algorithms.options.codecs import of_bits
 from tacit.algorithms.options.named_options import AdditiveWay, staggered, way
 from tacit.algorithms.registry import algorithm
-from tacit.merges import OuterStep
+from tacit.merges import EagerStep, OuterStep
+from tacit.overlap import Delayed
 from tacit.rounds import Every
 from tacit.strategy import Strategy
 
@@ -88,6 +99,31 @@ def streaming_diloco(
         topology=way(topology),
         overlap=overlap,
         merge=OuterStep(outer_lr, outer_momentum, local=fragment_update_alpha),
+    )
+
+
+@algorithm(
+    family="periodic",
+    paper="Eager DiLoCo: Kale et al. 2025, arXiv 2502.12996",
+    compresses=False,
+    changes="DiLoCo that does not wait: a replica steps by its part of a mean, a period later by the rest",
+)
+def eager_diloco(
+    sync_every: int = 32,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.6,
+    bits: int = 32,
+    topology: AdditiveWay = "auto",
+) -> Strategy:
+    """DiLoCo whose deltas travel for a whole period; each replica steps at once by its part of the mean."""
+    _check(outer_lr, outer_momentum)
+    return Strategy(
+        subject="delta",
+        rounds=Every(sync_every),
+        compressor=of_bits(bits),
+        topology=way(topology),
+        overlap=Delayed(sync_every),
+        merge=EagerStep(outer_lr, outer_momentum, period=sync_every),
     )
 
 

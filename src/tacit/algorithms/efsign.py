@@ -29,6 +29,8 @@ from tacit.strategy import Strategy
     compresses=True,
     changes="one bit an entry and a magnitude for each 512; the rest is sent later (error feedback)",
 )
-def efsign(topology: Way = "two-phase") -> Strategy:
+def efsign(topology: Way = "two-phase", residual_bits: int = 32) -> Strategy:
     """One bit an entry, and a magnitude for each 512; the rest stays in the residual."""
-    return Strategy(compressor=ErrorFeedback(Sign(block=512)), topology=way(topology))
+    return Strategy(
+        compressor=ErrorFeedback(Sign(block=512)), topology=way(topology), residual_bits=residual_bits
+    )

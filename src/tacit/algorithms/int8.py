@@ -32,6 +32,8 @@ from tacit.strategy import Strategy
     compresses=True,
     changes="a byte an entry, in equal steps of a block's range; the rest is sent later (error feedback)",
 )
-def int8(topology: Way = "auto", entropy: bool = False) -> Strategy:
+def int8(topology: Way = "auto", entropy: bool = False, residual_bits: int = 32) -> Strategy:
     """A byte an entry, in equal steps of each block's range; the rest stays in the residual."""
-    return Strategy(compressor=ErrorFeedback(coded(Int8(), entropy)), topology=way(topology))
+    return Strategy(
+        compressor=ErrorFeedback(coded(Int8(), entropy)), topology=way(topology), residual_bits=residual_bits
+    )

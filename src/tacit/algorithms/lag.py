@@ -31,6 +31,7 @@ from tacit.strategy import Strategy
     paper="LAG: Chen et al. 2018, arXiv 1805.09965",
     compresses=True,
     changes="gradients stand, and do not travel, until they have changed enough; for large batches",
+    instead="topk",
 )
 def lag(xi: float = 0.1, window: int = 10) -> Strategy:
     """Gradients stand, and do not travel, until one has changed by more than `xi` lets pass."""

@@ -23,6 +23,7 @@ from tacit.strategy import Levels, Strategy
     paper="Post-local SGD: Lin et al. 2020, arXiv 1808.07217",
     compresses=False,
     changes="synchronous up to a step; from then on the replicas are averaged every few steps",
+    instead="localsgd",
 )
 def postlocal(start_step: int = 50, sync_every: int = 8) -> Levels:
     """Synchronous up to `start_step`; from then on the replicas are averaged every `sync_every` steps."""

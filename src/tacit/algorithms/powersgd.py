@@ -24,7 +24,9 @@ from tacit.strategy import Strategy
     compresses=True,
     changes="each matrix travels as a product of two thin ones; the rest is sent later (error feedback)",
 )
-def powersgd(rank: int = 4, min_compression_rate: float = 2.0, topology: AdditiveWay = "auto") -> Strategy:
+def powersgd(
+    rank: int = 4, min_compression_rate: float = 2.0, topology: AdditiveWay = "auto", residual_bits: int = 32
+) -> Strategy:
     """Every matrix as a product of two with `rank` columns; the rest stays in the residual."""
     inner = PowerSGD(rank=rank, min_compression_rate=min_compression_rate)
-    return Strategy(compressor=ErrorFeedback(inner), topology=way(topology))
+    return Strategy(compressor=ErrorFeedback(inner), topology=way(topology), residual_bits=residual_bits)

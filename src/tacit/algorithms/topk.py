@@ -47,6 +47,7 @@ def topk(
     chunk: int | None = None,
     bits: int | None = None,
     entropy: bool = False,
+    residual_bits: int = 32,
 ) -> Strategy:
     """One entry in 1 / `ratio` is sent, the largest; the rest stays in the residual."""
     written = values_of(values, bits)
@@ -54,4 +55,6 @@ def topk(
     def owing(ratio: float) -> Compressor:
         return ErrorFeedback(coded(TopK(ratio=ratio, values=written, chunk=chunk), entropy))
 
-    return Strategy(compressor=warmed_up(owing, ratio, warmup_steps), topology=way(topology))
+    return Strategy(
+        compressor=warmed_up(owing, ratio, warmup_steps), topology=way(topology), residual_bits=residual_bits
+    )

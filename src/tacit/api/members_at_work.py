@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tacit.api.at_work import AtWork
+from tacit.api.away import TimeAlone, end_under_way, way_of
 from tacit.api.member_changes import NO_CHECKPOINT, MembersChange, PeriodChange, Preemption, lost
 from tacit.attaching.agreement import trained
 from tacit.checkpoint import carried
@@ -35,9 +36,9 @@ from tacit.replicas.buffers import ReplicaBuffers, found_in
 from tacit.replicas.replica import LiveTensors
 from tacit.session import in_turn
 from tacit.timelines import Timeline
-from tacit.torch_compat import HashStore, PrefixStore
-from tacit.transports.member_links import connected, receive_from, send_to
-from tacit.transports.process_groups import Meeting, disband, member_group
+from tacit.torch_compat import HashStore
+from tacit.transports.member_links import receive_from, send_to
+from tacit.transports.process_groups import disband, meeting_by, member_group
 from tacit.transports.replica_ranks import ReplicaRanks
 
 _log = logging.getLogger("tacit")
@@ -74,17 +75,18 @@ class MembersAtWork:
         self._metrics: list[Mapping[str, float]] = []
         self._waits, self._ended = "", False
         self._error: BaseException | None = None
-        self._unacted = self._counted = False
+        self._unacted = self._counted = self._averaged = False
         self._failures = self._lost = 0
         self._sent = 0, 0
         """How many rounds are finished, and after how many steps the last one was."""
         self._preemption, self._begun = Preemption(), False
         self._gradients: StepGradients | None = None
-        self._averaged = False
         self._alone_after = any(level.subject == "delta" for level in spec.strategy.levels)
         shards = 1 if spec.sharded is None else spec.sharded.shards
         self._ranks = ReplicaRanks(shards, spec.time_limit + timedelta(seconds=given.patience))
-        self.roster = Roster(given, self._ranks, self._life, self._called, self._leave_if_preempted)
+        calls = self._life, self._called, self._leave_if_preempted
+        self.roster = Roster(given, self._ranks, *calls, way_of(given))
+        self._alone = TimeAlone(self.roster, given.patience)
         self._handles: list[StepsHandle] = []
         try:
             self.roster.begin(trained(spec))
@@ -161,10 +163,7 @@ class MembersAtWork:
     def _change(self, acted: bool, closing: bool = False) -> bool:
         """Go over into the next period. Returns whether this member takes part in it."""
         began, before = time.monotonic(), self.names
-        for level in self.now.levels:
-            level.session.failure.fail(MembersChange("the members change"))
-            level.transport.abort(level.session.failure.error)
-            level.session.lanes.flush()
+        end_under_way(self.now.levels)
         kept = carried.present(self._spec_now, self.now.levels)
         self._end_period()
         takes_part = self._enter(kept, acted, closing)
@@ -218,18 +217,16 @@ class MembersAtWork:
     def _warm_up(self) -> None:
         """Be at work alone once: the first time takes a process long, and all others would wait for it."""
         limit = self._spec.time_limit
-        alone = member_group(Meeting(HashStore(), "alone", limit, lambda: False), 0, 1, limit)
+        alone = member_group(meeting_by(HashStore(), "alone", limit, lambda: False), 0, 1, limit)
         AtWork(replace(self._spec, members=alone), HookDispatcher(no_exchange)).leave()
         disband(alone)
 
     def _begin_period(self, period: Period, kept: CarriedState | None) -> CarriedState:
         """Find the others. Returns the state to go on from: this member's, or that of the source."""
         place, size, rank = self.roster.place, len(period.members), self._ranks.rank
-        gives, silence = period.givers(rank), self._given.silence
-        there = f"period/{period.number}/{rank}"
-        store = PrefixStore(there, connected(*self._given.address(), timeout=silence))
-        limit = timedelta(seconds=2 * silence + 5)
-        meeting = Meeting(store, f"members {period.number}", limit, self.roster.called.is_set)
+        gives, limit = period.givers(rank), timedelta(seconds=2 * self._given.silence + 5)
+        called = self.roster.called.is_set
+        meeting = self.roster.way.meeting(f"period/{period.number}/{rank}", limit, called)
         # In it only small messages travel, and a state piece by piece: one that is frozen is not waited for.
         self._group = member_group(meeting, place, size, limit)
         self._spec_now = replace(self._spec, members=self._group, timeout=self._spec.time_limit)
@@ -242,15 +239,15 @@ class MembersAtWork:
         self.now.hooks.act_through(self._count)
         for level in self.now.levels:
             level.session.failure.report_to(lost)
-        if self.roster.called.is_set():
+        if called():
             raise MembersChange("somebody has arrived meanwhile")
         if place in gives:
-            return CarriedState.of_bytes(receive_from(gives[place], self._group, self.roster.called.is_set))
+            return CarriedState.of_bytes(receive_from(gives[place], self._group, called))
         kept = kept or carried.present(self._spec_now, self.now.levels)
         for each in [each for each, giver in gives.items() if giver == place]:
             newcomer = not period.members[each].ranks[rank].round
             message = carried.with_replica(kept, self._spec_now, self.now.levels, newcomer).to_bytes()
-            send_to(each, message, self._group, self.roster.called.is_set)
+            send_to(each, message, self._group, called)
         return kept
 
     def _take(self, period: Period, found: CarriedState, kept: CarriedState | None) -> None:
@@ -304,7 +301,7 @@ class MembersAtWork:
             act()
             return
         self._unacted = True
-        if self.roster.called.is_set():
+        if self.roster.called.is_set() or self._alone.steps:
             return
         try:
             act()
@@ -318,7 +315,10 @@ class MembersAtWork:
         if not self._counted or self._ended:
             return
         unacted, preempted = self._ranks.any(self._unacted, self._preemption.noted)
-        if unacted:
+        if unacted and any(self._ranks.any(self._alone.goes_on(self._alone_after))):
+            self._alone.miss(self.now.levels if self._unacted else ())
+            self._unacted = False
+        elif unacted:
             self._refuse_own(self._error)
             self._go_on(acted=not self._unacted)
         self._counted = False

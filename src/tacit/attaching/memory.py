@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tacit.contracts import state_dtype
 from tacit.session.buckets import Policy, fitting, make_buckets
+from tacit.session.narrow_states import FIELDS
 from tacit.strategy import AnyStrategy, Strategy
 
 MIB = 2**20
@@ -25,7 +26,9 @@ def state_bytes(
     for bucket in buckets:
         for field, tensor in bucket.compressor.init(bucket.like()).items():
             name = field.rpartition(".")[2]
-            found[name] = found.get(name, 0) + 2 * tensor.numel() * tensor.element_size()
+            narrow = strategy.residual_bits == 16 and name in FIELDS and tensor.dtype == torch.float32
+            size = 2 if narrow else tensor.element_size()
+            found[name] = found.get(name, 0) + tensor.numel() * size
         if strategy.subject == "delta":
             wide = bucket.numel * state_dtype(bucket.dtype).itemsize
             found["anchor"] = found.get("anchor", 0) + wide

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.optim import LBFGS
+from torch.optim import LBFGS, Optimizer
 
 from tacit import checks
 from tacit.attaching import epoch_length
@@ -17,6 +17,7 @@ from tacit.environment import SERVERS
 from tacit.errors import AttachError
 from tacit.gradients.ddp_hook import joined
 from tacit.levels.device_placement import check_backend, device_of
+from tacit.levels.gpu_checks import unfit
 from tacit.levels.spec import AttachSpec
 from tacit.model.frozen_check import refuse_sparse
 from tacit.rounds import During
@@ -113,7 +114,9 @@ def model(spec: AttachSpec) -> Iterator[str]:
     model, named, gradients = spec.model, spec.named, "gradient" in subjects
     if spec.in_join:
         raise joined()
-    check_backend(spec.group, device_of(named))
+    device = device_of(named)
+    check_backend(spec.group, device)
+    yield from unfit(device, None if spec.ddp is None else spec.ddp.device_ids, spec.group)
     if gradients and reduces_in_python(model):
         yield (
             "DDP uses torch's Python reducer, which gives a communication hook single gradients and no "
@@ -217,7 +220,21 @@ def optimizers(spec: AttachSpec) -> Iterator[str]:
                 "optimizer that steps all parameters, such as torch.optim.AdamW; or attach 'dense' or "
                 "'int8', which average gradients"
             )
-        exact = all(level.compressor.linear or level.subject == "nothing" for level in strategy.levels)
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not any(id(p) in held for p in spec.named.values()):
+            yield (
+                "the optimizer holds no parameter of this model: give attach the optimizer that was made "
+                "with model.parameters(), after fully_shard where that is called"
+            )
+    yield from steps_with(strategy, spec.optimizers, spec.named)
+
+
+def steps_with(
+    strategy: AnyStrategy, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]
+) -> Iterator[str]:
+    """The strategy goes with the steps of these optimizers; if Adam's variance moves seldom, all have one."""
+    exact = all(level.compressor.linear or level.subject == "nothing" for level in strategy.levels)
+    for optimizer in optimizers:
         if isinstance(optimizer, LBFGS) and not exact:
             yield (
                 f"LBFGS uses differences of gradients, and what {strategy.name!r} sends is not exact, by "
@@ -226,13 +243,12 @@ def optimizers(spec: AttachSpec) -> Iterator[str]:
             )
         if any(group.get("lr") is None for group in optimizer.param_groups):
             for level in strategy.levels:
-                yield from _needs_no_rate(strategy, level, kind)
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not any(id(p) in held for p in spec.named.values()):
-            yield (
-                "the optimizer holds no parameter of this model: give attach the optimizer that was made "
-                "with model.parameters(), after fully_shard where that is called"
-            )
+                yield from _needs_no_rate(strategy, level, type(optimizer).__name__)
+    for level in strategy.levels:
+        if level.renewals is not None:
+            from tacit.optimizer_hooks.kept_variance import refuse_optimizers
+
+            refuse_optimizers(level.renewals, optimizers, named)
 
 
 def _needs_no_rate(strategy: AnyStrategy, level: Strategy, optimizer: str) -> Iterator[str]:
@@ -244,15 +260,6 @@ def _needs_no_rate(strategy: AnyStrategy, level: Strategy, optimizer: str) -> It
             f"{strategy.name!r} goes by the learning rate, and a group of {optimizer} has none: give it one, "
             "such as Adafactor(..., lr=1e-3, relative_step=False), or attach 'localsgd' or 'diloco'"
         )
-
-
-def kept_variance(spec: AttachSpec) -> None:
-    """If Adam's variance moves in some steps only, all optimizers have one."""
-    for level in spec.strategy.levels:
-        if level.renewals is not None:
-            from tacit.optimizer_hooks.kept_variance import refuse_optimizers
-
-            refuse_optimizers(level.renewals, spec.optimizers, spec.named)
 
 
 def scaler(spec: AttachSpec) -> Iterator[str]:
@@ -340,7 +347,6 @@ RULES: tuple[Callable[[AttachSpec], Iterator[str] | None], ...] = (
     pairs,
     ranks,
     optimizers,
-    kept_variance,
     scaler,
     numbers,
     weight,

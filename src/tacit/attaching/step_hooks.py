@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
@@ -247,7 +246,7 @@ class StepHooks:
             yield near.session.failure.raise_first  # DDP does not know of it
         if near.session.context.in_stream and near.gradient is not None:
             # Commit what was checked before the step: the device is busy again.
-            yield partial(near.session.pending.verify, ())
+            yield near.session.commit_checked
         if self._scaled is not None:
             yield self._scaled.after_step
         else:

@@ -41,6 +41,7 @@ class Blockwise(FusedCodec, AddingCodec):
     scales: ClassVar[bool] = False
     shows_nonfinite: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
+    sent_lasts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.whole("bits", self.bits, 2, 8, "write 3, or from 2 to 8 for a level and its sign")

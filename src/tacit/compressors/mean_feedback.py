@@ -29,6 +29,10 @@ class MeanFeedback(Feedback):
                 "residual itself: write a one-shot compressor, such as MeanFeedback(Blockwise(bits=3))"
             )
 
+    @property
+    def sent_lasts(self) -> bool:  # type: ignore[override]
+        return self.inner.sent_lasts
+
     def one_shot(self, step: int) -> OneShotUse | None:
         """That of the inner compressor, with feedback of means."""
         one_shot = self.inner.one_shot(step)

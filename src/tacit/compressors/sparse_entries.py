@@ -36,6 +36,7 @@ class Entries(FusedCodec):
     """
 
     sliceable: ClassVar[bool] = True
+    sent_lasts: ClassVar[bool] = True
 
     @abstractmethod
     def most(self, numel: int) -> int:

@@ -273,6 +273,10 @@ class Partition(Compressor):
         return self.main.shows_nonfinite
 
     @property
+    def sent_lasts(self) -> bool:  # type: ignore[override]
+        return self.main.sent_lasts and all(part.compressor.sent_lasts for part in self.parts)
+
+    @property
     def on_device(self) -> bool:
         return self.main.on_device and all(part.compressor.on_device for part in self.parts)
 

@@ -179,6 +179,10 @@ class Compressor(ABC):
     `counted_`.
     """
 
+    sent_lasts: ClassVar[bool] = False
+    """Whether `Outcome.sent` is as good once the mean has overwritten `x`, until the next exchange: as it
+    follows from the payload alone.
+    """
     adds_residual: ClassVar[bool] = False
     """Whether it has `exchange_with_feedback`."""
 

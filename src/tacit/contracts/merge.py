@@ -21,6 +21,8 @@ class Application(NamedTuple):
     """The learning rate: of these parameters for a merge `by_learning_rate`, else the largest of any."""
     parties: int = 1
     """How many were averaged: the number of replicas; by node, that of nodes."""
+    since_equal: int = 0
+    """Steps at the start of the round since all replicas were last equal."""
 
 
 class Merge(ABC):

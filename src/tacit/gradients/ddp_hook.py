@@ -365,6 +365,7 @@ class GradientHook:
             self._waiting = None
         if self._session.failure.error is not None:
             self._session.failure.raise_first()
+        self._staged.clear()  # a level may not exchange again for a long time
         if self._used is not None:
             self._used.clear()
         if self._counts_steps:

@@ -30,8 +30,16 @@ def add_steps_(local: Tensor, params: Tensor, anchor: Tensor, given: Tensor) -> 
 
 
 @kernel("anchor", "mean", "local", triton=(), loads_numba=False)
-def move_(anchor: Tensor, mean: Tensor, params: Tensor, local: Tensor | None = None) -> None:
-    """Add `mean` to the anchor, and write the sum of anchor and `local` to `params`.
+def move_(anchor: Tensor, mean: Tensor | None, params: Tensor, local: Tensor | None = None) -> None:
+    """Add `mean`, if there is one, to the anchor, and write the sum of anchor and `local` to `params`.
+
+    `params` may be in channels-last.
+    """
+
+
+@kernel("anchor", "mean", triton=(), loads_numba=False)
+def move_anchor_(anchor: Tensor, mean: Tensor, params: Tensor) -> None:
+    """Add `mean` to the anchor, and overwrite `mean` with how far `params` are from the anchor before.
 
     `params` may be in channels-last.
     """

@@ -110,6 +110,20 @@ def pieces(x: Tensor, most: int) -> Iterator[slice]:
         yield slice(start, min(start + size, x.numel()))
 
 
+_plain = False
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Run no compiled kernel in the block: the bits are the same, and compilers take a second to load."""
+    global _plain
+    before, _plain = _plain, True
+    try:
+        yield
+    finally:
+        _plain = before
+
+
 @contextmanager
 def emulated_device() -> Iterator[None]:
     """Treat tensors on the CPU as a GPU's inside the block: for tests of what runs there, without one."""
@@ -178,7 +192,7 @@ def kernel(
                         y = other[-1] if isinstance(other, tuple) else other
                         fits = fits and y.dtype == dtype and y.device == x.device and y.is_contiguous()
                 if fits:
-                    backend = active_backend(x.device.type)
+                    backend = "torch" if _plain else active_backend(x.device.type)
                     if dtype not in types.get(backend, ()) or (backend == "numba" and _emulated):
                         backend = "torch"
             if backend not in versions:

@@ -71,11 +71,11 @@ def scatter(positions: Tensor, values: Tensor, out: Tensor, weight: float) -> in
     return 0
 
 
-@kernel("out", triton=())
+@kernel("out")
 def scatter_all_(peers: Sequence[Selection], out: Tensor, weight: float, fresh: bool) -> None:
     """Add `weight` times each peer's values to `out` (flat), in order; `fresh`: to zeros.
 
-    On the CPU one pass over memory does all. The bits are those of `scatter_add_`, peer by peer.
+    One pass over memory does all. The bits are those of `scatter_add_`, peer by peer.
 
     Raises:
         PayloadError: on the CPU, a position is not in `out`.

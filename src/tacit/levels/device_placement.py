@@ -128,6 +128,11 @@ def _needs_host(
     backend = backend_on(group, device)
     if device.type == "cuda" and backend != "nccl":
         return f"{backend} is not NCCL"
+    return needs_host(strategy, named, policy)
+
+
+def needs_host(strategy: Strategy, named: Mapping[str, Tensor], policy: Policy) -> str:
+    """What of a level needs the host, whatever the backend; "": nothing does, so NCCL can have it."""
     try:
         chosen = dict.fromkeys(choice(name, p, policy) for name, p in named.items())
     except ConfigError:

@@ -13,7 +13,7 @@ from tacit import described
 from tacit.errors import PeerLost, first_line
 from tacit.failure.bounded_store import BoundedStore, KeyValueStore
 from tacit.members.record import GONE, Life, MemberArrival
-from tacit.transports.member_links import connected
+from tacit.members.ways import Way
 
 T = TypeVar("T")
 _log = logging.getLogger("tacit")
@@ -75,15 +75,15 @@ class StoreLink:
     """Asks the store, and connects again where that has failed.
 
     Args:
-        address: of the store.
-        patience: seconds to go on trying.
+        way: how it is reached.
+        patience: seconds to go on trying, with pauses that grow.
 
     Attributes:
         since: when the present connection was made, by time.monotonic().
     """
 
-    def __init__(self, address: tuple[str, int], patience: float) -> None:
-        self._address, self._patience = address, patience
+    def __init__(self, way: Way, patience: float) -> None:
+        self._way, self._patience = way, patience
         self.since = 0.0
         self._bounded: BoundedStore | None = None
 
@@ -93,29 +93,28 @@ class StoreLink:
         Raises:
             PeerLost: it does not answer for longer than `patience`.
         """
-        began, told = time.monotonic(), self._patience == 0
+        began, told, pause = time.monotonic(), self._patience == 0, BEAT
         while True:
             try:
                 if self._bounded is None:
-                    self._bounded = BoundedStore(connected(*self._address, timeout=ANSWER), ANSWER)
+                    self._bounded = BoundedStore(self._way.connected(ANSWER), ANSWER)
                     self.since = time.monotonic()
                 return call(self._bounded)
             except RuntimeError as error:
                 self.close()
-                host, port = self._address
                 if not told:
                     told = True
                     _log.warning(
-                        "the members' store at %s:%d does not answer (%s): waiting for it, %g s at most",
-                        *(host, port, first_line(error), self._patience),
+                        "%s does not answer (%s): waiting for it, %g s at most",
+                        *(self._way.name, first_line(error), self._patience),
                     )
                 if time.monotonic() - began >= self._patience:
                     raise PeerLost(
-                        f"the members' store at {host}:{port} does not answer for {self._patience:g} s "
-                        f"({first_line(error)}): start it there, by python -m tacit.members.store --port "
-                        f"{port}; members that live write themselves in again"
+                        f"{self._way.name} does not answer for {self._patience:g} s ({first_line(error)}): "
+                        f"start it there, by {self._way.start}; members that live write themselves in again"
                     ) from error
-                time.sleep(BEAT)
+                time.sleep(pause)
+                pause = min(2 * pause, self._way.longest_pause)
 
     def life(self, id: str, rank: int = 0) -> Life | None:
         """The last sign of life of a member's rank; the first one speaks for all of it."""

@@ -29,7 +29,7 @@ from tacit.errors import AttachError, ConfigError, PeerLost
 from tacit.failure.bounded_store import KeyValueStore
 from tacit.members.lives import ANSWER, BEAT, Lives, StoreLink, life_key
 from tacit.members.record import GONE, Life, MemberArrival, Period, following
-from tacit.members.ties import Ties
+from tacit.members.ways import Watching, Way
 from tacit.transports.replica_ranks import ReplicaRanks
 
 T = TypeVar("T")
@@ -54,6 +54,9 @@ class Members:
         max: a newcomer beyond this many waits until there is room.
         store: host:port of the store by which members find each other (`python -m tacit.members.store`); by
             default `TACIT_MEMBERS`.
+        hub: in place of a store, host:port of a hub that members reach and that they need not reach each
+            other (`python -m tacit.stores.server --min 1`), or of several with commas that take its place; by
+            default `TACIT_HUB`. It says how many members there are to be, `min` and `max`.
         name: this replica's, for logs and errors; by default its host and process.
         silence: seconds after which a member that gives no sign of life is given up.
         patience: seconds to wait for the store, for enough members, or for room.
@@ -69,6 +72,7 @@ class Members:
     min: int = 1
     max: int = 64
     store: str = ""
+    hub: str = ""
     name: str = ""
     silence: float = 5.0
     patience: float = 600.0
@@ -112,12 +116,14 @@ class Roster:
         life: reads what a sign of life says, besides its number.
         on_call: called once a period, in the roster's thread, when somebody has arrived for the next one.
         on_wait: called again and again while this member waits for a period; it may end the process.
+        way: how members find each other.
 
     Attributes:
         id: unique to this replica, as long as it lives.
         name: for logs and errors.
         period: the present one; number 0 before the first.
         called: set when somebody has arrived for the next period.
+        away_since: since when what members find each other by has not answered; 0: it has.
     """
 
     def __init__(
@@ -127,21 +133,23 @@ class Roster:
         life: Callable[[], Mapping[str, Any]],
         on_call: Callable[[], None],
         on_wait: Callable[[], None],
+        way: Way,
     ) -> None:
         self._given, self._ranks, self._life = given, ranks, life
         self._on_call, self._on_wait = on_call, on_wait
-        self._address = given.address()
+        self.way = way
         self.name, unique = ranks.first(lambda: (given.name or _own_name(), uuid.uuid4().hex[:12]))
         self.id = f"{self.name}/{unique}"
         self.period = Period()
         self.called = threading.Event()
+        self.away_since = 0.0
         self._beats = 0
         self._described = ""
         self._changing = threading.Lock()
         self._waiting = (-1, 0.0)
-        self._ask = StoreLink(self._address, given.patience)
+        self._ask = StoreLink(way, given.patience)
         self._over = threading.Event()
-        self._ties: Ties | None = None
+        self._ties: Watching | None = None
         self._thread = threading.Thread(target=self._watch, name="tacit-roster", daemon=True)
 
     @property
@@ -160,6 +168,10 @@ class Roster:
             PeerLost: the store cannot be reached.
         """
         text = json.dumps(dict(described_by))
+        limits = self._ask.store(lambda store: store.get("limits") if store.check(["limits"]) else b"")
+        if limits:
+            least, most = json.loads(limits.decode())
+            self._given = replace(self._given, min=least, max=most)
         theirs = json.loads(self._ask.store(lambda store: store.compare_set("trains", "", text)).decode())
         differing = [what for what in described_by if theirs.get(what) != described_by[what]]
         if differing:
@@ -170,8 +182,8 @@ class Roster:
                 f"({described_by[what]:.90} here, {theirs.get(what, 'nothing')!s:.90} there)"
             )
         self._described = text
-        with contextlib.suppress(OSError):  # without them, silence tells who has died
-            self._ties = Ties(self._address)
+        with contextlib.suppress(OSError, RuntimeError):  # without them, silence tells who has died
+            self._ties = self.way.ties(self._watched_as(self.id))
         self._thread.start()
 
     # ---- periods --------------------------------------------------------------------------------------
@@ -285,6 +297,18 @@ class Roster:
             return None
         return True
 
+    def is_away(self) -> bool:
+        """Whether what members find each other by does not answer; it is asked, if it did when last asked."""
+        if not self.away_since:
+            ask = StoreLink(self.way, 0.0)
+            try:
+                ask.store(lambda store: store.check(["period"]))
+            except PeerLost:
+                self.away_since = time.monotonic()
+            finally:
+                ask.close()
+        return bool(self.away_since)
+
     def call(self) -> None:
         """Have all members come together for another period."""
         number = self.period.number + 1
@@ -300,7 +324,7 @@ class Roster:
         if self._thread.is_alive():
             self._thread.join(2 * ANSWER)
         self._ask.close()
-        self._ask = StoreLink(self._address, 0.0)
+        self._ask = StoreLink(self.way, 0.0)
         if self.place >= 0:
             with contextlib.suppress(PeerLost):
                 gone = json.dumps(asdict(replace(Life(**self._life()), waits=GONE)))
@@ -313,7 +337,7 @@ class Roster:
 
     def _watch(self) -> None:
         """Give signs of life, look after the next members, and listen for calls."""
-        ask = StoreLink(self._address, 0.0)
+        ask = StoreLink(self.way, 0.0)
         lives, period = Lives(ask, self._given.silence, self._ranks.rank), 0
         while not self._over.wait(BEAT):
             with contextlib.suppress(PeerLost):
@@ -335,7 +359,9 @@ class Roster:
                     store.set(life_key(self.id, self._ranks.rank), text)
                     return any(store.check([name]) for name in names)
 
+                self.away_since = self.away_since or time.monotonic()
                 called = ask.store(look)
+                self.away_since = 0.0
                 if period != self.period.number:
                     lives = Lives(ask, self._given.silence, self._ranks.rank)
                     period = self.period.number
@@ -362,9 +388,9 @@ class Roster:
         watched, rank = self._watched(), self._ranks.rank
         lost = [each for each in watched if not lives.is_alive(each)]
         if self._ties is not None:
-            theirs = {each.id: each.ranks[rank] for each in watched}
-            ended = self._ties.broken({id: (at.address, at.port) for id, at in theirs.items() if at.port})
-            lost += [each for each in watched if each.id in ended and each not in lost]
+            at = {self._watched_as(each.id): each.ranks[rank] for each in watched}
+            ended = self._ties.broken({name: (on.address, on.port) for name, on in at.items() if on.port})
+            lost += [each for each in watched if self._watched_as(each.id) in ended and each not in lost]
         for each in lost:  # one that only was silent overwrites it, and comes back
             gone = replace(lives.last_of(each, rank) or Life(), waits=GONE)
             ask.store(partial(_set, key=life_key(each.id, rank), text=json.dumps(asdict(gone))))
@@ -383,6 +409,9 @@ class Roster:
         others = [(each, ask.life(each.id, rank)) for each in self.period.members if each.id != self.id]
         late = [each for each, life in others if life is None or life.begun < begun]
         return late if len(self.period.members) - len(late) >= quorum else []
+
+    def _watched_as(self, id: str) -> str:
+        return f"{id}/{self._ranks.rank}"
 
     def _watched(self) -> list[MemberArrival]:
         """The members after this one, in the order of the ring."""

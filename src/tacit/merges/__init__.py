@@ -29,6 +29,7 @@ else:
 __all__ = [
     "Average",
     "CommonPoint",
+    "EagerStep",
     "Elastic",
     "LocalResidual",
     "Mix",
@@ -303,6 +304,51 @@ class OuterStep(Merge):
             torch.lerp(anchor, params, self.local, out=params)
         else:
             params.copy_(anchor)
+
+
+@dataclass(frozen=True)
+class EagerStep(OuterStep):
+    """An outer step by the mean delta of the period before, and at once by this replica's share of its own.
+
+    Eager DiLoCo (Kale, Douillard & Donchev 2025, arXiv 2502.12996), for answers that come `period` steps
+    late. With d the steps of this replica since the round left, of P replicas:
+
+        anchor <- the outer step by the mean delta of that round
+        params <- anchor + s d,   s = lr (1 + momentum) / P; lr / P without Nesterov
+
+    So a replica steps by its own part of a mean before the others' parts have come; d is sent as s d.
+    Where replicas are made equal, d counts whole.
+
+    Attributes:
+        period: the steps from round to round.
+    """
+
+    entrywise: ClassVar[bool] = True
+    reads_params: ClassVar[Literal["late"]] = "late"
+
+    local: float | Literal["steps"] = "steps"
+    period: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.whole("period", self.period, 1, None, "write the steps from round to round, such as 32")
+
+    def apply_(
+        self,
+        params: Tensor,
+        anchor: Tensor,
+        mean: Tensor,
+        local_delta: Tensor | None,
+        state: State,
+        at: Application,
+    ) -> None:
+        """Make an outer step of `anchor`, and add the steps since to it."""
+        share = self.lr * (1 + self.momentum * self.nesterov) / at.peers
+        if at.since_equal > self.period:  # else no answer had come when the round left, and d was sent whole
+            mean.div_(share)
+        super().apply_(params, anchor, mean, local_delta, state, at)
+        if at.lag == self.period:
+            params.sub_(anchor).mul_(share).add_(anchor)
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class StepCounting:
         self._name, self._begin, self._count = name, self.noting(begin), count
         self.refused: TacitError | None = None
         self._names = {id(p): name for name, p in named.items()}
+        self._on_gpu = any(p.is_cuda for p in named.values())
         self._stepped: set[int] = set()
         self._begun = {id(each): 0 for each in optimizers}
         self._none: dict[int, bool] = {}
@@ -105,6 +106,12 @@ class StepCounting:
     # ---- around a step ----------------------------------------------------------------------------------
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._on_gpu and torch.cuda.is_current_stream_capturing():
+            raise AttachError(
+                f"{type(optimizer).__name__}.step is called while a CUDA graph is being captured, and "
+                f"replays run no Python, so {self._name!r} would not see their steps: capture forward and "
+                "backward alone, and call step after each replay"
+            )
         if id(optimizer) in self._stepped:
             self.complete()
         computed = closure_of(args, kwargs) is None  # else its backward follows

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from torch import Tensor
 from torch.optim import ASGD, SGD, Adam, Optimizer
 
 from tacit.algorithms import parse
 from tacit.algorithms.auto import SENT_LATE
 from tacit.algorithms.auto import candidates as texts_of
-from tacit.attaching.requirements import fitted
+from tacit.attaching.requirements import fitted, steps_with
 from tacit.contracts import WORLD
 from tacit.errors import AttachError, ConfigError
 from tacit.gradients.layerwise.forward_steps import stepping
@@ -19,9 +20,11 @@ from tacit.levels.node_layout import read_nodes
 from tacit.levels.spec import AttachSpec
 from tacit.model.trained_model import locals_of
 from tacit.optimizer_hooks import momentum
+from tacit.optimizer_hooks.optimizer_facts import made_again
+from tacit.planning.profile import Profile
 from tacit.replicas.fragments import fragments
 from tacit.session.buckets import fitting
-from tacit.strategy import Accept, AutoStrategy
+from tacit.strategy import Accept, AnyStrategy, AutoStrategy
 
 STEP_AS_SGD = (SGD, ASGD)
 """Optimizers whose steps are linear in the gradient, so that what is sent late has the same effect. Others
@@ -48,6 +51,70 @@ class Candidates:
     left_out: tuple[tuple[str, str], ...]
 
 
+class OptimizerCheck:
+    """Checks strategies against the optimizers alone.
+
+    Args:
+        optimizers: momenta are recorded now, as `dgc` and `onebit-adam` will set them to 0.
+        named: the parameters.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]) -> None:
+        self._optimizers, self._named = optimizers, named
+        self._with_momentum = {"dgc": _dgc(optimizers), "onebit-adam": _onebit_adam(optimizers)}
+        self._not_sgd = next((each for each in optimizers if stepping(each) not in STEP_AS_SGD), None)
+
+    def text(self, text: str) -> str:
+        """The text of a candidate with the optimizers' momentum, if it takes one.
+
+        Raises:
+            AttachError: no text fits; or it would cost accuracy.
+        """
+        if text in self._with_momentum:
+            chosen = self._with_momentum[text]
+            if chosen is None:
+                raise AttachError(NO_MOMENTUM[text])
+            return chosen
+        if self._not_sgd is not None and text.partition(":")[0] in SENT_LATE:
+            raise AttachError(
+                f"with {type(self._not_sgd).__name__}, which does not step as SGD does, it may cost "
+                "accuracy, as much of a gradient is sent steps late: attach it by its name if you "
+                "want it all the same"
+            )
+        return text
+
+    def refuse(self, strategy: AnyStrategy) -> None:
+        """Refuse what `attach` would refuse with these optimizers.
+
+        Raises:
+            AttachError: the strategy does not fit them.
+        """
+        for why in steps_with(strategy, self._optimizers, self._named):
+            raise AttachError(why)
+        momentum.planned(strategy, None, self._optimizers, self._named)
+
+
+def fitting_texts(texts: Iterable[str], profile: Profile, asked: bool) -> tuple[list[str], dict[str, str]]:
+    """The texts that fit the optimizers of a profile, and the others with the reason; all if none is known.
+
+    Args:
+        asked: whether the user has named these texts; else they are candidates, as of `auto`.
+    """
+    if not profile.optimizers:
+        return [*texts], {}
+    check = OptimizerCheck(made_again(profile.optimizers, profile.named), profile.named)
+    found, refused = [], {}
+    for text in texts:
+        try:
+            fits = text if asked else check.text(text)
+            check.refuse(parse(fits))
+        except AttachError as error:
+            refused[text] = str(error)
+        else:
+            found.append(fits)
+    return found, refused
+
+
 class CandidateCheck:
     """Checks strategies for one call of `attach`, without changing anything. A collective call.
 
@@ -62,8 +129,7 @@ class CandidateCheck:
 
     def __init__(self, given: AttachSpec) -> None:
         self._given = given
-        self._with_momentum = {"dgc": _dgc(given.optimizers), "onebit-adam": _onebit_adam(given.optimizers)}
-        self._not_sgd = next((each for each in given.optimizers if stepping(each) not in STEP_AS_SGD), None)
+        self._by_optimizer = OptimizerCheck(given.optimizers, given.named)
         self._nodes, self._no_nodes = _nodes(given)
 
     def options(self, text: str) -> AttachSpec:
@@ -110,24 +176,13 @@ class CandidateCheck:
         """The strategies that `accept` allows, and whether each is possible here."""
         possible, left_out = [], []
         for text in self.texts(accept):
-            if text in self._with_momentum:
-                chosen = self._with_momentum[text]
-                if chosen is None:
-                    left_out.append((text, NO_MOMENTUM[text]))
-                    continue
-                text = chosen
             try:
-                if self._not_sgd is not None and text in SENT_LATE:
-                    raise AttachError(
-                        f"with {type(self._not_sgd).__name__}, which does not step as SGD does, it may cost "
-                        "accuracy, as much of a gradient is sent steps late: attach it by its name if you "
-                        "want it all the same"
-                    )
-                self.options(text)
+                fits = self._by_optimizer.text(text)
+                self.options(fits)
             except (AttachError, ConfigError) as error:
                 left_out.append((text, str(error)))
             else:
-                possible.append(text)
+                possible.append(fits)
         return Candidates(tuple(possible), tuple(left_out))
 
     def _check_nodes(self) -> None:

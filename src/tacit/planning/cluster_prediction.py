@@ -78,6 +78,15 @@ def predict(strategy: AnyStrategy, profile: Profile, network: Network) -> Predic
     )
 
 
+def computing(profile: Profile, network: Network) -> float:
+    """The seconds of a step if communication cost nothing."""
+    step = profile.step
+    if profile.gpu is not None:
+        return max(step.seconds, step.data + profile.gpu.launching.seconds)
+    busy = max(1.0, profile.threads * network.sharing / network.cores)
+    return (step.seconds - step.loading) * busy + step.loading
+
+
 def refuse(strategy: AnyStrategy) -> None:
     """Refuse a strategy that cannot be predicted.
 

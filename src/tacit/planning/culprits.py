@@ -19,15 +19,18 @@ _SEVERAL = 1.3
 _FASTER = 1.5
 _NEARER = 2.0
 """How many times the rate between nodes links inside a node must have, for exchanges by node to be faster."""
-_BUCKET_BYTES = 25 << 20
-"""DDP's default."""
+_BUCKET_BYTES, _GPU_BUCKET_BYTES = 25 << 20, 100 << 20
+"""DDP's default; and what is worth a try on a GPU, where each bucket costs launches."""
 _TINY_BYTES, _SEVERAL_BUCKETS = 1 << 20, 4
 """This many buckets smaller than DDP's first one are reported, even if the planner predicts no gain."""
 _PAUSED = 0.006
 """The share of waiting for links that each node with BBR costs: the median of five pairs of runs with cubic
 and with BBR, on 4 and on 8 nodes, where it was 0.002 to 0.013 (dev/log, 2026-11-25)."""
+_OVER_PCIE = 1.2
+"""The rate of a ring inside a node, in rates of copies to the host, up to which it goes by PCIe."""
 _BEHIND = 0.95
 """A host that launches a pass in this share of the GPU's time for it leaves it nothing to be behind with."""
+_HOW_TO_COPY = "pin_memory=True, and batch.to(device, non_blocking=True)"
 _HOW_TO_LOAD = "more worker processes (num_workers=), prefetch_factor=, or data that is decoded beforehand"
 
 
@@ -99,7 +102,8 @@ def _loader(facts: Facts, _: Shares) -> Iterable[Finding]:
         return  # with accumulation it includes the other passes
     if loading >= WORTH * facts.seconds:
         says = f"each rank waits {in_ms(loading)} a step for its data"
-        yield Finding("data loader", says, _HOW_TO_LOAD, loading)
+        how = f"{_HOW_TO_LOAD}; {_HOW_TO_COPY}" if facts.gpu else _HOW_TO_LOAD
+        yield Finding("data loader", says, how, loading)
     if working >= _MUCH * facts.seconds:
         says = (
             f"the training thread itself works {in_ms(working)} between the optimizer's step and the next "
@@ -189,12 +193,13 @@ def _flat_ring(facts: Facts, _: Shares) -> Iterable[Finding]:
 def _small_buckets(facts: Facts, _: Shares) -> Iterable[Finding]:
     costs = facts.saved("large buckets")
     tiny = 0 < facts.bucket_bytes < _TINY_BYTES and facts.buckets >= _SEVERAL_BUCKETS
-    if facts.bucket_bytes < _BUCKET_BYTES and (tiny or costs >= WORTH * facts.seconds):
+    large = _BUCKET_BYTES if facts.gpu is None else _GPU_BUCKET_BYTES
+    if facts.bucket_bytes < large and (tiny or costs >= WORTH * facts.seconds):
         yield Finding(
             "small buckets",
             f"a round takes {facts.buckets} buckets of at most {facts.bucket_bytes / 2**20:.2g} MiB, and "
-            "each costs latency and processor time",
-            "DistributedDataParallel(..., bucket_cap_mb=25)",
+            f"each costs latency and {'launches' if facts.gpu else 'processor time'}",
+            f"DistributedDataParallel(..., bucket_cap_mb={large >> 20})",
             costs,
         )
 
@@ -229,7 +234,7 @@ def _slow_interface(facts: Facts, taken: Shares) -> Iterable[Finding]:
 def _connections(facts: Facts, _: Shares) -> Iterable[Finding]:
     """Gloo hands collectives to its connections in turns, so DDP needs smaller buckets, too."""
     links = facts.links
-    if links is None or len(links.hosts) < 2 or facts.connections > 1:
+    if links is None or len(links.hosts) < 2 or facts.connections > 1 or _by_nccl(facts):
         return
     gains = [
         (several / one, i, j)
@@ -292,22 +297,87 @@ def _launches(facts: Facts, _: Shares) -> Iterable[Finding]:
         )
 
 
-def _tf32(facts: Facts, _: Shares) -> Iterable[Finding]:
-    costs = facts.tf32_gain * (typical(facts, "forward") + typical(facts, "backward"))
-    if costs >= WORTH * facts.seconds:
-        yield Finding(
+def _switches(facts: Facts, _: Shares) -> Iterable[Finding]:
+    """What is off, and would make products or convolutions faster."""
+    if facts.gpu is None:
+        return
+    computing = typical(facts, "forward") + typical(facts, "backward")
+    for kind, gain, says, advice in (
+        (
             "TF32",
-            f"products of float32 matrices run without TF32, which saves {100 * facts.tf32_gain:.0f} % of "
-            "one here; of a step, at most what is said",
+            facts.gpu.tf32_gain,
+            "products of float32 matrices run without TF32, which saves {:.0f} % of one here",
             'torch.set_float32_matmul_precision("high"), or autocast',
+        ),
+        (
+            "channels last",
+            facts.gpu.channels_last_gain,
+            "convolutions run on images laid out by channels, and the largest one saves {:.0f} % by pixels",
+            "model.to(memory_format=torch.channels_last), and the same for the images",
+        ),
+    ):
+        if gain * computing >= WORTH * facts.seconds:
+            said = f"{says.format(100 * gain)}; of a step, at most what is said"
+            yield Finding(kind, said, advice, gain * computing)
+
+
+def _by_nccl(facts: Facts) -> bool:
+    return facts.gpu is not None and facts.gpu.by_nccl
+
+
+def _nccl_sockets(facts: Facts, _: Shares) -> Iterable[Finding]:
+    """NCCL by TCP has one socket between two machines, where no cloud's own network is found."""
+    gpu, links = facts.gpu, facts.links
+    if gpu is None or not gpu.links.rate or links is None or len(links.hosts) < 2 or facts.sockets > 1:
+        return
+    several = median(links.between(links.rate_of_flows)) / 8
+    costs = facts.saved("NCCL's sockets")
+    if several >= _SEVERAL * gpu.links.rate and costs >= WORTH * facts.seconds:
+        yield Finding(
+            "NCCL's sockets",
+            f"NCCL's ring carries {_mbit(8 * gpu.links.rate)} between nodes, and {links.flows} streams of "
+            f"TCP {_mbit(8 * several)}",
+            "export NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4 on all nodes",
+            costs,
+        )
+
+
+def _nvlink(facts: Facts, _: Shares) -> Iterable[Finding]:
+    """Through PCIe a GPU reaches its neighbour no faster than the host."""
+    gpu, costs = facts.gpu, facts.saved("NVLink")
+    if gpu is None or not gpu.links.near_rate or costs < WORTH * facts.seconds:
+        return
+    if gpu.links.near_rate <= _OVER_PCIE * min(gpu.down, gpu.up):
+        yield Finding(
+            "PCIe",
+            f"the GPUs of a node reach each other with {gpu.links.near_rate / 1e9:.1f} GB/s, and the host "
+            f"with {min(gpu.down, gpu.up) / 1e9:.1f}: they go by PCIe. NVLink saves at most what is said",
+            "nvidia-smi topo -m shows NV between GPUs that have NVLink: take such ones for a rank's node; if "
+            "they have it, unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; if not, an algorithm that sends less",
+            costs,
+        )
+
+
+def _idle_interfaces(facts: Facts, _: Shares) -> Iterable[Finding]:
+    fewest = min(facts.ranks, key=lambda each: len(each.idle))
+    costs = facts.saved("all interfaces")
+    if fewest.idle and fewest.rate and costs >= WORTH * facts.seconds:
+        names = ",".join([fewest.interface, *fewest.idle])
+        yield Finding(
+            "idle interfaces",
+            f"node {fewest.node} ({fewest.host}) sends by {fewest.interface} alone, and has "
+            f"{' and '.join(fewest.idle)}, which say {_mbit(fewest.rate)}, too",
+            f"export NCCL_SOCKET_IFNAME={names} and NCCL_CROSS_NIC=1"
+            if _by_nccl(facts)
+            else f"export GLOO_SOCKET_IFNAME={names}, with DistributedDataParallel(..., bucket_cap_mb=4)",
             costs,
         )
 
 
 def _exchange(facts: Facts, taken: Shares) -> Iterable[Finding]:
-    """What waiting costs on GPUs, where the planner predicts no strategy."""
+    """What waiting costs on GPUs, where the planner predicts nothing."""
     costs = taken.parts["links"]
-    if facts.ranks[0].gpu and costs >= WORTH * facts.seconds:
+    if facts.ranks[0].gpu and facts.predicted is None and costs >= WORTH * facts.seconds:
         yield Finding(
             "links",
             f"from the last gradient to the optimizer's step {in_ms(costs)} pass, in which gradients are "
@@ -358,7 +428,10 @@ _RULES: tuple[Callable[[Facts, Shares], Iterable[Finding]], ...] = (
     _losses,
     _congestion_control,
     _launches,
-    _tf32,
+    _switches,
+    _nccl_sockets,
+    _nvlink,
+    _idle_interfaces,
     _exchange,
     _strategy,
 )

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from tacit.described import Saved
 from tacit.links import Links
+from tacit.planning.profile import GpuProfile
 
 PARTS = ("computing", "data", "slow rank", "encoding", "links")
 """The parts of a step; see `Shares`."""
@@ -47,6 +48,7 @@ class RankSteps(Saved):
         rate: its reported speed in bit/s.
         faster: the name of a faster interface of the node; "": there is none.
         faster_rate: its reported speed in bit/s.
+        idle: the names of other devices that say as much, and carry next to nothing.
         resent: the share of its node's segments of TCP that were sent again, as they were lost on the way.
         congestion_control: that of new TCP connections, such as "cubic"; "": the kernel does not report it.
     """
@@ -71,6 +73,7 @@ class RankSteps(Saved):
     rate: float | None = None
     faster: str = ""
     faster_rate: float | None = None
+    idle: tuple[str, ...] = ()
     resent: float = 0.0
     congestion_control: str = ""
 
@@ -98,8 +101,8 @@ class Facts:
         waits: of these, the planner's seconds of waiting for "encoding" and for "links".
         changes: by name, the planner's seconds of a step with this change.
         threads_gain: the share of computing that one thread a rank would save, as measured.
-        tf32_gain: the share of a product of float32 matrices that TF32 saves on this GPU, if it is off.
-        connections: how many two ranks have, in Gloo.
+        gpu: the GPU that computes, and its links; None: a processor computes.
+        connections: how many two ranks have, in Gloo; `sockets`: in NCCL, by its environment variables.
         best: the text of the strategy that the planner predicts to be fastest; its seconds are in `changes`.
     """
 
@@ -116,8 +119,9 @@ class Facts:
     waits: Mapping[str, float] = field(default_factory=dict)
     changes: Mapping[str, float] = field(default_factory=dict)
     threads_gain: float = 0.0
-    tf32_gain: float = 0.0
+    gpu: GpuProfile | None = None
     connections: int = 1
+    sockets: int = 1
     best: str = ""
 
     @property

@@ -23,6 +23,7 @@ from tacit.environment import DIAGNOSE
 from tacit.errors import AttachError
 from tacit.files import spared
 from tacit.levels.spec import AttachSpec
+from tacit.model.trained_model import local
 from tacit.optimizer_hooks.global_hooks import after_steps
 from tacit.planning.culprits import diagnosed
 from tacit.planning.diagnosis import Diagnosis, Facts, RankSteps
@@ -43,6 +44,8 @@ from tacit.transports.process_groups import connections, gather_texts, rank_in
 SETTLING, STEPS = 5, 20
 """The steps that are skipped, in which buckets still change; and those that are measured."""
 _MOST = 500
+_IDLE = 0.05
+"""An interface that sends less than this share of the busiest one's bytes is idle."""
 _log = logging.getLogger("tacit")
 
 
@@ -155,6 +158,7 @@ class Diagnosing:
             searched=options.ddp is not None and options.ddp.find_unused_parameters,
             unused=unused,
             connections=connections() * (1 + os.environ.get("GLOO_SOCKET_IFNAME", "").count(",")),
+            sockets=_of_nccl("NCCL_SOCKET_NTHREADS") * _of_nccl("NCCL_NSOCKS_PERTHREAD"),
         )
         facts, notes = considered(facts, self._timer, options, self._session.links)
         # Each rank has measured the cost of encoding: all use that of the first.
@@ -171,6 +175,10 @@ class Diagnosing:
                 self.result.save(Path(request.out))
         if request.ends:
             raise SystemExit(0)
+
+    @property
+    def _device(self) -> torch.device:
+        return local(next(iter(self._session.options.named.values()))).device
 
     def _mine(self, after: Sequence[Interface]) -> RankSteps:
         """This rank's measurements."""
@@ -192,13 +200,19 @@ class Diagnosing:
             parts=_parts(steps),
             threads=1 if self._timer.on_gpu else torch.get_num_threads(),
             cores=cores(),
-            gpu=torch.cuda.get_device_name() if self._timer.on_gpu else "",
-            launching=median(step.launching for step in steps) if self._timer.on_gpu else 0.0,
+            gpu=torch.cuda.get_device_name(self._device) if self._timer.on_gpu else "",
+            launching=self._timer.launching.forward if self._timer.on_gpu else 0.0,
             passes=max(step.passes for step in steps),
             resent=segments().resent_since(self._segments),
             congestion_control=congestion_control(),
         )
         return _with_interface(here, self._before, after, self._steps)
+
+
+def _of_nccl(variable: str) -> int:
+    """A number of NCCL's environment; 1 where it is not set, as on most machines."""
+    text = os.environ.get(variable, "")
+    return max(1, int(text)) if text.isdigit() else 1
 
 
 def _check(options: AttachSpec, steps: int | None) -> None:
@@ -241,6 +255,12 @@ def _with_interface(
     sent, busiest = max(grown, key=lambda pair: pair[0])
     faster = max((each for each in after if each.rate), key=lambda each: each.rate or 0.0, default=None)
     other = faster is not None and busiest.rate is not None and (faster.rate or 0.0) > busiest.rate
+    idle = [
+        each.name
+        for each in after
+        if each.physical and each.rate and each.rate == busiest.rate and each.name in had
+        if each.name != busiest.name and each.sent - had[each.name] < _IDLE * sent
+    ]
     return replace(
         here,
         sent=sent / steps,
@@ -248,4 +268,5 @@ def _with_interface(
         rate=busiest.rate,
         faster=faster.name if other and faster is not None else "",
         faster_rate=faster.rate if other and faster is not None else None,
+        idle=tuple(idle),
     )

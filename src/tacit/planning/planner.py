@@ -5,24 +5,25 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 
 import torch
+from torch import Tensor
 
 from tacit.algorithms import parse
-from tacit.errors import AttachError, ConfigError
-from tacit.levels.node_layout import read_nodes
+from tacit.errors import ConfigError
 from tacit.model.trained_model import locals_of
-from tacit.planning.cluster_prediction import BASE, Prediction
+from tacit.planning.cluster_prediction import BASE, Prediction, computing
 from tacit.planning.decider import Choice, ChoosingSession, from_all_texts
+from tacit.planning.gpu_profiler import layout
 from tacit.planning.profile import Profile
 from tacit.planning.simulation import networks
 from tacit.planning.step_prediction import StepPredictor
 from tacit.planning.step_profiler import take
 from tacit.planning.step_timer import StepTimer
 from tacit.topologies.flat import gathered_use
-from tacit.topologies.recompression import price
+from tacit.topologies.recompression import loss
 from tacit.transports.probing import RingCost, ring_cost
 
 FEWEST, MOST, ENOUGH = 3, 9, 1.0
@@ -54,17 +55,8 @@ class Planner:
         self._compute = 0.0
 
     def begin(self, session: ChoosingSession) -> None:
-        """Time the steps from now on; kernels are compiled before.
-
-        Raises:
-            AttachError: the model is on a GPU, which the simulation does not know.
-        """
+        """Time the steps from now on; kernels are compiled before."""
         options = session.options
-        if any(p.is_cuda for p in options.named.values()):
-            raise AttachError(
-                "'auto' cannot predict steps on a GPU: its clock knows processors, and was never compared "
-                "with one. Name an algorithm, or give attach a decider= of your own"
-            )
         self.stop()
         _compile(session.candidates().possible)
         self._asks = True
@@ -92,20 +84,21 @@ class Planner:
                 return min(wanted, MOST) - FEWEST
         self.stop()
         ring = ring_cost(options.group)
-        profile = take(self._timer, options.model, options.optimizers, ring)
-        nodes, ranks = _layout(session)
+        profile = take(self._timer, options, ring)
+        laid_out = layout(options)
+        nodes, ranks = len(laid_out), len(laid_out[0])
         # Where shards are averaged, several groups of ranks have measured: all use the first one's.
         mine = json.dumps([profile.to_json(), asdict(ring), nodes, ranks])
         text, rings, nodes, ranks = json.loads(from_all_texts(session.from_all, mine)[0])
         profile, ring = Profile.from_json(text), RingCost(**rings)
         network = networks.of_ring(nodes, ranks, ring.rate, ring.latency, profile)
         network = replace(network, connections=ring.rate_of_sums / ring.rate)
-        self._compute = profile.step.seconds * max(1.0, profile.threads * network.sharing / network.cores)
+        self._compute = computing(profile, network)
         self._order = [*session.candidates().possible]
         predictor = StepPredictor(
             profile=profile,
             network=network,
-            tensors=locals_of(options.named),
+            tensors=_as_profiled(profile, locals_of(options.named)),
             slowest=lambda mine: float(session.from_all(torch.tensor([mine], dtype=torch.float64)).max()),
         )
         self._found = predictor.predict_all([parse(text) for text in self._order])
@@ -142,21 +135,19 @@ class Planner:
         )
 
 
+def _as_profiled(profile: Profile, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """This rank's tensors; shards that are of another size on the rank of the profile are made up in that."""
+    return {
+        name: tensor
+        if tensor.shape == profile.named[name].shape
+        else torch.full(profile.named[name].shape, 0.01, dtype=tensor.dtype, device=tensor.device)
+        for name, tensor in tensors.items()
+    }
+
+
 def _compile(texts: Iterable[str]) -> None:
     """Load the kernels of these strategies' codecs now: between two steps all ranks would wait for it."""
     for strategy in map(parse, texts):
         for level in strategy.levels:
             if (side := gathered_use(level.compressor, 0)) is not None:
-                price(side)  # encodes and decodes, and is asked for later anyway
-
-
-def _layout(session: ChoosingSession) -> tuple[int, int]:
-    """The number of nodes, and of ranks in each; if nodes are not known, one rank a node."""
-    options = session.options
-    if options.sharded is not None:
-        return options.group.size(), 1
-    try:
-        nodes = read_nodes(options.group, options.mesh)
-    except AttachError:
-        return options.group.size(), 1
-    return len(nodes), len(nodes[0])
+                loss(side.codec)

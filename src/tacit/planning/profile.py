@@ -12,6 +12,7 @@ import torch
 
 from tacit.described import Duration, Positive, Saved, Whole
 from tacit.errors import ConfigError
+from tacit.optimizer_hooks.optimizer_facts import OptimizerFacts
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class ParamReady:
 class StepProfile:
     """One step of a rank, in seconds of its main thread's processor time, each a median over steps.
 
-    If torch computes with several threads a rank, they are seconds of wall-clock time instead.
+    If torch computes with several threads a rank, they are seconds of wall-clock time instead; on a GPU those
+    of its stream, by events.
 
     Attributes:
         data: from the end of the optimizer's step until the last forward pass begins, in wall-clock time, as
@@ -84,15 +86,17 @@ class StepProfile:
 
 @dataclass(frozen=True)
 class BucketCost:
-    """The cost of one exchange of a bucket for a rank, in seconds of processor time.
+    """The cost of one exchange of a bucket for a rank, in seconds of processor time, or of a GPU's time.
 
     Attributes:
         numel: the bucket's entries.
         segments: before the first message, between messages, and after the last.
+        launching: the host's seconds to launch it, where it runs on a GPU.
     """
 
     numel: Whole
     segments: tuple[Duration, ...]
+    launching: Duration = 0.0
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,65 @@ class StrategyCost:
 
 
 @dataclass(frozen=True)
+class Launching:
+    """The host's wall-clock seconds for the parts of a step that a GPU computes: see `StepProfile`."""
+
+    PARTS: ClassVar[tuple[str, ...]] = ("forward", "backward", "optimizer")
+
+    forward: Duration = 0.0
+    backward: Duration = 0.0
+    optimizer: Duration = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All of them."""
+        return self.forward + self.backward + self.optimizer
+
+
+@dataclass(frozen=True)
+class GpuLinks:
+    """What NCCL's collectives take between GPUs; 0: not measured, as there are no such links.
+
+    Attributes:
+        rate: bytes a second that a rank sends in a ring of all ranks, over several nodes.
+        latency: seconds of a message of a chain, between nodes.
+        near_rate: bytes a second that a rank sends in a ring inside a node.
+        near_latency: seconds of a message of a chain there.
+    """
+
+    rate: Duration = 0.0
+    latency: Duration = 0.0
+    near_rate: Duration = 0.0
+    near_latency: Duration = 0.0
+
+
+@dataclass(frozen=True)
+class GpuProfile:
+    """The GPU of a rank.
+
+    Attributes:
+        name: as the driver has it.
+        by_nccl: whether DDP exchanges on the GPU.
+        in_stream: whether tacit may exchange there, too, where the algorithm can.
+        down: bytes a second that are copied to the host's pinned memory; `up`: back.
+        launching: what a step's launches take of the host.
+        links: what NCCL's collectives take where the profile was taken.
+        tf32_gain: the share of a product of float32 matrices that TF32 would save, where it is off.
+        channels_last_gain: the share of a convolution that `torch.channels_last` would save, where it is off.
+    """
+
+    name: str
+    by_nccl: bool
+    in_stream: bool
+    down: Duration
+    up: Duration
+    launching: Launching = Launching()
+    links: GpuLinks = GpuLinks()
+    tf32_gain: Duration = 0.0
+    channels_last_gain: Duration = 0.0
+
+
+@dataclass(frozen=True)
 class Profile(Saved):
     """The profile of a training on this machine.
 
@@ -136,6 +199,8 @@ class Profile(Saved):
         state_bytes: bytes of the optimizer's state.
         costs: the costs of strategies.
         processor: its name; `backend`, `torch_version`: of the training; `date`: ISO 8601.
+        gpu: the GPU of a rank, if the model is on one: then a step's parts are its seconds; `threads` is 1.
+        optimizers: what steps the parameters; empty: not known.
     """
 
     what: ClassVar[str] = "profile"
@@ -155,6 +220,8 @@ class Profile(Saved):
     backend: str = "gloo"
     torch_version: str = ""
     date: str = field(default="", compare=False)
+    gpu: GpuProfile | None = None
+    optimizers: tuple[OptimizerFacts, ...] = ()
 
     @cached_property
     def named(self) -> dict[str, torch.Tensor]:
@@ -191,3 +258,5 @@ class Profile(Saved):
         types = [getattr(torch, each.dtype, None) for each in self.step.parameters]
         if not types or not all(isinstance(each, torch.dtype) for each in types):
             raise ValueError("it has no parameters, or some of a type that torch does not have")
+        if self.gpu is not None and not (self.gpu.down and self.gpu.up):
+            raise ValueError("its GPU copies nothing to the host, or nothing back")

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tacit.errors import ConfigError, TacitError
 from tacit.planning.cluster_prediction import BASE, Prediction, predict, refuse
-from tacit.planning.profile import Profile
+from tacit.planning.profile import Profile, StrategyCost
 from tacit.planning.simulation.clock import Network
-from tacit.planning.simulation.costs import without_cost
+from tacit.planning.simulation.costs import cost_on, without_cost
 from tacit.planning.strategy_costs import measured_cost
 from tacit.strategy import AnyStrategy
 
@@ -22,14 +22,15 @@ class StepPredictor:
 
     Attributes:
         profile, network: equal on all ranks.
-        tensors: the parameters, as this rank has them.
+        tensors: the parameters, as this rank has them; None: nothing is measured, and the profile has the
+            costs.
         slowest: returns the largest of the ranks' numbers. A collective call.
     """
 
     profile: Profile
     network: Network
-    tensors: Mapping[str, Tensor]
-    slowest: Callable[[float], float]
+    tensors: Mapping[str, Tensor] | None = None
+    slowest: Callable[[float], float] = float
 
     def hopeful(self, strategies: Sequence[AnyStrategy]) -> list[tuple[AnyStrategy, float]]:
         """The strategies with the least seconds that each could take: plain DDP, then the fastest first.
@@ -51,7 +52,7 @@ class StepPredictor:
         """Predict a step. A collective call: the result is that of the slowest rank, on all ranks."""
         prediction = None
         try:
-            cost = measured_cost(strategy, self.profile, self.network.nodes, self.network.ranks, self.tensors)
+            cost = self._cost(strategy)
             prediction = predict(strategy, self.profile.with_costs([cost]), self.network)
             seconds = prediction.seconds
         except TacitError:
@@ -60,6 +61,12 @@ class StepPredictor:
         if prediction is None or slowest == float("inf"):
             return None
         return replace(prediction, seconds=slowest)
+
+    def _cost(self, strategy: AnyStrategy) -> StrategyCost:
+        nodes, ranks = self.network.nodes, self.network.ranks
+        if self.tensors is None:
+            return cost_on(self.profile, strategy.name, nodes, ranks)
+        return measured_cost(strategy, self.profile, nodes, ranks, self.tensors)
 
     def predict_all(self, strategies: Sequence[AnyStrategy], best: float = float("inf")) -> list[Prediction]:
         """Predict the strategies that may be faster than `best` seconds, in the order of `hopeful`.

@@ -25,7 +25,11 @@ from tacit.algorithms import parse
 from tacit.environment import STEP_PROFILE
 from tacit.errors import TacitError
 from tacit.files import spared
-from tacit.model.trained_model import TrainedModel, local, locals_of
+from tacit.levels.spec import AttachSpec
+from tacit.model.trained_model import local, locals_of
+from tacit.optimizer_hooks.optimizer_facts import facts_of
+from tacit.planning.candidates import fitting_texts
+from tacit.planning.gpu_profiler import gpu_profile
 from tacit.planning.profile import Profile, StrategyCost
 from tacit.planning.requests import TimedSession, requested
 from tacit.planning.step_timer import StepTimer
@@ -48,12 +52,15 @@ class ProfileRequest:
         algorithms: text forms of the strategies whose cost is measured.
         layouts: the clusters for which they are measured, as (nodes, ranks of each).
         ends: whether the training ends after it.
+        asked: whether the user has named the algorithms; else those that do not fit the optimizer are left
+            out, and those that take its momentum get it.
     """
 
     out: str
     algorithms: tuple[str, ...] = ()
     layouts: tuple[tuple[int, int], ...] = ()
     ends: bool = False
+    asked: bool = True
 
 
 _TAKEN: list[Any] = []
@@ -84,7 +91,7 @@ class _Taking:
         self._handle.remove()
         self._timer.close()
         self._session.flush()
-        profile = take(self._timer, self._spec.model, self._spec.optimizers)
+        profile = take(self._timer, self._spec)
         costs = self._costs(profile)
         if self._spec.group.rank() == 0:
             with spared(f"the profile is not saved in {self._request.out}"):
@@ -95,7 +102,10 @@ class _Taking:
     def _costs(self, profile: Profile) -> list[StrategyCost]:
         """Measure the costs on all ranks at once, as in training."""
         tensors, found = locals_of(self._spec.named), []
-        for text in self._request.algorithms:
+        texts, refused = fitting_texts(self._request.algorithms, profile, self._request.asked)
+        for text, why in refused.items() if self._request.asked else ():
+            _log.warning("what %r costs was not measured: %s", text, why)
+        for text in texts:
             try:
                 found += [
                     measured_cost(parse(text), profile, nodes, ranks, tensors)
@@ -106,36 +116,34 @@ class _Taking:
         return found
 
 
-def take(
-    timer: StepTimer,
-    model: TrainedModel,
-    optimizers: Sequence[torch.optim.Optimizer],
-    ring: RingCost | None = None,
-) -> Profile:
+def take(timer: StepTimer, options: AttachSpec, ring: RingCost | None = None) -> Profile:
     """Make a profile of the timed steps. A collective call; equal on all ranks.
 
     Args:
-        ring: the cost of collectives; by default it is measured now.
+        options: of the session whose steps these are.
+        ring: the cost of Gloo's collectives; by default it is measured now.
 
     Raises:
         ConfigError: no step was timed.
     """
-    group = model.process_group
+    model, group = options.model, options.group
     ring = ring_cost(group) if ring is None else ring
     mine = Profile(
         step=timer.profile(SKIPPED),
         bucket_bytes=int(model.bucket_bytes_cap),
-        threads=torch.get_num_threads(),
+        threads=1 if timer.on_gpu else torch.get_num_threads(),
         ranks=1,
         cores=cores(),
         per_byte=ring.per_byte,
         per_message=ring.per_hop,
         buffers=_broadcast(model) if isinstance(model, DistributedDataParallel) else 0,
-        state_bytes=_state_bytes(optimizers),
+        state_bytes=_state_bytes(options.optimizers),
         processor=processor(),
         backend=backend_of(group),
         torch_version=str(torch.__version__),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
+        gpu=gpu_profile(timer, options) if timer.on_gpu else None,
+        optimizers=facts_of(options.optimizers, options.named),
     )
     everyone = [Profile.from_json(text) for text in gather_texts(mine.to_json(), group)]
     here = machine()
@@ -167,6 +175,11 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
     return f"{name}, {os.cpu_count()} cores"
+
+
+def measurable(profile: Profile) -> bool:
+    """Whether what strategies cost can be measured here, too: on a GPU it is in the training alone."""
+    return profile.gpu is None and profile.processor == processor()
 
 
 def cores() -> int:

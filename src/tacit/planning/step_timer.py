@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tacit.errors import ConfigError
+from tacit.kernels.dispatch import on_host
 from tacit.model.not_copied import OnlyHere
 from tacit.model.trained_model import local
-from tacit.planning.profile import ParamReady, StepProfile
+from tacit.moments import Moment, Watch
+from tacit.planning.profile import Launching, ParamReady, StepProfile
 
 KEPT = 50
 """The number of last steps that are recorded."""
@@ -35,7 +37,7 @@ class StepTimes:
         exchanging: wall-clock time from the last gradient until the optimizer's step begins: an exchange that
             is not hidden, and on a GPU also what the script does there.
         between: of these, the seconds in which the main thread ran; unknown on a GPU, and 0.
-        launching: the host's wall-clock time of the forward pass.
+        launching: the host's wall-clock time of the parts.
         passes: the number of forward passes of training in it.
         marks: by `time.perf_counter`: when it began, when the last gradient was computed, when the
             optimizer's step began, and when it ended.
@@ -50,48 +52,22 @@ class StepTimes:
     waited: float = 0.0
     exchanging: float = 0.0
     between: float = 0.0
-    launching: float = 0.0
+    launching: Launching = Launching()
     passes: int = 1
     marks: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-
-
-@dataclass(frozen=True)
-class _Moment:
-    """Readings of the clocks at one time.
-
-    Attributes:
-        own: of the main thread; the wall clock, where a processor's threads compute together.
-        wall: by `time.perf_counter`.
-        event: recorded in the GPU's stream; None: the model is on the host.
-    """
-
-    own: float
-    wall: float
-    event: Any = None
-
-    def until(self, later: _Moment) -> float:
-        """Seconds until a later moment, waiting included: the GPU's, where there is one."""
-        return later.wall - self.wall if self.event is None else self._on_gpu(later)
-
-    def work_until(self, later: _Moment) -> float:
-        """The same without waiting on a processor."""
-        return later.own - self.own if self.event is None else self._on_gpu(later)
-
-    def _on_gpu(self, later: _Moment) -> float:
-        return float(self.event.elapsed_time(later.event)) / 1e3
 
 
 @dataclass(frozen=True)
 class _Step:
     """The moments of a step, from the end of the one before."""
 
-    before: _Moment
-    forward: _Moment
-    forward_done: _Moment
-    ready: dict[str, _Moment]
-    last_ready: _Moment
-    stepping: _Moment
-    ended: _Moment
+    before: Moment
+    forward: Moment
+    forward_done: Moment
+    ready: dict[str, Moment]
+    last_ready: Moment
+    stepping: Moment
+    ended: Moment
     passes: int
 
     def times(self) -> StepTimes:
@@ -108,7 +84,11 @@ class _Step:
             waited=min(data, max(0.0, host)),
             exchanging=self.last_ready.until(self.stepping),
             between=0.0 if on_gpu else self.stepping.own - self.last_ready.own,
-            launching=self.forward_done.wall - self.forward.wall,
+            launching=Launching(
+                self.forward.host_until(self.forward_done),
+                self.forward_done.host_until(self.last_ready),
+                self.stepping.host_until(self.ended),
+            ),
             passes=self.passes,
             marks=(self.before.wall, self.last_ready.wall, self.stepping.wall, self.ended.wall),
         )
@@ -135,18 +115,20 @@ class StepTimer:
         named: Mapping[str, Tensor],
         kept: int = KEPT,
     ) -> None:
-        self.on_gpu = any(p.is_cuda for p in named.values())
+        first = next(iter(named.values()), None)
+        self.on_gpu = first is not None and not on_host(local(first))
         self.autocast = False
         self._steps: deque[_Step] = deque(maxlen=kept)
         self._named = named
         alone = self.on_gpu or torch.get_num_threads() == 1
-        self._own = time.thread_time if alone else time.perf_counter
-        self._ended: _Moment | None = None
-        self._forward: _Moment | None = None
-        self._forward_done: _Moment | None = None
-        self._ready: dict[str, _Moment] = {}
-        self._last_ready: _Moment | None = None
-        self._stepping: _Moment | None = None
+        device = local(first).device if self.on_gpu and first is not None else None
+        self._watch = Watch(time.thread_time if alone else time.perf_counter, device)
+        self._ended: Moment | None = None
+        self._forward: Moment | None = None
+        self._forward_done: Moment | None = None
+        self._ready: dict[str, Moment] = {}
+        self._last_ready: Moment | None = None
+        self._stepping: Moment | None = None
         self._passes = 0
         self._handles: list[Any] = [
             module.register_forward_pre_hook(OnlyHere(lambda *_: self._forward_begins())),
@@ -172,26 +154,23 @@ class StepTimer:
             handle.remove()
         self._handles.clear()
 
-    def _now(self) -> _Moment:
-        return _Moment(self._own(), time.perf_counter(), recorded_event() if self.on_gpu else None)
-
     def _forward_begins(self) -> None:
-        self._forward, self._ready = self._now(), {}
+        self._forward, self._ready = self._watch.now(), {}
         self._passes += torch.is_grad_enabled()
         self.autocast = self.on_gpu and torch.is_autocast_enabled("cuda")
 
     def _forward_ends(self) -> None:
-        self._forward_done = self._now()
+        self._forward_done = self._watch.now()
 
     def _is_ready(self, name: str, _: Tensor) -> None:
         if self._forward_done is not None:
-            self._last_ready = self._ready[name] = self._now()
+            self._last_ready = self._ready[name] = self._watch.now()
 
     def _optimizer_begins(self) -> None:
-        self._stepping = self._now()
+        self._stepping = self._watch.now()
 
     def _optimizer_ends(self) -> None:
-        before, now = self._ended, self._now()
+        before, now = self._ended, self._watch.now()
         passes, self._ended, self._passes = self._passes, now, 0
         forward, forward_done, stepping = self._forward, self._forward_done, self._stepping
         if before is None or forward is None or forward_done is None or stepping is None:
@@ -201,6 +180,14 @@ class StepTimer:
         last = self._last_ready or stepping
         step = _Step(before, forward, forward_done, self._ready, last, stepping, now, passes)
         self._steps.append(step)
+
+    @property
+    def launching(self) -> Launching:
+        """The median host's time of the parts, over the last steps."""
+        steps = self.steps
+        return Launching(
+            *(_median(getattr(each.launching, part) for each in steps) for part in Launching.PARTS)
+        )
 
     def profile(self, skipped: int = 2) -> StepProfile:
         """The median step, without the first `skipped`.
@@ -241,13 +228,6 @@ class StepTimer:
             loading=loading,
             passes=round(_median(step.passes for step in steps)),
         )
-
-
-def recorded_event() -> Any:
-    """An event that takes the GPU's time, recorded in the current stream."""
-    event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
 
 
 def _on_gradient(parameter: Any, call: Callable[[Tensor], None]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from threading import Event
@@ -11,7 +10,9 @@ from threading import Event
 import torch
 from torch import Tensor, nn
 
+from tacit.errors import ConfigError
 from tacit.kernels.dispatch import warm_up_for
+from tacit.moments import Moment, Watch
 from tacit.planning.footprint import footprint
 from tacit.planning.profile import BucketCost, LevelCost, Profile, StrategyCost
 from tacit.planning.simulation.echo import EchoTransport
@@ -37,7 +38,8 @@ def measured_cost(
 ) -> StrategyCost:
     """Measure a strategy on tensors of this model's shapes, as one rank of such a cluster.
 
-    Nothing is sent. Tensors as large as the model, and the strategy's state, are allocated meanwhile.
+    Nothing is sent. Tensors as large as the model, and the strategy's state, are allocated meanwhile. What
+    runs on a GPU in stream order is measured there, by events in its stream; the rest in processor time.
 
     Args:
         strategy: each of its levels is measured.
@@ -47,28 +49,38 @@ def measured_cost(
 
     Raises:
         ConfigError: the strategy does not fit the model, or needs a parameter server; or the tensors are not
-            those of the profile.
+            those of the profile; or there are none, and it runs on a GPU.
     """
     if tensors is not None:
         profile.check_model(tensors)
+    elif profile.gpu is not None:
+        raise ConfigError(
+            f"what {strategy.name!r} costs on {profile.gpu.name} is measured in the training alone: write "
+            f"tacit profile --algorithms {strategy.name} -- SCRIPT there"
+        )
     scripts = rehearse(strategy, profile, nodes, ranks)
     leaders = [Schedule(scripts[-1].strategy, TRAINING) for _ in scripts[1:]]
-    levels = [
-        _level(script, EchoTransport(nodes, ranks), _copies(profile, tensors), leader)
-        for script, leader in zip(scripts, [*leaders, None], strict=True)
-    ]
+    levels = []
+    for script, leader in zip(scripts, [*leaders, None], strict=True):
+        named = _copies(profile, tensors, script.on_gpu)
+        device = next(iter(named.values())).device if script.on_gpu else None
+        echo = EchoTransport(nodes, ranks, Watch(device=device))
+        levels.append(_level(script, echo, named, leader))
     return StrategyCost(strategy.name, nodes, ranks, tuple(levels))
 
 
-def _copies(profile: Profile, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+def _copies(profile: Profile, tensors: Mapping[str, Tensor] | None, on_gpu: bool) -> dict[str, Tensor]:
+    """Copies of the parameters, where the strategy's exchanges run."""
     if tensors is not None:
-        return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        return copies if on_gpu else {name: copy.cpu() for name, copy in copies.items()}
     return {name: _normal(*p.shape).to(p.dtype) for name, p in profile.named.items()}
 
 
-def _normal(*shape: int) -> Tensor:
+def _normal(*shape: int, device: torch.device | None = None) -> Tensor:
     """Normal random numbers, without a global generator."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    return made if device is None else made.to(device)
 
 
 def _level(
@@ -77,7 +89,7 @@ def _level(
     """Measure a level. `leader`: the schedule of the farthest level, if this is another."""
     if script.strategy.subject == "nothing":
         return LevelCost(tuple(BucketCost(each.numel, (0.0, 0.0)) for each in script.buckets))
-    with warm_up_for("cpu"):
+    with warm_up_for("cuda" if script.on_gpu else "cpu"):
         session = Session(
             script.strategy,
             named,
@@ -88,6 +100,7 @@ def _level(
                 schedule_state=TRAINING,
                 replicated_in_node=named if script.strategy.subject == "delta" and leader is None else (),
             ),
+            in_stream=script.on_gpu,
         )
     if leader is not None:
         session.schedule.follow(leader)
@@ -117,8 +130,9 @@ def _kept_variances(session: Session, named: Mapping[str, Tensor]) -> int:
 
 def _exchanges(session: Session, echo: EchoTransport) -> list[BucketCost]:
     """The costs of the buckets' exchanges, run one at a time."""
-    given = [_normal(bucket.numel).to(bucket.dtype).mul_(0.01) for bucket in session.buckets]
-    swept = torch.zeros(_SWEPT, dtype=torch.float32)
+    device = echo.watch.device
+    given = [_normal(b.numel, device=device).to(b.dtype).mul_(0.01) for b in session.buckets]
+    swept = torch.zeros(_SWEPT, dtype=torch.float32, device=device)
     apart = session.context.apart
     rounds = []
     # The ranks of a node may send in turn; only rounds in which this one sends count.
@@ -130,8 +144,12 @@ def _exchanges(session: Session, echo: EchoTransport) -> list[BucketCost]:
         session.pending.verify()
         session.advance()
     return [
-        BucketCost(bucket.numel, _medians(segments))
-        for bucket, segments in zip(session.buckets, zip(*rounds[1:], strict=True), strict=True)
+        BucketCost(
+            bucket.numel,
+            _medians([segments for segments, _ in own]),
+            statistics.median(launching for _, launching in own),
+        )
+        for bucket, own in zip(session.buckets, zip(*rounds[1:], strict=True), strict=True)
     ]
 
 
@@ -142,19 +160,28 @@ def _medians(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return tuple(map(statistics.median, zip(*own, strict=True)))
 
 
-def _exchanged(session: Session, echo: EchoTransport, i: int, x: Tensor, apart: bool) -> list[float]:
-    """The seconds of each segment of one bucket's exchange."""
+def _exchanged(
+    session: Session, echo: EchoTransport, i: int, x: Tensor, apart: bool
+) -> tuple[list[float], float]:
+    """The seconds of each segment of one bucket's exchange; and on a GPU the host's, to launch it."""
     over = Event()
     unsent = x if apart and session.strategy.merge.keeps_unsent else None
     out = torch.empty_like(x) if apart else None
     echo.marks.clear()
-    begun = time.process_time()
-    session.submit(i, x, over.set, unsent, out=out)
-    over.wait()
-    ended = time.process_time()
+    echo.watch.settled()  # what x is copied from
+    with session.lanes.inside():
+        begun = echo.watch.now()
+        session.submit(i, x, over.set, unsent, out=out)
+        launched = echo.watch.now()
+        over.wait()
+        ended = echo.watch.settled()
     session.failure.raise_first()
-    times = [begun, *(at for _, *pair in echo.marks for at in pair), ended]
-    return [after - before for before, after in zip(times[::2], times[1::2], strict=True)]
+    moments = [begun, *(at for _, *pair in echo.marks for at in pair), ended]
+    segments = [before.work_until(after) for before, after in zip(moments[::2], moments[1::2], strict=True)]
+    if echo.watch.device is None:
+        return segments, 0.0
+    echoed = sum(posted.host_until(taken) for _, posted, taken in echo.marks)
+    return segments, max(0.0, begun.host_until(launched) - echoed)
 
 
 def _deltas(session: Session, echo: EchoTransport, named: dict[str, Tensor]) -> LevelCost:
@@ -165,6 +192,8 @@ def _deltas(session: Session, echo: EchoTransport, named: dict[str, Tensor]) -> 
     session.resume(0, session.round, session.schedule.state)
     hook = OptimizerHook(session, named)
     main = moved = 0.0
+    # The host and a GPU take turns in what follows a step: both count.
+    between = Moment.work_until if echo.watch.device is None else Moment.host_until
     for cycle in range(2):
         pending = set(entries)
         for _ in range(_MOST_STEPS):
@@ -172,11 +201,12 @@ def _deltas(session: Session, echo: EchoTransport, named: dict[str, Tensor]) -> 
                 p.mul_(1.0 + 1e-3)
             echo.marks.clear()
             hook.observations.observe(1.0)
-            begun = time.process_time()
+            begun = echo.watch.settled()
             hook.after_step()
             session.lanes.flush()
-            took = time.process_time() - begun
-            took -= sum(taken - posted for _, posted, taken in echo.marks)
+            session.lanes.join()
+            ended = echo.watch.settled()
+            took = between(begun, ended) - sum(between(posted, taken) for _, posted, taken in echo.marks)
             sent = {key for key, *_ in echo.marks if key in entries}
             if cycle:
                 main += took - sum(spent[key] for key in sent)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -15,7 +16,8 @@ from tacit.errors import AttachError, ConfigError, TacitError, first_line
 from tacit.levels.node_layout import measured_links
 from tacit.levels.spec import AttachSpec
 from tacit.links import Links
-from tacit.model.trained_model import locals_of
+from tacit.model.trained_model import local, locals_of
+from tacit.moments import Watch
 from tacit.planning.candidates import CandidateCheck
 from tacit.planning.cluster_prediction import Prediction
 from tacit.planning.diagnosis import Facts
@@ -25,7 +27,7 @@ from tacit.planning.simulation.clock import Network
 from tacit.planning.simulation.rehearsal import rehearse
 from tacit.planning.step_prediction import StepPredictor
 from tacit.planning.step_profiler import take
-from tacit.planning.step_timer import StepTimer, recorded_event
+from tacit.planning.step_timer import StepTimer
 from tacit.strategy import Accept, AnyStrategy
 from tacit.topologies import Hierarchical
 from tacit.transports.probing import ring_cost
@@ -33,12 +35,10 @@ from tacit.transports.process_groups import gathered, rank_in
 
 MOST_NODES = 16
 """With more nodes links are not measured one by one, which would take minutes."""
-_LARGE = 25 << 20
+_LARGE, _LARGE_ON_GPU = 25 << 20, 100 << 20
 _SMALLER = 10 << 20
 _COPIED = 16 << 20
 _SIDE, _PRODUCTS, _TIMES = 384, 10, 3
-_LARGE_SIDE, _HAS_TF32 = 4096, (8, 0)
-"""Of a product on a GPU; and the least version of GPUs with TF32."""
 
 
 def considered(
@@ -54,9 +54,6 @@ def considered(
     """
     asking = _Asking(facts, timer, options)
     asking.measure(links)
-    if timer.on_gpu:
-        asking.notes.append("what would be faster, as the planner's clock knows processors only")
-        return asking.facts, asking.notes
     try:
         asking.ask()
     except TacitError as error:
@@ -71,8 +68,13 @@ class _Asking:
     options: AttachSpec
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def _watch(self) -> Watch:
+        first = local(next(iter(self.options.named.values())))
+        return Watch(time.thread_time, first.device if self.timer.on_gpu else None)
+
     def measure(self, links: Links | None) -> None:
-        """Measure the links, the copies into buckets, and what threads and TF32 do to products."""
+        """Measure the links, the copies into buckets, and what threads do to products."""
         if links is None and len({each.node for each in self.facts.ranks}) > MOST_NODES:
             self.notes.append(f"the links one by one, as there are more than {MOST_NODES} nodes")
         elif links is None:
@@ -85,7 +87,6 @@ class _Asking:
             links=links,
             copying=self._copying(),
             threads_gain=self._threads_gain(),
-            tf32_gain=self._tf32_gain(),
         )
 
     def _copying(self) -> float:
@@ -102,38 +103,7 @@ class _Asking:
             target.copy_(source)
             source.copy_(target)
 
-        mine = self._took(both) * nbytes / max(4 * source.numel(), 1)
-        return median(self._everyones(mine))
-
-    def _took(self, work: Callable[[], object]) -> float:
-        """The seconds of a processor or GPU that some work takes, the least of a few."""
-        took: list[float] = []
-        for _ in range(_TIMES):
-            if self.timer.on_gpu:
-                begun = recorded_event()
-                work()
-                done = recorded_event()
-                done.synchronize()
-                took.append(begun.elapsed_time(done) / 1e3)
-            else:
-                began = time.thread_time()
-                work()
-                took.append(time.thread_time() - began)
-        return min(took)
-
-    def _tf32_gain(self) -> float:
-        """The share of a matrix product's time that TF32 would save on the GPU, where it is off."""
-        mine, off = 0.0, torch.get_float32_matmul_precision() == "highest" and not self.timer.autocast
-        if self.timer.on_gpu and off and torch.cuda.get_device_capability() >= _HAS_TF32:
-            p = next(iter(self.options.named.values()))
-            if p.dtype == torch.float32:
-                x = torch.ones(_LARGE_SIDE, _LARGE_SIDE, dtype=p.dtype, device=p.device)
-                now = self._took(lambda: torch.mm(x, x))
-                torch.set_float32_matmul_precision("high")
-                try:
-                    mine = max(0.0, 1 - self._took(lambda: torch.mm(x, x)) / now)
-                finally:
-                    torch.set_float32_matmul_precision("highest")
+        mine = min(self._watch.took(both) for _ in range(_TIMES)) * nbytes / max(4 * source.numel(), 1)
         return median(self._everyones(mine))
 
     def _threads_gain(self) -> float:
@@ -177,7 +147,8 @@ class _Asking:
         """
         options, strategy = self.options, self.options.strategy
         ring = ring_cost(options.group)
-        profile = take(self.timer, options.model, options.optimizers, ring)
+        profile = take(self.timer, options, ring)
+        self.facts = replace(self.facts, gpu=profile.gpu)
         network = _network(self.facts.links, profile, options.group.size(), ring.rate, ring.latency)
         predictor = StepPredictor(
             profile=profile,
@@ -195,45 +166,12 @@ class _Asking:
             predicted=present.seconds,
             waits={"encoding": present.encoding, "links": present.far + present.near},
         )
-        changes: dict[str, float] = {}
-        for change, changed, other in self._changes(predictor, strategy):
-            found = changed.predict(other)
-            if found is not None:
-                changes[change] = found.seconds
-        self.facts = replace(self.facts, changes=changes)
+        found = changes(predictor, strategy, self.facts, options.ddp is not None)
         best = self._fastest(predictor, present)
         if best is not None:
-            changes["strategy"] = best.seconds
+            found["strategy"] = best.seconds
             self.facts = replace(self.facts, best=best.algorithm)
-
-    def _changes(
-        self, predictor: StepPredictor, strategy: AnyStrategy
-    ) -> Iterator[tuple[str, StepPredictor, AnyStrategy]]:
-        """Each change by its name, with the predictor of steps with it, and the strategy."""
-        links, network, bucket_bytes = self.facts.links, predictor.network, predictor.profile.bucket_bytes
-        if links is not None and len(links.hosts) > 1:
-            slow = links.slow()
-            if slow:
-                fast = median(links.between(links.rate_both_ways, slow)) / 8
-                even = replace(network, rate=fast, rates=())
-                yield "even links", replace(predictor, network=even), strategy
-            one, several = links.between(links.rate), links.between(links.rate_of_flows)
-            ratio = median(many / single for many, single in zip(several, one, strict=True))
-            if ratio > 1:
-                rates = tuple(rate * ratio for rate in network.rates)
-                faster = replace(network, rate=network.rate * ratio, rates=rates)
-                yield "several streams", replace(predictor, network=faster), strategy
-        if bucket_bytes < _LARGE:
-            large = replace(predictor.profile, bucket_bytes=_LARGE)
-            yield "large buckets", replace(predictor, profile=large), strategy
-        if bucket_bytes > _SMALLER and self.options.ddp is not None:
-            smaller = replace(predictor.profile, bucket_bytes=_SMALLER)
-            yield "smaller buckets", replace(predictor, profile=smaller), strategy
-        near = strategy.levels[0]
-        alone = len(strategy.levels) == 1 and near.subject != "delta" and near.topology.meets == WORLD
-        if alone and network.nodes > 1 and network.ranks > 1:
-            name, by_node = f"{near.name} by node", Hierarchical()
-            yield "by node", predictor, replace(near, subject="gradient", topology=by_node, name=name)
+        self.facts = replace(self.facts, changes=found)
 
     def _fastest(self, predictor: StepPredictor, present: Prediction) -> Prediction | None:
         """What `auto` might choose that is faster, as far as the strategy at work accepts it."""
@@ -245,6 +183,65 @@ class _Asking:
         others = [parse(text) for text in texts if text != self.options.strategy.name]
         found = predictor.predict_all(others, present.seconds)
         return min(found, key=lambda each: each.seconds, default=None)
+
+
+def changes(predictor: StepPredictor, strategy: AnyStrategy, facts: Facts, by_ddp: bool) -> dict[str, float]:
+    """The seconds of a step with one thing changed, by its name. A collective call.
+
+    Args:
+        by_ddp: whether DDP cuts the buckets.
+    """
+    found = {}
+    for change, changed, other in _changes(predictor, strategy, facts, by_ddp):
+        prediction = changed.predict(other)
+        if prediction is not None:
+            found[change] = prediction.seconds
+    return found
+
+
+def _changes(
+    predictor: StepPredictor, strategy: AnyStrategy, facts: Facts, by_ddp: bool
+) -> Iterator[tuple[str, StepPredictor, AnyStrategy]]:
+    """Each change by its name, with the predictor of steps with it, and the strategy."""
+    links, network, profile = facts.links, predictor.network, predictor.profile
+    gpu, large = network.gpu, _LARGE if profile.gpu is None else _LARGE_ON_GPU
+
+    def faster(factor: float) -> StepPredictor:
+        """All links between nodes carry so many times as much."""
+        rates = tuple(rate * factor for rate in network.rates)
+        of_gpus = replace(gpu, rate=gpu.rate * factor)
+        changed = replace(network, rate=network.rate * factor, rates=rates, gpu=of_gpus)
+        return replace(predictor, network=changed)
+
+    if links is not None and len(links.hosts) > 1:
+        slow = links.slow()
+        if slow:
+            fast = median(links.between(links.rate_both_ways, slow)) / 8
+            even = faster(fast / network.rate)
+            yield "even links", replace(even, network=replace(even.network, rates=())), strategy
+        one, several = links.between(links.rate), links.between(links.rate_of_flows)
+        ratio = median(many / single for many, single in zip(several, one, strict=True))
+        if ratio > 1:
+            yield "several streams", faster(ratio), strategy
+        if gpu.rate and median(several) / 8 > gpu.rate:
+            more = replace(gpu, rate=median(several) / 8)
+            yield "NCCL's sockets", replace(predictor, network=replace(network, gpu=more)), strategy
+    if idle := min(len(each.idle) for each in facts.ranks):
+        yield "all interfaces", faster(1 + idle), strategy
+    if gpu.near_rate:
+        near = replace(network, gpu=replace(gpu, near_rate=math.inf, near_latency=0.0))
+        yield "NVLink", replace(predictor, network=near), strategy
+    if profile.bucket_bytes < large:
+        yield "large buckets", replace(predictor, profile=replace(profile, bucket_bytes=large)), strategy
+    if profile.bucket_bytes > _SMALLER and by_ddp:
+        smaller = replace(profile, bucket_bytes=_SMALLER)
+        yield "smaller buckets", replace(predictor, profile=smaller), strategy
+    near_level = strategy.levels[0]
+    alone = len(strategy.levels) == 1 and near_level.subject != "delta" and near_level.topology.meets == WORLD
+    if alone and network.nodes > 1 and network.ranks > 1:
+        name = f"{near_level.name} by node"
+        by_node = replace(near_level, subject="gradient", topology=Hierarchical(), name=name)
+        yield "by node", predictor, by_node
 
 
 def _network(links: Links | None, profile: Profile, ranks: int, rate: float, latency: float) -> Network:

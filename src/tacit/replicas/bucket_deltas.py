@@ -9,11 +9,13 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from tacit.contracts import NODE, Application, State
+from tacit.contracts import NODE, Application, State, Transmitted
 from tacit.exchange.joined_requests import average_
 from tacit.kernels import deltas
+from tacit.merges import LocalResidual
 from tacit.replicas.replica import Replica, Run, largest_of_types, wide_like
 from tacit.session import Session
+from tacit.topologies import Flat, TwoPhase
 
 MINE = "local_delta"
 """The field of this rank's delta in a round under way: all of it, or the part that was not sent."""
@@ -32,6 +34,9 @@ class BucketDeltas:
         anchors: the anchor of each bucket, in the wide type.
         flats: the tensor of each bucket that is exchanged; its mean, once that is there.
         variances: names of buffers that are never below 0, and may be so at a server.
+
+    What a replica keeps and has not sent is computed twice where that is possible: parameters less anchor
+    when a round starts, which the mean then overwrites, and again when the mean is applied.
 
     Attributes:
         states: the merge's state of each bucket.
@@ -56,11 +61,19 @@ class BucketDeltas:
         self._merge, self._variances = merge, variances
         deltas.prepare()
         keeps = merge.needs_local_delta in (("always", "late") if late else ("always",))
-        self.mine = [torch.zeros_like(anchor) if keeps else None for anchor in anchors]
-        self.unsent = [
-            None if not merge.keeps_unsent else mine if flat.dtype == anchor.dtype else torch.zeros_like(flat)
-            for flat, mine, anchor in zip(flats, self.mine, anchors, strict=True)
+        self._again = [
+            _computes_again(session) and bucket.compressor.sent_lasts and flat.dtype == anchor.dtype
+            for bucket, flat, anchor in zip(session.buckets, flats, anchors, strict=True)
         ]
+        self.mine = [
+            torch.zeros_like(anchor) if keeps and not again else None
+            for anchor, again in zip(anchors, self._again, strict=True)
+        ]
+        self.unsent = [
+            None if again or not merge.keeps_unsent
+            else mine if flat.dtype == anchor.dtype else torch.zeros_like(flat)
+            for again, flat, mine, anchor in zip(self._again, flats, self.mine, anchors, strict=True)
+        ]  # fmt: skip
         self.outgoing = [
             unsent if unsent is not None else mine if mine is not None and mine.dtype == flat.dtype else flat
             for unsent, mine, flat in zip(self.unsent, self.mine, flats, strict=True)
@@ -68,9 +81,9 @@ class BucketDeltas:
         given = late and merge.keeps_unsent
         self._given = [torch.zeros_like(anchor) if given else None for anchor in anchors]
         self.is_aside = merge.ends_at_anchor
-        self._aside = [
-            torch.zeros_like(anchor) if late or mine is None else mine  # of no use between two rounds
-            for anchor, mine in zip(anchors, self.mine, strict=True)
+        self._aside = [  # in what is of no use between two rounds
+            flat if again else torch.zeros_like(anchor) if late or mine is None else mine
+            for again, flat, anchor, mine in zip(self._again, flats, anchors, self.mine, strict=True)
             if self.is_aside
         ]
         self.states: list[State] = [merge.init(anchor) for anchor in anchors]
@@ -107,17 +120,28 @@ class BucketDeltas:
     # ---- an answer ------------------------------------------------------------------------------------
 
     def apply(
-        self, i: int, at: Application, rates: Mapping[str, float], diverged_in_node: bool, leaves: bool
+        self,
+        i: int,
+        at: Application,
+        rates: Mapping[str, float],
+        diverged_in_node: bool,
+        leaves: bool,
+        sent: Transmitted | None,
     ) -> None:
         """Apply the answer about bucket `i`.
 
         Args:
+            sent: what this rank contributed; None: the round was complete before a checkpoint.
             rates: the learning rate of each parameter, for a merge that depends on it.
             diverged_in_node: whether the replicas of a node may differ; they are averaged first.
             leaves: whether the next round sends the delta from before this answer; it is written to what is
                 sent.
         """
         anchor, before = self._anchors[i], None
+        if self._again[i]:
+            assert sent is not None, "answers that come late are not applied so"
+            self._replica.apply_kept(i, anchor, self._flats[i], sent.subtract_from_)
+            return
         if leaves:
             before = self._before[self._session.buckets[i].dtype][: len(anchor)]
             before.copy_(self._replica.params(i))
@@ -191,3 +215,10 @@ class BucketDeltas:
             self._replica.write(i, self._replica.params(i).add_(aside))
             aside.zero_()
         self.is_aside = False
+
+
+def _computes_again(session: Session) -> bool:
+    """Whether a replica's new parameters follow from the mean, and from what it sent, all in one tensor."""
+    strategy = session.strategy
+    plain = type(strategy.merge).apply_ is LocalResidual.apply_ and not strategy.merge.by_learning_rate
+    return plain and not strategy.late and type(strategy.topology) in (Flat, TwoPhase)

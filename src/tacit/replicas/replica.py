@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 
 import torch
@@ -277,6 +277,29 @@ class Replica:
             if also is not None:
                 also[run.here] = moved
         return out
+
+    def apply_kept(self, i: int, anchor: Tensor, mean: Tensor, subtract: Callable[[Tensor], None]) -> None:
+        """Add `mean` to the anchor, and set the parameters to the anchor and what is left of their delta.
+
+        All in place: `mean` is overwritten with the delta from the anchor before, from which `subtract`
+        subtracts what was sent. Of a bucket whose type is not rounded, whose parameters have been looked up
+        for this round.
+        """
+        runs = self._placed[i].runs
+        for run in runs:
+            common, by, params = anchor[run.here], mean[run.here], run.lies
+            if params is None:
+                params = self._row(i, run.numel)
+                run.read(params)
+            deltas.move_anchor_(common.view(params.shape), by.view(params.shape), params)
+        subtract(mean)
+        for run in runs:
+            common, left, params = anchor[run.here], mean[run.here], run.lies
+            if params is not None:
+                deltas.move_(common.view(params.shape), None, params, left.view(params.shape))
+                continue
+            torch.add(common, left, out=left)
+            run.write(left)
 
     def overwritten(self, i: int, reads: bool, entrywise: bool) -> Iterator[tuple[Run, Tensor]]:
         """The parameters of bucket `i` before rounding, to be overwritten before the next ones are yielded.

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence, Set
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from tacit.session.exchange_plan import Plan
 from tacit.session.session_context import Coordinate, SessionContext
 from tacit.transports.meter import DryRun
 
+if TYPE_CHECKING:
+    from tacit.session.narrow_states import NarrowStates
+
 Fields = dict[tuple[str, str], StateSlice]
 """(parameter, field) -> this rank's part of that state."""
 
@@ -45,17 +48,20 @@ class BucketWorkspace(Workspace):
     Second buffers are there from an exchange until its round cannot be undone any more; then their memory is
     free for activations. Those that cost more to allocate than to keep are kept.
 
-    Args:
-        keeps: whether all second buffers are kept, as on a device whose kernels the host does not wait for.
+    On a device too: they are allocated on the stream of backward, for which the exchange waits before it
+    writes, and a round is committed when the host has waited for it, so that no kernel uses what is freed.
 
     Attributes:
         spares: second buffers, by state field; those of the fields in `kept` are always there.
     """
 
-    def __init__(self, bucket: Bucket, state: State, dry_run: DryRun, keeps: bool) -> None:
-        self.kept = {name for name, tensor in state.items() if keeps or tensor.nbytes > REUSED}
+    def __init__(
+        self, bucket: Bucket, state: State, dry_run: DryRun, narrow: NarrowStates | None = None
+    ) -> None:
+        self.kept = {name for name, tensor in state.items() if tensor.is_cpu and tensor.nbytes > REUSED}
         self.spares = {name: torch.empty_like(state[name]) for name in self.kept}
         self.held: dict[str, Tensor] = {}
+        self.narrow = narrow
         self.scratch_anew(bucket.device, dry_run)
 
     def scratch_anew(self, device: torch.device, dry_run: DryRun) -> None:
@@ -65,6 +71,11 @@ class BucketWorkspace(Workspace):
             self.held[key] = torch.empty(shape, dtype=dtype, device=device)
 
     def spare(self, field: str, like: Tensor) -> Tensor:
+        found = None if self.narrow is None else self.narrow.spare(field)
+        return self.second(field, like) if found is None else found
+
+    def second(self, field: str, like: Tensor) -> Tensor:
+        """The second buffer of a field as it is kept."""
         found = self.spares.get(field)
         if found is None:
             found = self.spares[field] = torch.empty_like(like)
@@ -94,8 +105,14 @@ class StateStore:
         ]
         dry_runs = [DryRun() for _ in each]
         self.costs = [plan.run_dry(i, dry_runs[i]) for i in each]
-        made = zip(self._pieces, self._states, dry_runs, strict=True)
-        self._workspaces = [BucketWorkspace(*each, keeps=session_context.in_stream) for each in made]
+        narrow: Sequence[NarrowStates | None] = [None for _ in each]
+        if session_context.strategy.residual_bits == 16:
+            from tacit.session.narrow_states import NarrowStates
+
+            narrow = found = [NarrowStates(state) for state in self._states]
+            self._states = [some.kept(state) for some, state in zip(found, self._states, strict=True)]
+        made = zip(self._pieces, self._states, dry_runs, narrow, strict=True)
+        self._workspaces = [BucketWorkspace(*each) for each in made]
         self.nonfinite_flags = [
             plan.nonfinite_flags(i, bucket.device if session_context.in_stream else "cpu")
             for i, bucket in enumerate(self.buckets)
@@ -127,8 +144,11 @@ class StateStore:
             self.costs[i] = self._plan.run_dry(i, dry_run, step=step)
             self._workspaces[i].scratch_anew(self.buckets[i].device, dry_run)
             self._phases[i] = phase
-        ctx = self._contexts[i](step=step, **given)
-        return self._conduct(x, self._compressors[i], self._states[i], ctx)
+        ctx, state, work = self._contexts[i](step=step, **given), self._states[i], self._workspaces[i]
+        if work.narrow is not None:
+            conduct = partial(self._conduct, x, self._compressors[i])
+            return work.narrow.exchanged(conduct, state, ctx, lambda name: work.second(name, state[name]))
+        return self._conduct(x, self._compressors[i], state, ctx)
 
     @property
     def stages(self) -> dict[str, int]:
@@ -161,12 +181,14 @@ class StateStore:
     def make_room(self, i: int) -> None:
         """Allocate the second buffers of bucket `i`.
 
-        The thread of backward does it, as the C library keeps memory by thread: it gets that of activations.
+        The thread of backward does it, in its stream: the C library keeps memory by thread, and torch that of
+        a device by stream, so that it gets that of activations.
         """
-        spares = self._workspaces[i].spares
+        work = self._workspaces[i]
         for name, tensor in self._states[i].items():
-            if name not in spares:
-                spares[name] = torch.empty_like(tensor)
+            work.second(name, tensor)
+        if work.narrow is not None and not self._context.in_stream:
+            work.narrow.make_room(self._states[i])
 
     def commit(self, outcomes: Mapping[int, Outcome], idle: Set[str] = frozenset()) -> None:
         """Replace the states by those that a round led to; `idle` parameters keep their old ones."""

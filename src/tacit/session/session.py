@@ -186,6 +186,11 @@ class Session:
         """Whether a round follows the present step."""
         return self.schedule.always or self.schedule.at(self.step) is not None
 
+    def commit_checked(self) -> None:
+        """After a step, in stream order: commit what was checked before it (`pending.check`)."""
+        self.pending.verify(())
+        self.store.stay()
+
     def advance(self) -> None:
         """Count an attempt of the optimizer. What was exchanged before it can no longer be taken back."""
         self.store.stay()

@@ -1,15 +1,13 @@
 """The frames between a worker and a parameter server, and the channel that carries them.
 
-A frame is a header of fixed size, and a body of as many bytes as the header says. The channel is a TCP socket
-on which both ends have proved that they know the secret (`handshake`). It is no group of torch.distributed: a
-program that reaches the port of a TCPStore can read and change all in it, and Gloo takes the first that
-connects to one of its ports for its peer.
+A frame is a header of fixed size, and a body of as many bytes as the header says. The channel is a TCP
+connection, perhaps by TLS (`lines`), on which both ends have proved that they know the secret (`handshake`).
+It is no group of torch.distributed: a program that reaches the port of a TCPStore can read and change all in
+it, and Gloo takes the first that connects to one of its ports for its peer.
 """
 
 from __future__ import annotations
 
-import contextlib
-import select
 import socket
 import struct
 import threading
@@ -23,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import PayloadError
+from tacit.stores.lines import line_on
 
 
 class FrameKind(IntEnum):
@@ -39,6 +38,8 @@ class FrameKind(IntEnum):
     STATS = 8
     LEAVE = 9
     HERE = 10
+    ASK = 11
+    SHARE = 12
     # from a server
     ANSWER = 20
     WAIT = 21
@@ -77,12 +78,9 @@ class Header(NamedTuple):
 
 _FORM = struct.Struct("<4qd2q")
 
-_LOOK_SECONDS = 1.0
-"""How often a thread that waits for bytes looks whether the channel was closed meanwhile."""
 _CLOSE_SECONDS = 5.0
 _MOST_UNSENT = 1 << 16
 """Parts of frames that may wait to be sent; with more, the other end does not read what it is sent."""
-_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class Channel:
@@ -99,23 +97,17 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self.received_at = time.monotonic()
-        self._socket = connection
+        self._line = line_on(connection)
         self._unsent: deque[memoryview] = deque()
         self._changed = threading.Condition()
         self._sender: threading.Thread | None = None
         self._closed = False
-        self._poll = select.poll()
-        self._poll.register(connection, select.POLLIN)
-        connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        wait = struct.pack("@ll", int(_LOOK_SECONDS), int(_LOOK_SECONDS % 1 * 1e6))
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
+        self._line.set_option(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.set_patience(60.0)
 
     def set_patience(self, seconds: float) -> None:
         """Give the connection up when the other end's machine was out of reach for so long."""
-        options = self._socket.setsockopt
-        options(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._line.set_option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         each = min(30_000, max(1, int(seconds / 4)))
         for name, value in (
             ("TCP_KEEPIDLE", each),
@@ -124,8 +116,7 @@ class Channel:
             ("TCP_USER_TIMEOUT", min(2**31 - 1, int(1000 * seconds))),
         ):
             if hasattr(socket, name):  # not every system has all of them
-                with contextlib.suppress(OSError):
-                    options(socket.IPPROTO_TCP, getattr(socket, name), value)
+                self._line.set_option(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     # ---- sending --------------------------------------------------------------------------------------
 
@@ -156,7 +147,7 @@ class Channel:
     def _send_now(self, parts: list[memoryview]) -> list[memoryview]:
         """Send what the kernel has room for; returns what is left."""
         try:
-            sent = self._socket.sendmsg(parts, [], socket.MSG_DONTWAIT | _NO_SIGNAL)
+            sent = self._line.send_now(parts)
         except BlockingIOError:
             return parts
         while parts and sent >= len(parts[0]):
@@ -173,7 +164,7 @@ class Channel:
                     return
                 part = self._unsent[0]
             try:
-                sent = self._socket.send(part, _NO_SIGNAL)
+                sent = self._line.send(part)
             except OSError:
                 self.drop()  # the receiving thread reports it
                 return
@@ -198,7 +189,7 @@ class Channel:
 
     def ready(self, seconds: float) -> bool:
         """Wait until something has come, or the other end is gone; False after so many seconds."""
-        return bool(self._poll.poll(1000 * seconds))
+        return self._line.ready(seconds)
 
     def header(self, seconds: float | None = None) -> Header:
         """Wait for the next frame's header; see `body`."""
@@ -240,7 +231,7 @@ class Channel:
         since = time.monotonic()
         while room:
             try:
-                got = self._socket.recv_into(room, 0, socket.MSG_WAITALL)
+                got = self._line.receive(room)
             except BlockingIOError:  # nothing came since it last was looked
                 if self._closed:
                     raise ConnectionError("the connection was closed") from None
@@ -260,8 +251,7 @@ class Channel:
             self._closed = True
             self._unsent.clear()
             self._changed.notify_all()
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._line.drop()
 
     def close(self) -> None:
         """Close the socket; to be called by the thread that receives, when it has ended."""
@@ -269,7 +259,7 @@ class Channel:
         if self._sender not in (None, threading.current_thread()):
             assert self._sender is not None
             self._sender.join(_CLOSE_SECONDS)
-        self._socket.close()
+        self._line.close()
 
 
 def _bytes(x: Tensor) -> memoryview:

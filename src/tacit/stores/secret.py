@@ -74,22 +74,26 @@ def find_secret(file: Path | None = None, environment: Mapping[str, str] = os.en
     if file is None and not named:
         return None
     path = Path(named or "") if file is None else file
-    return Secret(_read_private(path), f"the file {path}")
+    return Secret(read_private(path, "secret"), f"the file {path}")
 
 
-def _read_private(path: Path) -> bytes:
-    """The content of a file, which nobody else may be able to read."""
+def read_private(path: Path, what: str) -> bytes:
+    """The content of a file, which nobody else may be able to read; `what` it holds, for messages.
+
+    Raises:
+        ConfigError: others can read it, or it cannot be read.
+    """
     try:
         # Without O_NONBLOCK, opening a pipe would wait for somebody who writes to it.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
-                raise ConfigError(f"{path} is no plain file: write the secret to one, and chmod 600 {path}")
+                raise ConfigError(f"{path} is no plain file: write the {what} to one, and chmod 600 {path}")
             if mode & 0o077:
                 raise ConfigError(
-                    f"others on this machine can read the secret in {path} (its mode is {mode & 0o777:o}): "
-                    f"chmod 600 {path}, and write another secret, as this one may be known"
+                    f"others on this machine can read the {what} in {path} (its mode is {mode & 0o777:o}): "
+                    f"chmod 600 {path}, and write another {what}, as this one may be known"
                 )
             return file.read(1 << 16)
     except OSError as error:
-        raise ConfigError(f"the secret in {path} cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"the {what} in {path} cannot be read: {error.strerror or error}") from error

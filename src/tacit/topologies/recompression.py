@@ -8,7 +8,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, OneShotUse, formed
+from tacit.contracts import Context, OneShot, OneShotUse, formed
+from tacit.kernels.dispatch import plain_torch
 
 ENTRIES = 1 << 15
 
@@ -23,6 +24,15 @@ class _Room:
     def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A new, uninitialised tensor."""
         return torch.empty(tuple(shape), dtype=dtype)
+
+
+def loss(codec: OneShot) -> float:
+    """The squared error of one encoding, as a share of its input."""
+    x = torch.randn(ENTRIES, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    ctx = Context(out=torch.empty_like(x), work=_Room(), peers=2, name="price")
+    decoded = torch.empty_like(x)
+    codec.decode_(formed(codec, codec.encode(x.clone(), ctx), x), decoded)
+    return float((decoded - x).square().sum() / x.square().sum())
 
 
 @cache
@@ -41,11 +51,8 @@ def price(side: OneShotUse) -> float:
     """
     if side.has_mean_feedback:
         return 1.0
-    x = torch.randn(ENTRIES, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
-    ctx = Context(out=torch.empty_like(x), work=_Room(), peers=2, name="price")
-    decoded = torch.empty_like(x)
-    side.codec.decode_(formed(side.codec, side.codec.encode(x.clone(), ctx), x), decoded)
-    error = float((decoded - x).square().sum() / x.square().sum())
+    with plain_torch():
+        error = loss(side.codec)
     if side.codec.unbiased and not side.has_feedback:
         return 1 + error
     return 1 / (1 - error) if error < 1 else float("inf")

@@ -28,6 +28,7 @@ from tacit.contracts import (
 from tacit.errors import ConfigError
 from tacit.exchange.error_feedback import encoded
 from tacit.exchange.joined_requests import answered, conducted, small_directly
+from tacit.kernels.thread_scratch import thread_scratch
 from tacit.topologies.flat import gathered_use, reduce_flat, two_sided
 from tacit.topologies.on_axis import OnAxis
 from tacit.topologies.variable_length import all_gathered, all_to_all
@@ -148,7 +149,7 @@ def _in_two_phases(
     else:
         theirs = yield AllToAll(payloads)
     start, stop = spans[ctx.rank]
-    mean = request.ctx.scratch("mean", request.x, (spans[0][1],), request.x.dtype)
+    mean = thread_scratch("mean", spans[0][1], request.x.dtype, request.x.device)
     codec.decode_mean_(theirs, mean[: stop - start])
     mean[stop - start :] = 0
     not_ours = list(_within(others, start, stop))
@@ -159,16 +160,20 @@ def _in_two_phases(
         payload = _encoded_again(replace(request, ctx=again), mean, before, new_residual[SECOND])
         _clear(new_residual[SECOND], not_ours)
     else:
-        payload = codec.encode(mean, request.ctx.inside("again"))
+        given = codec.encode(mean, request.ctx.inside("again"))
+        lies = mean.untyped_storage().data_ptr()  # where other buckets write before this one has left
+        payload = tuple(x.clone() if x.untyped_storage().data_ptr() == lies else x for x in given)
+    longest = spans[0][1]
     if codec.varies:
-        answers = yield from all_gathered(codec, payload, mean.numel())
+        answers = yield from all_gathered(codec, payload, longest)
     else:
         answers = yield AllGather(payload)
     for (start, stop), each in zip(spans, answers, strict=True):
-        if start + mean.numel() <= out.numel():
+        if start + longest <= out.numel():
             # Entries after the end of a shorter one are overwritten by the next.
-            codec.decode_(each, out[start : start + mean.numel()])
+            codec.decode_(each, out[start : start + longest])
         else:
+            mean = thread_scratch("mean", longest, request.x.dtype, request.x.device)
             codec.decode_(each, mean)
             out[start:stop] = mean[: stop - start]
     return out, _SentInStretches(codec, payloads, spans)
@@ -179,7 +184,7 @@ def _encoded_again(request: ReduceEncoded, mean: Tensor, before: Tensor, after: 
     short = before.numel()
     if short == mean.numel():
         return encoded(ReduceEncoded(request.codec, mean, request.ctx, before, after), part="again")
-    padded = [request.ctx.scratch(f"padded{i}", mean, mean.shape, before.dtype) for i in range(2)]
+    padded = [thread_scratch(f"padded{i}", mean.numel(), before.dtype, mean.device) for i in range(2)]
     padded[0][:short] = before
     padded[0][short:] = 0
     before, new = padded

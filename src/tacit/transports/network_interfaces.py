@@ -12,6 +12,7 @@ from typing import Any
 
 _TABLE = Path("/proc/self/net/dev")
 _SEGMENTS = Path("/proc/self/net/snmp")
+_DEVICES = Path("/sys/class/net")
 _CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _SENT = 8
 """The column of bytes sent, after the eight columns of what was received."""
@@ -30,11 +31,13 @@ class Interface:
         name: such as "eth0"; "lo" too.
         sent: bytes since it was made.
         rate: its reported speed in bit/s; None: not reported.
+        physical: whether it is a device, and no bridge or container's.
     """
 
     name: str
     sent: int
     rate: float | None
+    physical: bool = False
 
 
 def _ioctl(asked: socket.socket, request: int, argument: Any) -> bytes:
@@ -58,7 +61,7 @@ def interfaces() -> list[Interface]:
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for name, sent in sent_bytes().items():
             if _usable(asked, name):
-                found.append(Interface(name, sent, _rate(asked, name)))
+                found.append(Interface(name, sent, _rate(asked, name), (_DEVICES / name / "device").exists()))
     return found
 
 

@@ -22,6 +22,7 @@ from tacit import torch_compat
 from tacit.environment import CONNECTIONS
 from tacit.errors import ConfigError
 from tacit.torch_compat import ShutdownNotice
+from tacit.transports.relayed_group import HubConnection, RelayedGroup
 from tacit.transports.started_collectives import Later
 from tacit.transports.thread_shutdown import settle
 
@@ -49,16 +50,42 @@ class Meeting:
     """Where members find each other to connect.
 
     Attributes:
-        store: a connection that nobody else uses.
         name: equal on all of them, and used once.
         limit: how long they may take.
         is_off: whether one of them is known to be missing.
+        make: makes a group by a backend, for a rank of a size, and gives it a name.
+        close: ends what the groups have in common, when all of them are destroyed.
+        relayed: whether what ranks send goes by a hub: then collectives of all cost less than pairs.
     """
 
-    store: torch_compat.Store
     name: str
     limit: timedelta
     is_off: Callable[[], bool]
+    make: Callable[[str, int, int, str], dist.ProcessGroup]
+    close: Callable[[], None] = lambda: None
+    relayed: bool = False
+
+
+def meeting_by(store: torch_compat.Store, name: str, limit: timedelta, is_off: Callable[[], bool]) -> Meeting:
+    """Members connect to each other by Gloo; `store`: a connection that nobody else uses."""
+
+    def make(backend: str, rank: int, size: int, named: str) -> dist.ProcessGroup:
+        return torch_compat.group_by_store(store, rank, size, backend, limit, named)
+
+    return Meeting(name, limit, is_off, make)
+
+
+def meeting_at(
+    relay: HubConnection, name: str, limit: timedelta, is_off: Callable[[], bool], close: Callable[[], None]
+) -> Meeting:
+    """Members are connected to a hub; `relay`: a connection to it that nobody else uses."""
+
+    def make(_: str, rank: int, size: int, named: str) -> dist.ProcessGroup:
+        return torch_compat.python_group(
+            lambda: RelayedGroup(relay, named, rank, size), rank, size, limit, named
+        )
+
+    return Meeting(name, limit, is_off, make, close, relayed=True)
 
 
 _OWN: dict[tuple[object, ...], list[dist.ProcessGroup]] = {}
@@ -249,7 +276,7 @@ def _new_group(ranks: Sequence[int], timeout: timedelta | None, backend: str) ->
 
 
 def member_group(meeting: Meeting, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-    """A group by Gloo of processes that have a world of their own each. A collective call of them.
+    """A group of processes that have a world of their own each. A collective call of them.
 
     Args:
         meeting: where they meet; used once.
@@ -274,7 +301,7 @@ def _met(
 
     until = time.monotonic() + meeting.limit.total_seconds()
     group = in_thread(
-        lambda: torch_compat.group_by_store(meeting.store, rank, size, backend, meeting.limit, name),
+        lambda: meeting.make(backend, rank, size, name),
         lambda: meeting.is_off() or time.monotonic() > until,
     )
     torch_compat.set_timeout(group, timeout)
@@ -285,7 +312,12 @@ def disband(parent: dist.ProcessGroup) -> None:
     """Destroy a group of members, and those made of its ranks."""
     own = [group for key in [*_OWN] if key[0] is parent for group in _OWN.pop(key)]
     retire({group: () for group in (*own, parent) if group not in _RETIRED})
-    del _OF_MEMBERS[parent]
+    _OF_MEMBERS.pop(parent).close()
+
+
+def is_relayed(group: dist.ProcessGroup) -> bool:
+    """Whether the group is one of members, and what they send goes by a hub."""
+    return group in _OF_MEMBERS and _OF_MEMBERS[group].relayed
 
 
 # ---- groups in which exchanges run --------------------------------------------------------------------

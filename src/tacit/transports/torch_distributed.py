@@ -238,6 +238,8 @@ class TorchTransport:
         Otherwise a ring sends each payload between two nodes once, and an all-to-all once for each rank
         there.
         """
+        if process_groups.is_relayed(self.parent):
+            return False
         if self.nodes or self.in_order or self.parent.size() == 1:
             return len(self.nodes) == 1 or all(len(node) == 1 for node in self.nodes)
         everyones = process_groups.gather_texts(os.environ.get("LOCAL_WORLD_SIZE", ""), self.parent)
@@ -299,7 +301,8 @@ class TorchTransport:
         self, arriving: Tensor, leaving: Tensor, sizes: Sizes, group: dist.ProcessGroup, total: int
     ) -> Sequence[dist.Work | Pairwise | None]:
         """Start it: in rounds of pairs if its bytes, equal on all ranks, make Gloo's slower."""
-        if self.in_order or total <= group.size() * IN_ROUNDS:
+        together = self.in_order or process_groups.is_relayed(self.parent)
+        if together or total <= group.size() * IN_ROUNDS:
             return [dist.all_to_all_single(arriving, leaving, *sizes, group, async_op=not self.in_order)]
         return [self._pairwise(torch.split(arriving, [*sizes[0]]), torch.split(leaving, [*sizes[1]]), group)]
 

@@ -35,6 +35,15 @@ def command(
             show_default=False,
         ),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="Train nothing, and diagnose the steps that a saved profile predicts for the cluster, of "
+            "ddp or of --algorithm, e.g. profile.json",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
     steps: Annotated[
         int | None,
         typer.Option(
@@ -62,23 +71,35 @@ def command(
     from tacit_lab import diagnoses
 
     import_own(modules, folder_of(script or []))
-    if not script:
-        raise ConfigError("there is no script: write it after --, such as tacit diagnose -- train.py")
-    shape = parsing.cluster(cluster, 0)
+    profiled = parsing.path("--profile", profile)
+    if bool(script) == (profiled is not None):
+        raise ConfigError(
+            "say what is diagnosed, by one of the two: a script after --, such as tacit diagnose -- "
+            "train.py, or a profile that tacit profile has saved, such as tacit diagnose --profile "
+            "profile.json"
+        )
+    shape = parsing.cluster(cluster, 0, planned=profiled is not None)
     saved = parsing.path("--out", out)
     if saved is not None:
         output(saved, "--out")
     if steps is not None and steps < 2:
         raise ConfigError(f"--steps {steps} is not possible: write 2 or more, such as 20")
     text = None if algorithm is None else parsing.split_algorithms(algorithm)[0]
-    typer.echo(
-        f"Training on {shape}: some steps first, then {steps or 'about 20'} that are timed, then links",
-        err=True,
-    )
-    with interruptible():
-        found = diagnoses.of_script(
-            shape, script, text, steps or 0, lambda node, line: typer.echo(f"node {node}: {line}", err=True)
+    if profiled is not None:
+        found = diagnoses.of_profile(profiled, shape, text or "ddp")
+    else:
+        typer.echo(
+            f"Training on {shape}: some steps first, then {steps or 'about 20'} that are timed, then links",
+            err=True,
         )
+        with interruptible():
+            found = diagnoses.of_script(
+                shape,
+                script or [],
+                text,
+                steps or 0,
+                lambda node, line: typer.echo(f"node {node}: {line}", err=True),
+            )
     typer.echo(found.to_json().strip() if as_json else str(found))
     if saved is not None:
         found.save(saved)

@@ -99,9 +99,12 @@ def _table() -> Table:
     table.add_column("accuracy, points", no_wrap=True)  # of which training, after how many steps
     for family, names in facts.by_family().items():
         table.add_row(f"[bold]{family}[/bold]", "", "")
+        first = next((name for name in names if ENTRIES[name].instead), None)
         for name in names:
             entry = ENTRIES[name]
-            baseline = f" (a baseline of the survey: take {entry.instead})" if entry.instead else ""
+            if name == first:
+                table.add_row("  [italic]baselines[/italic]", "of the survey, to be compared with:", "")
+            baseline = f" (take {entry.instead})" if entry.instead else ""
             by_name = [
                 gap
                 for gap in facts.gaps_of(name)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "Nothing is measured on that cluster: a few steps of the training are profiled here, and a clock runs "
-    "each strategy's messages over links of these rates, by the collectives of Gloo, which are rings. Step "
+    "each strategy's messages over links of these rates, by the collectives of Gloo, which are rings, or on "
+    "a GPU by NCCL's. Step "
     "ms: in these training computes, and waits for links between nodes, for links inside nodes, and for "
     "encoding. MB: what leaves a node in a step. Memory: of a rank, without activations. Parameter servers "
     "cannot be planned. With --churn: a member is given up after 5 s; the steps are those without any "
@@ -130,7 +131,7 @@ def command(
 
     E.g. tacit plan digits --cluster 64x8@10gbit,0.1ms, or tacit plan --profile profile.json
     """
-    from tacit.planning.step_profiler import processor
+    from tacit.planning.step_profiler import measurable
     from tacit_lab import cluster_plans
     from tacit_lab.churn_plan import ChurnPlan
     from tacit_lab.reports import plan as drawing
@@ -150,20 +151,22 @@ def command(
         swept = [(nodes, shape.ranks_per_node) for nodes in (2, cluster_plans.LARGEST)]
         wanted = [*dict.fromkeys([*wanted, *swept])]
     with interruptible():
-        found = _profiled(recipe, parsing.path("--profile", profile), model, data, texts, wanted)
+        found, texts, unfit = _profiled(
+            recipe, parsing.path("--profile", profile), model, data, texts, wanted, algorithms is not None
+        )
     network = _network(shape, found, links, cores, emulated)
     if algorithms is None:
         shapes = cluster_plans.shapes_worth_a_look(found, network)
         texts = [*texts, *shapes]
-        if found.processor == processor():  # else they are listed with the command that measures them
-            found = _with_costs(found, shapes, wanted)
-    made = cluster_plans.plan(found, network, texts, None if memory is None else memory * 1e9)
+        if measurable(found):  # else they are listed with the command that measures them
+            found = _with_costs(found, shapes, wanted, asked=False)
+    made = cluster_plans.plan(found, network, texts, None if memory is None else memory * 1e9, unfit)
     grid = [] if rates is None else _sweep(shape, found, network, texts, rates)
     title = f"{recipe or profile} on {shape}"
-    if algorithms is None:
+    if algorithms is None and not found.optimizers:
         typer.echo(
-            "Not filtered by the optimizer: 'dgc' is for SGD alone, and 'topk', 'efsign' and 'powersgd' cost "
-            "accuracy with Adam, for which --algorithms plans onebit-adam or zeroone-adam.",
+            "Not filtered by the optimizer, which this profile does not know: 'dgc' is for SGD alone, and "
+            "'topk', 'efsign' and 'powersgd' cost accuracy with Adam.",
             err=True,
         )
     if shape.impaired:
@@ -195,10 +198,19 @@ def _profiled(
     data: str | None,
     texts: Sequence[str],
     layouts: Sequence[tuple[int, int]],
-) -> Profile:
-    """The profile of a recipe, taken now; or one that was saved, with the costs that it lacks."""
+    asked: bool,
+) -> tuple[Profile, list[str], dict[str, str]]:
+    """The profile of a recipe, taken now; or one that was saved, with the costs that it lacks.
+
+    `asked`: whether the user has named the texts.
+
+    Returns:
+        The profile, the texts that fit its optimizers, and the reasons against the others.
+    """
+    from tacit.planning.candidates import fitting_texts
     from tacit.planning.profile import Profile
     from tacit_lab import recipes, step_profiles
+    from tacit_lab.cluster_plans import FOR_ADAM
 
     if (recipe is None) == (saved is None):
         raise ConfigError(
@@ -206,12 +218,17 @@ def _profiled(
             "your own training, such as tacit plan --profile profile.json (tacit profile makes one)"
         )
     if saved is not None:
-        return _with_costs(Profile.load(saved), texts, layouts)
+        profile = Profile.load(saved)
+        wanted = [*texts, *FOR_ADAM] if profile.optimizers and not asked else texts
+        fitting, unfit = fitting_texts(wanted, profile, asked)
+        return _with_costs(profile, fitting, layouts, asked), fitting, unfit
     assert recipe is not None
     choices = recipes.Choices(model=model, data=parsing.path("--data", data))
     recipes.get(recipe, choices)
     words = ["--recipe", recipe, *choices.words()]
-    return step_profiles.of_recipe(words, _RANKS, _predictable(texts), layouts)
+    wanted = texts if asked else [*texts, *FOR_ADAM]
+    profile = step_profiles.of_recipe(words, _RANKS, _predictable(wanted), layouts, asked)
+    return profile, *fitting_texts(wanted, profile, asked)
 
 
 def _predictable(texts: Sequence[str]) -> list[str]:
@@ -229,13 +246,18 @@ def _predictable(texts: Sequence[str]) -> list[str]:
     return found
 
 
-def _with_costs(profile: Profile, texts: Sequence[str], layouts: Sequence[tuple[int, int]]) -> Profile:
-    """Measure here the costs that the profile does not have, if it is of this machine."""
+def _with_costs(
+    profile: Profile, texts: Sequence[str], layouts: Sequence[tuple[int, int]], asked: bool
+) -> Profile:
+    """Measure here the costs that the profile does not have, if it is of this machine's processor.
+
+    Else those whose cost is missing are left out, and are an error if the user has named them.
+    """
     import torch
 
     from tacit.algorithms import parse
     from tacit.planning.simulation.costs import cost_on
-    from tacit.planning.step_profiler import processor
+    from tacit.planning.step_profiler import measurable
     from tacit.planning.strategy_costs import measured_cost
 
     torch.set_num_threads(profile.threads)
@@ -245,8 +267,10 @@ def _with_costs(profile: Profile, texts: Sequence[str], layouts: Sequence[tuple[
             for nodes, ranks in layouts:
                 cost_on(profile, text, nodes, ranks)
         except ConfigError:
-            if profile.processor != processor():
-                raise
+            if not measurable(profile):
+                if asked:
+                    raise
+                continue
             found += [measured_cost(parse(text), profile, *layout) for layout in layouts]
     return profile.with_costs(found)
 
@@ -260,11 +284,7 @@ def _network(
 
     if cores is not None and not cores > 0:
         raise ConfigError(f"--cores {cores} must be more than 0, e.g. --cores 16")
-    rates = [shape.free_rate_of(node) for node in range(shape.nodes)]
-    latency = max(shape.latency_of(node) for node in range(shape.nodes))
-    network = cluster_plans.described(
-        shape.nodes, shape.ranks_per_node, rates, latency, profile, cores=cores, emulated=emulated
-    )
+    network = cluster_plans.of_cluster(shape, profile, cores=cores, emulated=emulated)
     saved = parsing.path("--links", links)
     if saved is None:
         return network
@@ -294,6 +314,7 @@ def _sweep(
     shape: Cluster, profile: Profile, network: Network, texts: Sequence[str], rates: Sequence[float]
 ) -> list[ClusterPlan]:
     """Plans for all these rates, and for 2, 4, 8 and so on of the nodes."""
+    from tacit.planning.simulation.networks import between_gpus
     from tacit_lab import cluster_plans
 
     counts = [count for count in (2**i for i in range(1, 11)) if count < shape.nodes] + [shape.nodes]
@@ -301,5 +322,6 @@ def _sweep(
     for nodes in counts:
         for rate in rates:
             scaled = replace(network, nodes=nodes, rate=rate * cluster_plans.FRAMES / 8, rates=())
+            scaled = between_gpus(scaled, profile)
             found.append(cluster_plans.plan(profile, scaled, texts))
     return found

@@ -13,7 +13,7 @@ from tacit_lab.cli.importing import Modules, folder_of, import_own
 from tacit_lab.cli.interrupts import interruptible
 
 if TYPE_CHECKING:
-    from tacit.planning.profile import Profile
+    from tacit.planning.profile import GpuProfile, Profile
 
 
 def command(
@@ -49,7 +49,7 @@ def command(
     """
     from tacit_lab import step_profiles
     from tacit_lab.cluster import Cluster
-    from tacit_lab.cluster_plans import CANDIDATES
+    from tacit_lab.cluster_plans import CANDIDATES, FOR_ADAM
 
     import_own(modules, folder_of(script or []))
     if not script:
@@ -58,15 +58,30 @@ def command(
     saved = parsing.path("--out", out)
     assert saved is not None
     output(saved, "--out")
-    texts = parsing.split_algorithms(algorithms) if algorithms else [*CANDIDATES]
+    texts = parsing.split_algorithms(algorithms) if algorithms else [*CANDIDATES, *FOR_ADAM]
     layouts = [
         (each.nodes, each.ranks_per_node) for each in map(Cluster.parse, parsing.split(layout) or ["4x1"])
     ]
     with interruptible():
-        profile = step_profiles.of_script(shape, script, texts, layouts)
+        profile = step_profiles.of_script(shape, script, texts, layouts, asked=bool(algorithms))
     profile.save(saved)
     typer.echo(_told(profile))
     typer.echo(f"Profile: {saved}")
+
+
+def _told_of_gpu(gpu: GpuProfile) -> list[str]:
+    links = gpu.links
+    lines = [
+        f"{gpu.name}; the host launches a step in {1e3 * gpu.launching.seconds:.1f} ms; copies to the host "
+        f"{gpu.down / 1e9:.1f} GB/s, back {gpu.up / 1e9:.1f}"
+    ]
+    for where, rate, latency in (
+        ("inside a node", links.near_rate, links.near_latency),
+        ("between nodes", links.rate, links.latency),
+    ):
+        if rate:
+            lines.append(f"NCCL's rings {where}: {rate / 1e9:.2f} GB/s, {1e6 * latency:.0f} us a message")
+    return lines
 
 
 def _told(profile: Profile) -> str:
@@ -88,11 +103,16 @@ def _told(profile: Profile) -> str:
         f"Gloo takes {1e9 * profile.per_byte:.2f} ns of a processor for each byte, and "
         f"{1e6 * profile.per_message:.0f} us for each message.",
     ]
+    if profile.gpu is not None:
+        lines += _told_of_gpu(profile.gpu)
     for cost in profile.costs:
-        spent = sum(sum(each.segments) for level in cost.levels for each in level.buckets)
+        buckets = [each for level in cost.levels for each in level.buckets]
+        spent = sum(sum(each.segments) for each in buckets)
+        launching = sum(each.launching for each in buckets)
         main = sum(level.main for level in cost.levels)
         lines.append(
-            f"  {cost.algorithm:24}{1e3 * spent:10.1f} ms to encode and decode a round, {1e3 * main:.1f} ms "
-            f"to read and apply, on {cost.nodes}x{cost.ranks}"
+            f"  {cost.algorithm:24}{1e3 * spent:10.1f} ms to encode and decode a round, "
+            f"{f'{1e3 * launching:.1f} ms of the host to launch it, ' if launching else ''}"
+            f"{1e3 * main:.1f} ms to read and apply, on {cost.nodes}x{cost.ranks}"
         )
     return "\n".join(lines)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tacit.errors import ConfigError
 from tacit_lab.cluster import ETHERNET, Cluster, Impairment
-from tacit_lab.records import COMPUTE_ONLY, EndRecord, EpochRecord, Record, RunKey, RunRecord
+from tacit_lab.records import COMPUTE_ONLY, ChurnRecord, EndRecord, EpochRecord, Record, RunKey, RunRecord
 from tacit_lab.reports.comparison import BASE, IN_PROCESS, UNSHAPED, Comparison, Row, compare
 
 TWO_SEEDS = "Two seeds: an interval of two pairs says next to nothing; three are the least."
@@ -155,13 +155,29 @@ def doubts(records: Sequence[Record]) -> list[str]:
     begun = {key: head.weights for key, head in heads.items() if head.weights is not None and key in ends}
     found = [*_other_weights(begun), *_useless_seeds(begun, ends), *_other_lengths(begun, ends)]
     found += [*_closings(records, ends), *_of_numbers(compare(records) if heads else None)]
-    return [*_relayed(ends.values()), *found]
+    return [*_relayed(ends.values()), *_calm(records, heads, ends), *found]
 
 
 def _relayed(ends: Iterable[EndRecord]) -> Iterator[str]:
     """The runs whose links a relay made late that did not keep up."""
     for name, doubt in {end.algorithm: end.relay_doubt for end in ends if end.relay_doubt}.items():
         yield f"{name} does not count: the relay, a process that makes packets late here, {doubt}."
+
+
+def _calm(
+    records: Sequence[Record], heads: Mapping[RunKey, RunRecord], ends: Mapping[RunKey, EndRecord]
+) -> Iterator[str]:
+    """The runs under churn in which nothing happened."""
+    calm = {
+        each.key.algorithm: each.key for each in records if isinstance(each, ChurnRecord) and not each.went
+    }
+    for name, key in calm.items():
+        if key in ends and key in heads:
+            seconds, every = ends[key].seconds or 0.0, heads[key].churn
+            yield (
+                f"Nothing happened to a replica in {name}: it took {seconds:.1f} s, and one goes every "
+                f"{every:g} s. Write more --epochs, or a shorter --churn."
+            )
 
 
 def _closings(records: Sequence[Record], ends: Mapping[RunKey, EndRecord]) -> Iterator[str]:

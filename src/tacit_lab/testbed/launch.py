@@ -28,7 +28,8 @@ _STALE_NAMES = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "ROLE_NAME"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", variables.INTERFACE, variables.SERVERS, variables.SERVER_SECRET),
-    *(variables.SERVER_SECRET_FILE, variables.WORKER, variables.WORKERS, variables.MEMBERS),
+    *(variables.SERVER_SECRET_FILE, variables.WORKER, variables.WORKERS, variables.MEMBERS, variables.HUB),
+    *(variables.TLS, variables.TLS_CERTIFICATE, variables.TLS_KEY),
 }
 
 

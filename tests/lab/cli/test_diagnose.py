@@ -75,7 +75,7 @@ def test_a_script_with_a_session_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "there is no script"),
+        ((), "by one of the two"),
         (("--steps", "1", "--", "train.py"), "--steps 1"),
         (("--cluster", "4x1@fast", "--", "train.py"), "4x1@fast"),
         (("--out", "/nowhere/one.json", "--", "train.py"), "--out /nowhere/one.json"),

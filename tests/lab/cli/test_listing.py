@@ -9,7 +9,7 @@ import pytest
 from in_process_command import called
 from tacit import algorithms
 from tacit.algorithms import registry
-from tacit.compressors import Dense, OuterMix
+from tacit.compressors import Dense, OuterMix, Tracking
 from tacit.contracts import WORLD
 from tacit.prediction import Nowcast
 from tacit.strategy import Strategy
@@ -31,8 +31,9 @@ def test_an_entry_says_what_the_strategy_does(name: str) -> None:
     if not required:
         levels = algorithms.parse(name).levels
         # A leap is no message, and what is mixed is sent whole.
+        whole = (OuterMix, Tracking)
         said = [
-            each.inner if isinstance(each, Nowcast) else Dense() if isinstance(each, OuterMix) else each
+            each.inner if isinstance(each, Nowcast) else Dense() if isinstance(each, whole) else each
             for each in (level.compressor for level in levels)
         ]
         assert entry.compresses == any(compressor != Dense() for compressor in said)

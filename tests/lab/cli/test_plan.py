@@ -7,8 +7,10 @@ from typing import Any
 
 import made_training as made
 import pytest
+import torch
 
 from in_process_command import called
+from tacit.optimizer_hooks.optimizer_facts import facts_of
 from tacit.planning.profile import Profile
 from tacit.planning.step_profiler import processor
 from tacit_lab.cli.profile import _told
@@ -149,7 +151,26 @@ def test_passes_before_the_last_are_not_called_the_loader() -> None:
     assert "loader" not in told
 
 
-def test_a_plan_says_that_it_does_not_look_at_the_optimizer_and_plans_those_for_adam(profile: str) -> None:
+def test_a_plan_has_what_fits_the_optimizer(profile: str) -> None:
+    of = Profile.load(Path(profile))
+    parameters = {name: torch.nn.Parameter(tensor) for name, tensor in of.named.items()}
+    adam = torch.optim.AdamW(parameters.values(), betas=(0.8, 0.99))
+    replace(of, optimizers=facts_of([adam], parameters)).save(Path(profile))
+    done = called("plan", "--profile", profile, "--cluster", "2x1@1mbit", "--json")
+    assert done.err == ""
+    found = json.loads(done.out)
+    planned_ones = {each["algorithm"] for each in found["predictions"]}
+    assert {"ddp", "lowbit", "onebit-adam:beta=0.8", "zeroone-adam"} <= planned_ones
+    assert {"dgc", "topk", "efsign", "powersgd"} <= {*found["refused"]}
+    done = called(
+        "plan", "--profile", profile, "--cluster", "2x1@1mbit", "--algorithms", "topk,dgc", "--json"
+    )
+    found = json.loads(done.out)
+    assert [each["algorithm"] for each in found["predictions"]] == ["topk"]
+    assert "AdamW cannot be switched off" in found["refused"]["dgc"]
+
+
+def test_a_plan_says_where_it_does_not_know_the_optimizer_and_plans_those_for_adam(profile: str) -> None:
     words = ("plan", "--profile", profile, "--cluster", "2x1@1mbit")
     assert "Not filtered by the optimizer" in called(*words).err
     done = called(*words, "--algorithms", "ddp,bf16,int8,lowbit,onebit-adam,zeroone-adam", "--json")

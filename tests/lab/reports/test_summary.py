@@ -224,3 +224,19 @@ def test_runs_do_not_count_whose_relay_did_not_keep_up() -> None:
     )
     assert "at most 0.90 of a core in any second" in reports.page(found)
     assert "relay of the links" not in reports.page(WHOLE)
+
+
+def test_churn_that_came_to_nobody_is_told() -> None:
+    head, end = (
+        replace(HEAD, algorithm="lowbit under churn", churn=20.0),
+        replace(TOPK, algorithm="lowbit under churn"),
+    )
+    churn = records.ChurnRecord(
+        algorithm=end.algorithm, went=[], members=[[0.0, 4]], rounds=[], samples=[], useful=100, up=9.0
+    )
+    (told,) = summary.doubts([head, churn, end])
+    assert told == (
+        "Nothing happened to a replica in lowbit under churn: it took 10.0 s, and one goes every 20 s. "
+        "Write more --epochs, or a shorter --churn."
+    )
+    assert summary.doubts([head, replace(churn, went=[[5.0, 1, "killed"]]), end]) == []

@@ -43,8 +43,8 @@ def shard(averages: bool, begun: bool = True) -> Mapping[str, Any]:
 
 def kept(path: Path, shards: object, workers: int = WORKERS) -> CheckpointFile:
     """A file with these, and who reads it."""
-    CheckpointFile(path, 30.0, workers, ALLOWED_TYPES).save(lambda: ServerSnapshot(RUN, shards), last=True)  # type: ignore[arg-type]
-    return CheckpointFile(path, 30.0, WORKERS, ALLOWED_TYPES)
+    CheckpointFile((path, 30.0), workers, ALLOWED_TYPES).save(lambda: ServerSnapshot(RUN, shards), last=True)  # type: ignore[arg-type]
+    return CheckpointFile((path, 30.0), WORKERS, ALLOWED_TYPES)
 
 
 def test_what_was_saved_is_read(tmp_path: Path) -> None:
@@ -65,13 +65,15 @@ def test_a_server_that_begins_sweeps_what_a_killed_one_has_left(
     kept(tmp_path / "server0.pt", shards)
     monkeypatch.setattr(Path, "replace", lambda *_: None)  # as if it were killed before
     for path in (tmp_path / "server0.pt", tmp_path / "server1.pt"):
-        CheckpointFile(path, 30.0, WORKERS, ALLOWED_TYPES).save(
+        CheckpointFile((path, 30.0), WORKERS, ALLOWED_TYPES).save(
             lambda: ServerSnapshot(RUN, shards), last=True
         )
     monkeypatch.undo()
     assert len(list(tmp_path.iterdir())) == 3
     for number in range(2):
-        ServerProcess(WORKERS, 0, secret=SECRET, checkpoint=tmp_path / f"server{number}.pt")._listener.close()
+        ServerProcess(
+            WORKERS, 0, secret=SECRET, checkpoint=(tmp_path / f"server{number}.pt", 30.0)
+        )._listener.close()
         assert len(list(tmp_path.iterdir())) == 2 - number
     assert [*tmp_path.iterdir()] == [tmp_path / "server0.pt"]
 
@@ -80,7 +82,7 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
     kept(tmp_path / "server.pt", {"a/0": shard(averages=False)})
     saved = torch.load(tmp_path / "server.pt", weights_only=True)
     torch.save({**saved, "version": 3}, tmp_path / "server.pt")
-    reader = CheckpointFile(tmp_path / "server.pt", 30.0, WORKERS, ALLOWED_TYPES)
+    reader = CheckpointFile((tmp_path / "server.pt", 30.0), WORKERS, ALLOWED_TYPES)
     with pytest.raises(ConfigError, match="it is of version 3, and this tacit reads version 4"):
         reader.load()
 
@@ -135,10 +137,10 @@ def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
     read = torch.load(tmp_path / "server.pt", weights_only=True)["buckets"]["a/0"]["x"]
     assert not torch.equal(read, shard(averages=False)["x"]), "torch.load does not notice"
     with pytest.raises(ConfigError, match=r"the checksum of its record .* is wrong"):
-        CheckpointFile(tmp_path / "server.pt", 30.0, WORKERS, ALLOWED_TYPES).load()
+        CheckpointFile((tmp_path / "server.pt", 30.0), WORKERS, ALLOWED_TYPES).load()
     (tmp_path / "server.pt").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ConfigError, match="it is damaged, or cut short"):
-        CheckpointFile(tmp_path / "server.pt", 30.0, WORKERS, ALLOWED_TYPES).load()
+        CheckpointFile((tmp_path / "server.pt", 30.0), WORKERS, ALLOWED_TYPES).load()
 
 
 @pytest.mark.parametrize("shards", [None, [], {1: {}}], ids=str)

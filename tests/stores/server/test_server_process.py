@@ -284,7 +284,7 @@ def test_what_is_no_checkpoint_is_refused(
     folder = r"cannot write --checkpoint .*server\.pt: it is a folder"
     other = r"server\.pt is no checkpoint of a server .* move it away"
     with pytest.raises(ConfigError, match=folder if how == "folder" else other):
-        ServerProcess(1, 0, secret=SECRET, checkpoint=file)
+        ServerProcess(1, 0, secret=SECRET, checkpoint=(file, 30.0))
 
 
 def test_lots_that_differ_are_refused(serve: Callable[..., ServerProcess], tmp_path: Path) -> None:
@@ -337,9 +337,9 @@ def test_a_checkpoint_of_other_workers_or_in_no_folder_is_refused(
 ) -> None:
     kept(serve, tmp_path / "server.pt")
     with pytest.raises(ConfigError, match=r"is of a run of 1 workers, and there are 2: run 1, or give"):
-        ServerProcess(2, 0, secret=SECRET, checkpoint=tmp_path / "server.pt")
+        ServerProcess(2, 0, secret=SECRET, checkpoint=(tmp_path / "server.pt", 30.0))
     with pytest.raises(ConfigError, match=r"as there is no folder .*nowhere: make it"):
-        ServerProcess(1, 0, secret=SECRET, checkpoint=tmp_path / "nowhere" / "server.pt")
+        ServerProcess(1, 0, secret=SECRET, checkpoint=(tmp_path / "nowhere" / "server.pt", 30.0))
 
 
 def test_backup_workers_do_not_wait(serve: Callable[..., ServerProcess]) -> None:

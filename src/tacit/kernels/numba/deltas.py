@@ -84,14 +84,32 @@ def move_here(anchor: Any, mean: Any, local: Any, params: Any, numel: Any, whole
     """`_move`, in one order of memory; `whole_numel` is 0 where `params` is to be turned back."""
     whole, past_caches = numel // LANES, streams(params, whole_numel)
     for at in range(0, whole * VECTOR_BYTES, VECTOR_BYTES):
-        moved = load(anchor + at) + load(mean + at)
-        store(anchor + at, moved)
+        moved = load(anchor + at)
+        if mean:
+            moved = moved + load(mean + at)
+            store(anchor + at, moved)
         write(params + at, moved + load(local + at) if local else moved, past_caches)
-    common, by, put = floats_at(anchor, 0, numel), floats_at(mean, 0, numel), floats_at(params, 0, numel)
-    mine = floats_at(local, 0, numel if local else 0)
+    common, put = floats_at(anchor, 0, numel), floats_at(params, 0, numel)
+    by, mine = floats_at(mean, 0, numel if mean else 0), floats_at(local, 0, numel if local else 0)
     for i in range(whole * LANES, numel):
-        common[i] += by[i]
+        if mean:
+            common[i] += by[i]
         put[i] = common[i] + mine[i] if local else common[i]
+
+
+@inline
+def move_anchor_here(anchor: Any, mean: Any, params: Any, numel: Any) -> None:
+    """`_move_anchor`, in one order of memory."""
+    whole = numel // LANES
+    for at in range(0, whole * VECTOR_BYTES, VECTOR_BYTES):
+        before = load(anchor + at)
+        store(anchor + at, before + load(mean + at))
+        store(mean + at, load(params + at) - before)
+    common, by, now = floats_at(anchor, 0, numel), floats_at(mean, 0, numel), floats_at(params, 0, numel)
+    for i in range(whole * LANES, numel):
+        delta = now[i] - common[i]
+        common[i] += by[i]
+        by[i] = delta
 
 
 # ---- of a whole tensor ----------------------------------------------------------------------------------
@@ -124,21 +142,33 @@ def _add_steps(
 
 
 def _move(anchor: Any, mean: Any, local: Any, params: Any, numel: Any, channels: Any, area: Any) -> None:
-    """`deltas.move_` by address; `local` is 0 where there is none."""
+    """`deltas.move_` by address; `mean` and `local` are 0 where there is none."""
     if area == 0:
         move_here(anchor, mean, local, params, numel, numel)
     else:
         turned = np.empty(channels * area, np.float32)
         for at in range(0, 4 * numel, turned.nbytes):
-            mine = local + at if local else local
-            move_here(anchor + at, mean + at, mine, turned.ctypes.data, turned.size, 0)
+            mine, by = local + at if local else local, mean + at if mean else mean
+            move_here(anchor + at, by, mine, turned.ctypes.data, turned.size, 0)
             turn_back(turned, channels, area, params + at)
     settle()
+
+
+def _move_anchor(anchor: Any, mean: Any, params: Any, numel: Any, channels: Any, area: Any) -> None:
+    """`deltas.move_anchor_` by address."""
+    if area == 0:
+        move_anchor_here(anchor, mean, params, numel)
+    else:
+        turned = np.empty(channels * area, np.float32)
+        for at in range(0, 4 * numel, turned.nbytes):
+            turn(params + at, channels, area, turned)
+            move_anchor_here(anchor + at, mean + at, turned.ctypes.data, turned.size)
 
 
 _SUBTRACT = compile_now(_subtract, [f"void({', '.join(['int64'] * 7)})"])
 _ADD_STEPS = compile_now(_add_steps, [f"void({', '.join(['int64'] * 7)})"])
 _MOVE = compile_now(_move, [f"void({', '.join(['int64'] * 7)})"])
+_MOVE_ANCHOR = compile_now(_move_anchor, [f"void({', '.join(['int64'] * 6)})"])
 
 
 def subtract(a: Tensor, b: Tensor, out: Tensor, also: Tensor | None = None) -> None:
@@ -160,13 +190,22 @@ def add_steps_(local: Tensor, params: Tensor, anchor: Tensor, given: Tensor) -> 
     _ADD_STEPS(local.data_ptr(), params.data_ptr(), *others, *order)
 
 
-def move_(anchor: Tensor, mean: Tensor, params: Tensor, local: Tensor | None = None) -> None:
+def move_anchor_(anchor: Tensor, mean: Tensor, params: Tensor) -> None:
+    """See `kernels.deltas`."""
+    order = _order(params)
+    if order is None:
+        reference.move_anchor_(anchor, mean, params)
+        return
+    _MOVE_ANCHOR(anchor.data_ptr(), mean.data_ptr(), params.data_ptr(), anchor.numel(), *order)
+
+
+def move_(anchor: Tensor, mean: Tensor | None, params: Tensor, local: Tensor | None = None) -> None:
     """See `kernels.deltas`."""
     order = _order(params)
     if order is None:
         reference.move_(anchor, mean, params, local)
         return
-    given = anchor.data_ptr(), mean.data_ptr(), address(local)
+    given = anchor.data_ptr(), address(mean), address(local)
     _MOVE(*given, params.data_ptr(), anchor.numel(), *order)
     increment_version(params)
 

@@ -18,9 +18,17 @@ def add_steps_(local: Tensor, params: Tensor, anchor: Tensor, given: Tensor) -> 
     local.add_(params).sub_(anchor).sub_(given)
 
 
-def move_(anchor: Tensor, mean: Tensor, params: Tensor, local: Tensor | None = None) -> None:
+def move_anchor_(anchor: Tensor, mean: Tensor, params: Tensor) -> None:
     """See `kernels.deltas`."""
+    before = anchor.clone()
     anchor.add_(mean)
+    torch.sub(params, before, out=mean)
+
+
+def move_(anchor: Tensor, mean: Tensor | None, params: Tensor, local: Tensor | None = None) -> None:
+    """See `kernels.deltas`."""
+    if mean is not None:
+        anchor.add_(mean)
     if local is None:
         params.copy_(anchor)
     else:

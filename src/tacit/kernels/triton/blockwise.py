@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
@@ -11,7 +13,9 @@ from triton.language import tensor
 from tacit.kernels.payload_layout import BLOCK, TRITS, block_bytes, codes_per_group
 from tacit.kernels.triton.launch import jit, launch_by_rows, payload_stacks
 from tacit.kernels.triton.primitives import (
+    codes_of,
     largest_magnitude,
+    level_of,
     load,
     load_sum,
     nearest_integer,
@@ -61,61 +65,38 @@ def encode_kernel(
 
 
 @jit
-def code_of(
-    codes: tensor, at: tensor, lanes: tensor, mask: tensor, J: tl.constexpr, BITS: tl.constexpr
-) -> tensor:
-    """Code `J` of each lane, whose first byte is at `at`."""
-    if BITS == 2:
-        return (tl.load(codes + at, mask, 0).to(tl.int32) // 3**J) % 3
-    low = at + (BITS * J // 8) * lanes
-    word = tl.load(codes + low, mask, 0).to(tl.int32) >> (BITS * J % 8)
-    if BITS * J % 8 + BITS > 8:
-        word |= tl.load(codes + low + lanes, mask, 0).to(tl.int32) << (8 - BITS * J % 8)
-    return word & ((1 << BITS) - 1)
-
-
-@jit
-def level_of(code: tensor, BITS: tl.constexpr) -> tensor:
-    """The level, in fp32: by the bits of 2^23 + code.
-
-    Of a difference of integers LLVM makes one of 16 bits, of which ptxas 13.0 leaves out every other one.
-    """
-    return (code | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + ((1 << (BITS - 1)) - 1))
-
-
-@jit
 def add_kernel(
     codes: tensor, units: tensor, out: tensor, codes_step: tensor, units_step: tensor, peers: tensor,
     weight: tensor, first: tensor, count: tensor, size: tensor, lanes: tensor,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
-    BYTES: tl.constexpr, FRESH: tl.constexpr,
+    BYTES: tl.constexpr, WORD: tl.constexpr, DEEP: tl.constexpr, FRESH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Add `weight` times what each peer sent, decoded, in order."""
+    """Add `weight` times what each peer sent, decoded, in order; sums stay in registers."""
     row = first + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there = (row < first + count)[:, None]
-    wide, i = row.to(tl.int64)[:, None], tl.arange(0, WIDE)[None, :]
-    for j in tl.static_range(GROUP):
-        place = j * lanes + i
-        mask = there & (i < lanes) & (place < size)
-        at = wide * BLOCK + place
-        total = tl.zeros((ROWS, WIDE), tl.float32)
-        if not FRESH:
-            total = load(out, at, mask)
-        codes_at, units_at = codes, units
-        for _ in range(peers):
-            code = code_of(codes_at, wide * BYTES + i, lanes, mask, j, BITS)
-            level = level_of(code, BITS)
-            unit = round_to(round_to(load(units_at, wide, there), out) * weight, out)
-            total = round_to(total + round_to(unit * level, out), out)
-            codes_at += codes_step
-            units_at += units_step
-        store(out, at, total, mask)
+    there, wide = (row < first + count)[:, None, None], row.to(tl.int64)[:, None, None]
+    j, i = tl.arange(0, DEEP)[None, :, None], tl.arange(0, WIDE)[None, None, :]
+    lane, place = there & (i < lanes), j * lanes + i
+    mask = lane & (j < GROUP) & (place < size)
+    total = tl.zeros((ROWS, DEEP, WIDE), tl.float32)
+    if not FRESH:
+        total = load(out, wide * BLOCK + place, mask)
+    codes += wide * BYTES + i
+    units += wide
+    for _ in range(peers):
+        level = level_of(codes_of(codes, lanes, lane, j, BITS, GROUP, WORD), BITS)
+        unit = round_to(round_to(load(units, wide * 0, there), out) * weight, out)
+        total = round_to(total + round_to(unit * level, out), out)
+        codes += codes_step
+        units += units_step
+    store(out, wide * BLOCK + place, total, mask)
 
 
-def _packing(bits: int) -> dict[str, int]:
+def _packing(bits: int) -> dict[str, Any]:
     group = TRITS if bits == 2 else codes_per_group(bits)
     wide = 1 << (-(-BLOCK // group) - 1).bit_length()
-    return {"BLOCK": BLOCK, "BITS": bits, "GROUP": group, "WIDE": wide, "BYTES": block_bytes(BLOCK, bits)}
+    word = tl.int32 if bits * group <= 32 else tl.int64
+    sizes = {"BLOCK": BLOCK, "BITS": bits, "GROUP": group, "WIDE": wide, "BYTES": block_bytes(BLOCK, bits)}
+    return sizes | {"WORD": word}
 
 
 def encode_blocks(
@@ -127,8 +108,7 @@ def encode_blocks(
     before, after = (residual, new_residual) if has_residual else (x, x)
     launch_by_rows(
         encode_kernel, x, BLOCK, packing["GROUP"], x, before, after, codes, units, **packing,
-        WORD=tl.int32 if bits * packing["GROUP"] <= 32 else tl.int64, HAS_RESIDUAL=has_residual,
-        rows=ROWS_AT_A_TIME,
+        HAS_RESIDUAL=has_residual, rows=ROWS_AT_A_TIME,
     )  # fmt: skip
 
 
@@ -140,6 +120,6 @@ def add_blocks_(
     for stack in payload_stacks(payloads):
         launch_by_rows(
             add_kernel, out, BLOCK, packing["GROUP"], *stack.first, out, *stack.strides, stack.peers, weight,
-            **packing, FRESH=fresh, rows=ROWS_AT_A_TIME,
+            **packing, DEEP=triton.next_power_of_2(packing["GROUP"]), FRESH=fresh, rows=ROWS_AT_A_TIME,
         )  # fmt: skip
         fresh = False

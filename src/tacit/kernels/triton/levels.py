@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import triton.language as tl
 from torch import Tensor
@@ -12,7 +13,9 @@ from tacit.kernels.payload_layout import codes_per_group
 from tacit.kernels.triton.launch import jit, launch_by_rows, payload_stacks, philox_keys
 from tacit.kernels.triton.primitives import (
     cap,
+    codes_of,
     largest_magnitude,
+    level_of,
     load,
     random_uint16,
     round_to,
@@ -80,31 +83,32 @@ def quantize_kernel(
 def add_kernel(
     codes: tensor, units: tensor, out: tensor, codes_step: tensor, units_step: tensor, peers: tensor,
     weight: tensor, first: tensor, count: tensor, size: tensor, lanes: tensor,
-    ROWS: tl.constexpr, BUCKET: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, FRESH: tl.constexpr,
+    ROWS: tl.constexpr, BUCKET: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, WORD: tl.constexpr,
+    FRESH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Add `weight` times what each peer sent, decoded, in order."""
+    """Add `weight` times what each peer sent, decoded, in order; sums stay in registers."""
     row = first + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there = (row < first + count)[:, None]
-    wide, i = row.to(tl.int64)[:, None], tl.arange(0, BUCKET // GROUP)[None, :]
-    for j in tl.static_range(GROUP):
-        place = j * lanes + i
-        mask = there & (i < lanes) & (place < size)
-        at = wide * BUCKET + place
-        total = tl.zeros((ROWS, BUCKET // GROUP), tl.float32)
-        if not FRESH:
-            total = load(out, at, mask)
-        low = wide * (BUCKET // 8 * BITS) + (BITS * j // 8) * lanes + i
-        codes_at, units_at = codes, units
-        for _ in range(peers):
-            word = tl.load(codes_at + low, mask, 0).to(tl.int32) >> (BITS * j % 8)
-            if BITS * j % 8 + BITS > 8:
-                word |= tl.load(codes_at + low + lanes, mask, 0).to(tl.int32) << (8 - BITS * j % 8)
-            level = (word & ((1 << BITS) - 1)) - ((1 << (BITS - 1)) - 1)
-            unit = round_to(round_to(tl.load(units_at + wide, there, 0.0), out) * weight, out)
-            total = round_to(total + round_to(unit * level.to(tl.float32), out), out)
-            codes_at += codes_step
-            units_at += units_step
-        store(out, at, total, mask)
+    there, wide = (row < first + count)[:, None, None], row.to(tl.int64)[:, None, None]
+    j, i = tl.arange(0, GROUP)[None, :, None], tl.arange(0, BUCKET // GROUP)[None, None, :]
+    lane, place = there & (i < lanes), j * lanes + i
+    mask = lane & (place < size)
+    total = tl.zeros((ROWS, GROUP, BUCKET // GROUP), tl.float32)
+    if not FRESH:
+        total = load(out, wide * BUCKET + place, mask)
+    codes += wide * (BUCKET // 8 * BITS) + i
+    units += wide
+    for _ in range(peers):
+        level = level_of(codes_of(codes, lanes, lane, j, BITS, GROUP, WORD), BITS)
+        unit = round_to(round_to(tl.load(units, there, 0.0), out) * weight, out)
+        total = round_to(total + round_to(unit * level, out), out)
+        codes += codes_step
+        units += units_step
+    store(out, wide * BUCKET + place, total, mask)
+
+
+def _word(bits: int) -> Any:
+    """The type that holds the codes of a lane."""
+    return tl.int32 if bits * codes_per_group(bits) <= 32 else tl.int64
 
 
 def quantize(x: Tensor, bits: int, bucket: int, clip: float, seed: int, codes: Tensor, units: Tensor) -> None:
@@ -112,9 +116,8 @@ def quantize(x: Tensor, bits: int, bucket: int, clip: float, seed: int, codes: T
     group = codes_per_group(bits)
     launch_by_rows(
         quantize_kernel, x, bucket, group, x, codes, units, clip, *philox_keys(seed),
-        BUCKET=bucket, HALVINGS=bucket.bit_length() - 4, BITS=bits, GROUP=group,
-        WORD=tl.int32 if bits * group <= 32 else tl.int64, LARGEST=clip == 0, NORM=clip < 0,
-        rows=max(1, min(8, 2048 // bucket)),
+        BUCKET=bucket, HALVINGS=bucket.bit_length() - 4, BITS=bits, GROUP=group, WORD=_word(bits),
+        LARGEST=clip == 0, NORM=clip < 0, rows=max(1, min(8, 2048 // bucket)),
     )  # fmt: skip
 
 
@@ -126,6 +129,7 @@ def add_levels_(
     for stack in payload_stacks(payloads):
         launch_by_rows(
             add_kernel, out, bucket, group, *stack.first, out, *stack.strides, stack.peers, weight,
-            BUCKET=bucket, BITS=bits, GROUP=group, FRESH=fresh, rows=max(1, min(8, 2048 // bucket)),
+            BUCKET=bucket, BITS=bits, GROUP=group, WORD=_word(bits), FRESH=fresh,
+            rows=max(1, min(8, 2048 // bucket)),
         )  # fmt: skip
         fresh = False

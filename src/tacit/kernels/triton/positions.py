@@ -10,13 +10,16 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
+from tacit.kernels.entry_buffers import Selection
 from tacit.kernels.payload_layout import INT32, position_format
 from tacit.kernels.reference import positions as reference
 from tacit.kernels.triton.launch import jit, launch, payload_stacks
 from tacit.kernels.triton.primitives import load, round_to, store
 
-SIZE, BITS = 1024, 4096
-"""Positions that one program writes, and bits that one reads."""
+SIZE, BITS, TILE = 1024, 4096, 8192
+"""Positions that one program writes, bits that one reads, and entries that one adds to, of all peers."""
+PIVOTS, SOME, NONE = tl.constexpr(256), tl.constexpr(256), tl.constexpr(0x7FFFFFFF)
+"""Positions that are looked at, and that are added, at a time."""
 
 
 @jit
@@ -88,6 +91,51 @@ def scatter_kernel(
 
 
 @jit
+def load_rising(positions: tensor, j: tensor, mask: tensor) -> tensor:
+    """Positions, of which those that a payload lacks, -1 at the end, come last."""
+    place = tl.load(positions + j, mask, -1)
+    return tl.where(place < 0, NONE, place)
+
+
+@jit
+def first_from(positions: tensor, k: tensor, wanted: tensor) -> tensor:
+    """How many of the rising positions are less than `wanted`."""
+    low, high, i = k * 0, k, tl.arange(0, PIVOTS)
+    while high - low > PIVOTS:
+        step = (high - low + PIVOTS - 1) // PIVOTS
+        last = low + (i + 1) * step - 1
+        low += step * tl.sum((load_rising(positions, last, last < high) < wanted).to(tl.int32), axis=0)
+        high = tl.minimum(high, low + step)
+    return low + tl.sum((load_rising(positions, low + i, low + i < high) < wanted).to(tl.int32), axis=0)
+
+
+@jit
+def scatter_all_kernel(
+    positions: tensor, values: tensor, out: tensor, positions_step: tensor, values_step: tensor,
+    peers: tensor, k: tensor, numel: tensor, weight: tensor, TILE: tl.constexpr, FRESH: tl.constexpr,
+) -> None:  # fmt: skip
+    """Add what each peer has for this program's entries, in order: they stay in the caches meanwhile."""
+    begin = tl.program_id(0).to(tl.int64) * TILE
+    end = tl.minimum(begin + TILE, numel)
+    if FRESH:
+        every = begin + tl.arange(0, TILE)
+        store(out, every, tl.zeros((TILE,), tl.float32), every < end)
+        tl.debug_barrier()
+    factor = round_to(tl.zeros((SOME,), tl.float32) + weight, out)
+    for _ in range(peers):
+        stop = first_from(positions, k, end)
+        for at in range(first_from(positions, k, begin), stop, SOME):
+            j = at + tl.arange(0, SOME)
+            place = tl.load(positions + j, j < stop, -1)
+            inside = (place >= begin) & (place < end)
+            product = round_to(factor * load(values, j, inside), out)
+            store(out, place, load(out, place, inside) + product, inside)
+        tl.debug_barrier()
+        positions += positions_step
+        values += values_step
+
+
+@jit
 def clear_kernel(index: tensor, out: tensor, count: tensor, numel: tensor, SIZE: tl.constexpr) -> None:
     """Zeros at the positions that are not outside."""
     j = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
@@ -148,6 +196,18 @@ def scatter(index: Tensor, values: Tensor, out: Tensor, weight: float) -> int:
         scatter_kernel, programs, out, index, values, out, index.numel(), out.numel(), weight, SIZE=SIZE,
     )  # fmt: skip
     return 0
+
+
+def scatter_all_(peers: Sequence[Selection], out: Tensor, weight: float, fresh: bool) -> None:
+    """See `kernels.positions`."""
+    for stack in payload_stacks(peers):
+        positions, values = stack.first
+        assert positions is not None
+        launch(
+            scatter_all_kernel, triton.cdiv(out.numel(), TILE), out, positions, values, out, *stack.strides,
+            stack.peers, positions.numel(), out.numel(), weight, TILE=TILE, FRESH=fresh,
+        )  # fmt: skip
+        fresh = False
 
 
 def clear_(index: Tensor, out: Tensor) -> None:

@@ -110,3 +110,29 @@ def random_uint16(key0: tensor, key1: tensor, start: tensor, lanes: tensor, plac
     a, b, c, d = tl.philox(seed, low, high, low * 0, low * 0)
     random32 = tl.where(which == 0, a, tl.where(which == 1, b, tl.where(which == 2, c, d)))
     return tl.where((place & 1) != 0, random32 >> 16, random32 & 0xFFFF).to(tl.int32)
+
+
+@jit
+def codes_of(
+    codes: tensor, lanes: tensor, mask: tensor, j: tensor, BITS: tl.constexpr, GROUP: tl.constexpr,
+    WORD: tl.constexpr,
+) -> tensor:  # fmt: skip
+    """Code `j` of each lane, whose first bytes lie at `codes`; each byte is read once."""
+    if GROUP == 5:  # digits of three: a byte is divided by 3^j by multiplying
+        inverse = tl.where(j == 0, 65536, tl.where(j == 1, 21846, tl.where(j == 2, 7282, 2428)))
+        inverse = tl.where(j < 4, inverse, 810)
+        quotient = (tl.load(codes, mask, 0).to(tl.int32) * inverse) >> 16
+        return quotient - ((quotient * 21846) >> 16) * 3
+    word = tl.load(codes, mask, 0).to(WORD)
+    for k in tl.static_range(1, BITS * GROUP // 8):
+        word |= tl.load(codes + k * lanes, mask, 0).to(WORD) << (8 * k)
+    return ((word >> (BITS * j)) & ((1 << BITS) - 1)).to(tl.int32)
+
+
+@jit
+def level_of(code: tensor, BITS: tl.constexpr) -> tensor:
+    """The level, in fp32: by the bits of 2^23 + code.
+
+    Of a difference of integers LLVM makes one of 16 bits, of which ptxas 13.0 leaves out every other one.
+    """
+    return (code | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + ((1 << (BITS - 1)) - 1))

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import count
 
 from tacit.contracts import NET, NODE
+from tacit.planning.profile import GpuLinks
 from tacit.transports.message_layout import AT_ONCE, IN_ROUNDS, WAYS
 
 _DONE = 1e-12
@@ -40,6 +41,7 @@ class Network:
         rates: the bytes a second of each node's link, if they differ.
         connections: how many times as much a link carries by several connections, which sums alone are cut
             for.
+        gpu: the same for NCCL's collectives between GPUs; those above are Gloo's.
     """
 
     nodes: int
@@ -54,6 +56,7 @@ class Network:
     near_latency: float = 5e-5
     rates: tuple[float, ...] = ()
     connections: float = 1.0
+    gpu: GpuLinks = GpuLinks()
 
     @property
     def world(self) -> int:
@@ -65,7 +68,13 @@ class Network:
         return {NODE: self.ranks, NET: self.nodes}.get(axis, self.world)
 
     def transfer(
-        self, kind: str, axis: str, sent: int, crossing: int, by_node: Sequence[int] = ()
+        self,
+        kind: str,
+        axis: str,
+        sent: int,
+        crossing: int,
+        by_node: Sequence[int] = (),
+        by_nccl: bool = False,
     ) -> Transfer:
         """A collective of a kind (the request's class), for one rank.
 
@@ -73,14 +82,17 @@ class Network:
             sent: bytes that the rank sends.
             crossing: bytes that leave its node, from all ranks there.
             by_node: the crossing bytes of each node, if they differ; the collective ends with the slowest.
+            by_nccl: whether NCCL carries it, from GPU to GPU.
         """
         peers = self.members(axis)
         crowded = self.nodes > 1 and self.ranks > 1 and peers == self.world
-        hops = _hops(kind, peers, crowded)
         far = crossing > 0
         if far and by_node and self.rates:
             longest = max(nbytes / rate for nbytes, rate in zip(by_node, self.rates, strict=True))
             crossing = round(longest * self.rate)
+        if by_nccl:
+            return self._of_nccl(kind, self.nodes if far and crowded else peers, sent, crossing)
+        hops = _hops(kind, peers, crowded)
         latency = self.latency if far else self.near_latency
         nbytes, rate = float(crossing if far else sent), self.rate if far else self.near_rate
         delay = WAYS * hops * latency
@@ -107,6 +119,27 @@ class Network:
         trips = math.ceil(math.log2(1 + sent / parts.get(kind, peers - 1) / _WINDOW)) - 1
         more = trips * 2 * self.latency - transfer.nbytes / transfer.rate
         return replace(transfer, delay=transfer.delay + max(0.0, more)) if transfer.link == NET else transfer
+
+    def _of_nccl(self, kind: str, peers: int, sent: int, crossing: int) -> Transfer:
+        """A collective of NCCL's among so many places of a chain; no processor's time is counted."""
+        links, far = self.gpu, crossing > 0
+        nbytes, rate = (crossing, links.rate) if far else (sent, links.near_rate)
+        delay = nccl_hops(kind, peers) * (links.latency if far else links.near_latency)
+        return Transfer(NET if far else NODE, float(nbytes), rate or math.inf, delay, 0.0)
+
+
+def nccl_hops(kind: str, peers: int) -> int:
+    """The length of the longest chain of messages in a collective of NCCL: trees for sums, else rings."""
+    if peers < 2:
+        return 0
+    chains = {
+        "AllReduce": 2 * math.ceil(math.log2(peers)),
+        "AllGather": peers - 1,
+        "AllGatherInto": peers - 1,
+        "ReduceScatter": peers - 1,
+        "Broadcast": peers - 1,
+    }
+    return chains.get(kind, 1)
 
 
 def _rounds(kind: str, peers: int, sent: int) -> int:

@@ -27,6 +27,10 @@ class CostOf:
         found = _scaled(self._nearest(bucket), bucket)
         return _repeated(found, len(bucket.messages) + 1)
 
+    def launching(self, i: int) -> float:
+        """The host's seconds to launch the exchange of bucket `i` on a GPU, whatever its size."""
+        return self._nearest(self.script.buckets[i]).launching
+
     def _nearest(self, bucket: BucketScript) -> BucketCost:
         """The measured cost of the bucket of the most similar size."""
         return min(self.cost.buckets, key=lambda each: abs(each.numel - bucket.numel))
@@ -100,6 +104,7 @@ def _line(one: StrategyCost, other: StrategyCost, nodes: int) -> StrategyCost:
                         max(0.0, s + share * (t - s))
                         for s, t in zip(_repeated(a.segments, len(b.segments)), b.segments, strict=True)
                     ),
+                    max(0.0, a.launching + share * (b.launching - a.launching)),
                 )
                 for a, b in zip(first.buckets, second.buckets, strict=True)
             ),

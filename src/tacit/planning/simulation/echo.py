@@ -5,7 +5,6 @@ So the computing of a strategy on a rank can be measured without a network.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +30,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.finite_checks import divide_
+from tacit.moments import Moment, Watch
 from tacit.transports.message_layout import empty_message, pack_, ring_bytes, unpack
 
 
@@ -94,11 +94,13 @@ class EchoTransport(Layout):
     Messages are packed and unpacked as for torch.distributed; nothing is sent.
 
     Attributes:
-        marks: for each answered collective the key of its exchange, and the process's processor time when it
-            was posted and when its answer was read. The echo's work is between the two.
+        watch: reads the clocks; by default the process's processor time.
+        marks: for each answered collective the key of its exchange, and the moments when it was posted and
+            when its answer was read. The echo's work is between the two.
     """
 
-    marks: list[tuple[str, float, float]] = field(default_factory=list, compare=False)
+    watch: Watch = field(default_factory=Watch)
+    marks: list[tuple[str, Moment, Moment]] = field(default_factory=list, compare=False)
 
     def post(self, request: Collective, stage: int, key: str) -> Posted:
         """Answer a collective at once.
@@ -109,13 +111,13 @@ class EchoTransport(Layout):
         if isinstance(request, PushPull):
             raise ConfigError("what a parameter server does is not measured in a worker")
         here = self.place(request.axis)
-        answer, posted = _answered(request, here)
-        mark = lambda: self.marks.append((key, posted, time.process_time()))  # noqa: E731
+        answer, posted = _answered(request, here, self.watch)
+        mark = lambda: self.marks.append((key, posted, self.watch.now()))  # noqa: E731
         return _Answered(answer, mark, ring_bytes(request, here))
 
 
-def _answered(request: Collective, here: AxisRank) -> tuple[Any, float]:
-    """The answer; and the processor time at which a transport would have started the collective."""
+def _answered(request: Collective, here: AxisRank, watch: Watch) -> tuple[Any, Moment]:
+    """The answer; and the moment at which a transport would have started the collective."""
     match request:
         case AllReduce(payload):
             flat = payload[0]
@@ -124,35 +126,35 @@ def _answered(request: Collective, here: AxisRank) -> tuple[Any, float]:
                 pack_(payload, message)
                 flat = message.view(payload[0].dtype)
             divide_(flat, here.peers, request.finite_probe)
-            at = time.process_time()
+            at = watch.now()
             for tensor in payload:  # the peers' sum is as large as the mean of one
                 tensor.mul_(here.peers)
             return payload, at
         case AllGather(payload):
-            at = _packed(payload)
+            at = _packed(payload, watch)
             return _copies(payload, here.peers), at
         case AllToAll(payloads):
-            at = _packed(tuple(t for payload in payloads for t in payload))
+            at = _packed(tuple(t for payload in payloads for t in payload), watch)
             if request.arriving:
                 return [tuple(map(torch.zeros_like, each)) for each in request.arriving], at
             return _copies(payloads[here.rank], here.peers), at
         case ReduceScatter(x, spans):
-            at = time.process_time()
+            at = watch.now()
             start, stop = spans[here.rank]
             _add_up(x[start:stop], here.peers)
             return x, at
         case AllGatherInto(x):
-            return x, time.process_time()
+            return x, watch.now()
         case Permute(payload):
-            at = _packed(payload)
+            at = _packed(payload, watch)
             nobody = request.comes_from(here.rank) is None
             return (None if nobody else request.into or _copies(payload, 1)[0]), at
     raise AssertionError(f"a {type(request).__name__} has no echo")
 
 
-def _packed(payload: Payload) -> float:
+def _packed(payload: Payload, watch: Watch) -> Moment:
     pack_(payload, empty_message(payload))
-    return time.process_time()
+    return watch.now()
 
 
 def _copies(payload: Payload, count: int) -> list[Payload]:

@@ -15,11 +15,16 @@ from tacit.planning.simulation.timeline import ENCODING, ClockTimeline
 
 @dataclass(eq=False)
 class ClockJob:
-    """One exchange in the simulated lane; see `exchange.lane.Job`."""
+    """One exchange in the simulated lane; see `exchange.lane.Job`.
+
+    Attributes:
+        launching: the host's seconds, where a GPU runs it.
+    """
 
     script: BucketScript
     segments: Sequence[float]
     over: Activity
+    launching: float = 0.0
     next: int = 0
     waits: bool = False
     stages: Counter[str] = field(default_factory=Counter)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tacit.contracts import LinkRates, made_for
 from tacit.links import Links
-from tacit.planning.profile import Profile
+from tacit.planning.profile import GpuLinks, Profile
 from tacit.planning.simulation.clock import Network
 from tacit.strategy import AnyStrategy, AutoStrategy, Strategy
 from tacit.transports.process_groups import connections
@@ -44,7 +44,10 @@ def measured(links: Links, profile: Profile) -> Network:
 
 
 def of_ring(nodes: int, ranks: int, rate: float, latency: float, profile: Profile) -> Network:
-    """The cluster of the profile, on which a ring of all ranks has this rate, in bytes/s, and latency."""
+    """The cluster of the profile, on which a ring of all ranks has this rate, in bytes/s, and latency.
+
+    That is a ring of Gloo's. Those between GPUs are as they were measured where the profile was taken.
+    """
     return Network(
         nodes=nodes,
         ranks=ranks,
@@ -54,7 +57,22 @@ def of_ring(nodes: int, ranks: int, rate: float, latency: float, profile: Profil
         sharing=profile.ranks,
         per_byte=profile.per_byte,
         per_hop=profile.per_message,
+        gpu=GpuLinks() if profile.gpu is None else profile.gpu.links,
     )
+
+
+def between_gpus(network: Network, profile: Profile) -> Network:
+    """The network whose GPUs reach other nodes as its processors do, and each other as in the profile.
+
+    Where the profile was taken on nodes of one rank, what is between the GPUs of a node is not known, and is
+    taken to be as fast as copies to the host and back.
+    """
+    if profile.gpu is None:
+        return network
+    gpu = profile.gpu
+    near = gpu.links.near_rate or min(gpu.down, gpu.up) / 2
+    links = GpuLinks(network.rate, network.latency, near, gpu.links.near_latency)
+    return replace(network, gpu=links)
 
 
 def strategy_on(network: Network, strategy: AnyStrategy) -> AnyStrategy:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from tacit.contracts import NET, NODE, WORLD, AxisRank, ByLinks
 from tacit.errors import ConfigError
 from tacit.kernels.dispatch import warm_up_for
+from tacit.levels.device_placement import needs_host
 from tacit.planning.profile import Profile
 from tacit.planning.simulation.echo import Layout
 from tacit.replicas.fragments import fragments
@@ -64,10 +65,12 @@ class LevelScript:
 
     Attributes:
         strategy: its strategy, with the topology that a session would choose.
+        on_gpu: whether its exchanges run on a GPU, in stream order.
     """
 
     strategy: Strategy
     buckets: tuple[BucketScript, ...]
+    on_gpu: bool = False
 
 
 def ddp_buckets(profile: Profile) -> list[list[str]]:
@@ -119,6 +122,7 @@ def _level(strategy: Strategy, profile: Profile, layout: Layout, replicated: boo
     policy = fitting(strategy.compressor, named)
     topology = choose(SessionContext(strategy, layout, named, policy), names).topology
     strategy = replace(strategy, topology=topology)
+    on_gpu = _on_gpu(strategy, profile)
     plan, scripts = Plan(SessionContext(strategy, layout, named, policy), names), []
     for i, (part, bucket_names) in enumerate(buckets):
         step = max((0, *plan.buckets[i].compressor.changes))
@@ -136,7 +140,17 @@ def _level(strategy: Strategy, profile: Profile, layout: Layout, replicated: boo
             if not (replicated and each.kind == "ReduceScatter" and each.axis == NODE)
         ]
         scripts.append(BucketScript(tuple(bucket_names), plan.buckets[i].numel, tuple(messages), part))
-    return LevelScript(strategy, tuple(scripts))
+    return LevelScript(strategy, tuple(scripts), on_gpu)
+
+
+def _on_gpu(strategy: Strategy, profile: Profile) -> bool:
+    """Whether its exchanges run on the GPU of the profile; those of plain DDP do by NCCL."""
+    if profile.gpu is None:
+        return False
+    if strategy.subject == "nothing":
+        return profile.gpu.by_nccl
+    policy = fitting(strategy.compressor, profile.named)
+    return profile.gpu.in_stream and not needs_host(strategy, profile.named, policy)
 
 
 def _uneven(plan: Plan, i: int, step: int, layout: Layout) -> tuple[NodeMessage, ...]:

@@ -11,9 +11,10 @@ from tacit.optimizer_hooks.scaled_variance import PERIOD, SAMPLED
 from tacit.planning.profile import Profile
 from tacit.planning.simulation.clock import Activity, Network
 from tacit.planning.simulation.costs import CostOf
+from tacit.planning.simulation.gpu import CopyingLane, GpuTimeline, StreamedLane
 from tacit.planning.simulation.lane import ClockJob, ClockLane
 from tacit.planning.simulation.rehearsal import TRAINING, LevelScript
-from tacit.planning.simulation.timeline import MAIN, WAITING, ClockTimeline, Simulated
+from tacit.planning.simulation.timeline import ClockTimeline, Simulated
 from tacit.session.schedule import Schedule
 
 _FEWEST, _MOST = 8, 1000
@@ -43,9 +44,12 @@ class _Rank:
     """The simulated rank, which stands for all."""
 
     def __init__(self, costs: Sequence[CostOf], profile: Profile, network: Network) -> None:
-        self._profile, self._timeline = profile, ClockTimeline(profile, network)
+        gpu, self._profile = profile.gpu, profile
+        self._timeline = (
+            ClockTimeline(profile, network) if gpu is None else GpuTimeline(profile, network, gpu)
+        )
         self._levels = [
-            _Level(cost.script, cost, schedule, ClockLane(self._timeline))
+            _Level(cost.script, cost, schedule, _lane(self._timeline, cost.script))
             for cost, schedule in zip(costs, _schedules(costs), strict=True)
         ]
 
@@ -57,13 +61,15 @@ class _Rank:
     def _steps(self, first: int, steps: int) -> Generator[Activity, None, None]:
         for number in range(2 * steps):
             if number == steps:
+                yield from self._timeline.drained()
                 self._timeline.begin(steps)
             yield from self._step(first + number)
+            yield from self._timeline.step_ended()
+        yield from self._timeline.drained()
 
     def _step(self, step: int) -> Generator[Activity, None, None]:
         timed, near, timeline = self._profile.step, self._levels[0], self._timeline
-        if timed.loading:
-            yield timeline.clock.rest(timed.loading)
+        yield from timeline.idle("loading", timed.loading)
         yield from timeline.compute("data", timed.data - timed.loading)
         gradients = near.script.strategy.subject != "delta"
         if gradients and self._profile.buffers:
@@ -100,12 +106,14 @@ class _Rank:
     def _settle(self, level: _Level) -> Generator[Activity, None, None]:
         for round_ in level.under_way:
             for end in round_.ends:
-                yield from self._wait(end)
+                yield from self._timeline.wait(end, level.script.strategy.subject != "nothing")
         level.under_way.clear()
 
     def _broadcast(self, size: int) -> Generator[Activity, None, None]:
         crossing = size if self._timeline.network.nodes > 1 else 0
-        yield from self._wait(self._timeline.send("Broadcast", "", size, crossing, "buffers"))
+        by_nccl = self._profile.gpu is not None and self._profile.gpu.by_nccl
+        sent = self._timeline.send("Broadcast", "", size, crossing, "buffers", by_nccl=by_nccl)
+        yield from self._timeline.wait(sent, by_host=not by_nccl)
 
     def _compared(self) -> Generator[Activity, None, None]:
         """Replicas compare samples of their gradients, where the optimizer's state is as large as Adam's."""
@@ -117,9 +125,10 @@ class _Rank:
         sent = (network.world - 1) * size if direct else 2 * size
         crossing = (network.world - network.ranks) * network.ranks * size if direct else 2 * size
         kind = "AllGather" if direct else "AllReduce"
-        yield from self._wait(
-            self._timeline.send(kind, "", sent, crossing if network.nodes > 1 else 0, "variances")
-        )
+        by_nccl = profile.gpu is not None and profile.gpu.by_nccl
+        crossing = crossing if network.nodes > 1 else 0
+        message = self._timeline.send(kind, "", sent, crossing, "variances", by_nccl=by_nccl)
+        yield from self._timeline.wait(message, by_host=not by_nccl)
 
     # ---- deltas ---------------------------------------------------------------------------------------
 
@@ -143,7 +152,7 @@ class _Rank:
 
     def _apply(self, level: _Level, round_: _RoundUnderWay) -> Generator[Activity, None, None]:
         for end in round_.ends:
-            yield from self._wait(end)
+            yield from self._timeline.wait(end)
         level.under_way.remove(round_)
         yield from self._timeline.compute("apply", level.cost.applying(round_.buckets))
 
@@ -157,13 +166,16 @@ class _Rank:
 
     def _submit(self, level: _Level, i: int, over: Activity) -> Generator[Activity, None, None]:
         inline = level.script.strategy.compressor.inline
-        job = ClockJob(level.script.buckets[i], level.cost.segments(i), over)
+        cost = level.cost
+        job = ClockJob(level.script.buckets[i], cost.segments(i), over, cost.launching(i))
         yield from level.lane.submit(job, inline)
 
-    def _wait(self, end: Activity) -> Generator[Activity, None, None]:
-        begun = self._timeline.clock.now
-        yield end
-        self._timeline.note(MAIN, WAITING, begun)
+
+def _lane(timeline: ClockTimeline, script: LevelScript) -> ClockLane:
+    """The lane of a level's exchanges."""
+    if not isinstance(timeline, GpuTimeline):
+        return ClockLane(timeline)
+    return StreamedLane(timeline) if script.on_gpu else CopyingLane(timeline)
 
 
 def simulate(costs: Sequence[CostOf], profile: Profile, network: Network) -> Simulated:

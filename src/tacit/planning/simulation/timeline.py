@@ -97,18 +97,44 @@ class ClockTimeline:
             yield self.clock.work(seconds * threads, threads)
             self.note(row, what, begun)
 
-    def send_message(self, message: NodeMessage, what: str) -> Activity:
+    def idle(self, what: str, seconds: float) -> Generator[Activity, None, None]:
+        """Wait for what is neither computing nor an exchange."""
+        if seconds > 0:
+            yield self.clock.rest(seconds)
+
+    def wait(self, end: Activity, by_host: bool = True) -> Generator[Activity, None, None]:
+        """Wait for an exchange; `by_host`: whether a GPU's host does, too."""
+        begun = self.clock.now
+        yield end
+        self.note(MAIN, WAITING, begun)
+
+    def step_ended(self) -> Generator[Activity, None, None]:
+        """Go on to the next step."""
+        yield from ()
+
+    def drained(self) -> Generator[Activity, None, None]:
+        """Wait until all computing has ended; a processor's has."""
+        yield from ()
+
+    def send_message(self, message: NodeMessage, what: str, by_nccl: bool = False) -> Activity:
         """Simulate a collective of an exchange."""
         own = message.own
-        return self.send(own.kind, own.axis, own.sent, message.crossing, what, message.by_node)
+        return self.send(own.kind, own.axis, own.sent, message.crossing, what, message.by_node, by_nccl)
 
     def send(
-        self, kind: str, axis: str, sent: int, crossing: int, what: str, by_node: Sequence[int] = ()
+        self,
+        kind: str,
+        axis: str,
+        sent: int,
+        crossing: int,
+        what: str,
+        by_node: Sequence[int] = (),
+        by_nccl: bool = False,
     ) -> Activity:
         """Simulate a collective; see `Network.transfer`."""
         network, begun = self.network, self.clock.now
-        transfer = network.transfer(kind, axis, sent, crossing, by_node)
-        if begun - self._used.get((kind, axis), -math.inf) > network.pause():
+        transfer = network.transfer(kind, axis, sent, crossing, by_node, by_nccl)
+        if not by_nccl and begun - self._used.get((kind, axis), -math.inf) > network.pause():
             transfer = network.restarted(kind, axis, transfer, sent)
         activity = self.clock.send(transfer)
         activity.then(lambda: self._used.update({(kind, axis): self.clock.now}))

@@ -17,6 +17,7 @@ from tacit.stores.client.buffers import homes_of
 from tacit.stores.client.step_hook import OptimizerGroups
 from tacit.stores.client.transport import ServerGroup, StarTransport
 from tacit.stores.messages import ParameterSpec, RunSpec
+from tacit.stores.tls import find_tls
 from tacit.strategy import Strategy
 from tacit.transports.torch_distributed import TorchTransport
 
@@ -78,7 +79,7 @@ def join_servers(
     error: TacitError | None = None
     try:
         me, secret = _me(peers, strategy), placement.shared_secret()
-        servers = ServerGroup(where, me, timeout, homes, run, secret, star.averages)
+        servers = ServerGroup(where, me, timeout, homes, run, secret, star.averages, find_tls())
     except TacitError as refused:
         error = refused
     refused_ranks = placement.ranks_that_set(peers.parent, error is not None)

@@ -29,6 +29,7 @@ from tacit.stores.messages import (
 )
 from tacit.stores.protocol import ALL, FrameKind, Header, as_body
 from tacit.stores.secret import Secret
+from tacit.stores.tls import TlsWorker
 from tacit.transports.meter import like
 
 _LEAVE_SECONDS = 10.0
@@ -136,10 +137,12 @@ class ServerClient:
             waits for other workers and says who is missing.
         run: the description of the run, equal on all workers; the server may refuse it.
         secret: that server and workers share.
+        tls: which certificates are trusted; None: the server speaks no TLS.
 
     Raises:
         ServerLost: it cannot be reached.
-        AttachError: it has another secret or version, or serves another model, strategy or number of workers.
+        AttachError: it is not trusted, has another secret or version, or serves another model, strategy or
+            number of workers.
     """
 
     def __init__(
@@ -150,6 +153,7 @@ class ServerClient:
         timeout: timedelta,
         run: RunSpec,
         secret: Secret,
+        tls: TlsWorker | None = None,
     ) -> None:
         self.name = f"server {number} ({address[0]}:{address[1]})"
         self.counters = ClientCounters()
@@ -164,7 +168,7 @@ class ServerClient:
         self._opened = 0.0
         self._changed = threading.Condition()
         self._closing = self._closed = False
-        self._channel = open_channel(address, secret, self._patience, self.name)
+        self._channel = open_channel(address, secret, self._patience, self.name, tls)
         self._channel.set_patience(self._patience)
         self._thread = threading.Thread(target=self._listen, name="tacit-pull", daemon=True)
         self._thread.start()

@@ -13,6 +13,7 @@ from tacit.stores.client.server_connection import ServerClient
 from tacit.stores.messages import RunSpec, ServerStats
 from tacit.stores.protocol import FrameKind
 from tacit.stores.secret import Secret
+from tacit.stores.tls import TlsWorker
 from tacit.transports.torch_distributed import TorchTransport
 
 
@@ -27,6 +28,7 @@ class ServerGroup:
         run: the description of the run, equal on all workers; each server gets that of its parameters.
         secret: shared by servers and workers.
         average: whether the servers only average; else they keep the parameters.
+        tls: which certificates of theirs are trusted; None: they speak no TLS.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class ServerGroup:
         run: RunSpec,
         secret: Secret,
         average: bool,
+        tls: TlsWorker | None = None,
     ) -> None:
         self._homes = homes
         self.average = average
@@ -45,7 +48,8 @@ class ServerGroup:
         try:
             for number, address in enumerate(addresses):
                 mine = tuple(line for line in run.model if homes[line[0]] == number)
-                self.each.append(ServerClient(number, address, me, timeout, replace(run, model=mine), secret))
+                theirs = replace(run, model=mine)
+                self.each.append(ServerClient(number, address, me, timeout, theirs, secret, tls))
         except BaseException as error:
             for server in self.each:
                 server.abort(error)

@@ -1,6 +1,7 @@
 """One parameter server: `python -m tacit.stores.server --workers 4 --host 10.0.0.5 --port 29600`.
 
-Workers know it by a secret that both have: TACIT_SERVER_SECRET, or a file that only you can read.
+With `--min 1 --max 64` in place of `--workers` it is the hub of members that come and go (docs/elastic.md).
+Workers and members know it by a secret that both have: TACIT_SERVER_SECRET, or a file that only you can read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from tacit.files import put, spared
 from tacit.stores import secret
 from tacit.stores.server.allowed_types import with_modules
 from tacit.stores.server.process import ServerProcess
+from tacit.stores.tls import TlsServer
 
 _NAME = "tacit.stores.server"
 
@@ -35,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     try:
         _check(options)
+        tls = _tls(options)
+        if options.workers is None:
+            return _serve_members(options, tls)
         server = ServerProcess(
             options.workers,
             options.port,
@@ -42,9 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             secret=_secret(options.secret_file),
             host=options.host,
             timeout=options.timeout,
-            checkpoint=options.checkpoint,
-            every=options.every,
+            checkpoint=None if options.checkpoint is None else (options.checkpoint, options.every),
             allowed=with_modules(options.modules),
+            tls=tls,
         )
     except TacitError as error:
         print(f"{_NAME}: {error}", file=sys.stderr, flush=True)
@@ -53,18 +59,71 @@ def main(argv: Sequence[str] | None = None) -> int:
     if server.resumed:
         text = f"{_NAME}: server {server.number} goes on from {options.checkpoint}"
         print(text, file=sys.stderr, flush=True)
+    if tls is not None:
+        print(
+            f"{_NAME}: server {server.number} has the certificate {tls.fingerprint}",
+            file=sys.stderr,
+            flush=True,
+        )
     server.run()
     _write_stats(options.number, server.stats())
     return 0
 
 
+def _serve_members(options: argparse.Namespace, tls: TlsServer | None) -> int:
+    """Be the hub of members until SIGTERM or SIGINT."""
+    from tacit.stores.hub.hub import Hub
+
+    where = options.host, options.port
+    hub = Hub(where, _secret(options.secret_file), _limits(options), tls)
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    known = "" if tls is None else f", with the certificate {tls.fingerprint}"
+    print(f"{_NAME}: a hub at port {hub.port}{known}", file=sys.stderr, flush=True)
+    over.wait()
+    hub.close()
+    return 0
+
+
+def _limits(options: argparse.Namespace) -> tuple[int, int]:
+    """How many members there must be, and may be."""
+    least = 1 if options.min is None else options.min
+    return least, max(64, least) if options.max is None else options.max
+
+
 def _check(options: argparse.Namespace) -> None:
     """Refuse numbers that cannot be."""
+    members = options.min is not None or options.max is not None
+    if members == (options.workers is not None):
+        raise ConfigError(
+            "a server has either --workers, how many there are, or --min and --max of members that come and "
+            "go: give one of them, such as --min 1 --max 64"
+        )
+    if members:
+        if options.checkpoint is not None or options.modules or options.number:
+            raise ConfigError(
+                "--checkpoint, --import and --number are for --workers: members keep the state of the "
+                "training, and a hub that is started again is filled by them"
+            )
+        least, most = _limits(options)
+        checks.whole("--min", least, 1, None, "it is how many must be there")
+        checks.whole("--max", most, least, None, "it is how many may be there, at least --min")
+        return
     checks.whole("--workers", options.workers, 1, None, "write how many there are, such as 4")
     checks.whole("--number", options.number, 0, None, "write which server it is, from 0")
     checks.real("--every", options.every, "write seconds, such as 30", above=0)
     if options.timeout is not None:
         checks.real("--timeout", options.timeout, "write seconds, such as 60", above=0)
+
+
+def _tls(options: argparse.Namespace) -> TlsServer | None:
+    if options.tls is not None:
+        certificate, key = options.tls
+        return TlsServer(certificate, key, options.certificates)
+    if options.certificates is not None:
+        raise ConfigError("--certificates are shown by TLS alone: give --tls CERTIFICATE KEY, too")
+    return None
 
 
 def _secret(file: Path | None) -> secret.Secret:
@@ -89,7 +148,14 @@ def _write_stats(number: int, stats: dict[str, Any]) -> None:
 def arguments() -> argparse.ArgumentParser:
     """The parser of the command line."""
     parser = argparse.ArgumentParser(prog=f"python -m {_NAME}", description=__doc__)
-    parser.add_argument("--workers", type=int, required=True, help="how many there are, such as 4")
+    parser.add_argument("--workers", type=int, help="how many there are, such as 4")
+    parser.add_argument(
+        "--min",
+        type=int,
+        help="in place of --workers: be the hub of members that come and go, and have them wait until there "
+        "are so many, such as 1",
+    )
+    parser.add_argument("--max", type=int, help="how many members there may be, such as 64")
     parser.add_argument("--port", type=int, required=True, help="where workers find it, such as 29600")
     parser.add_argument(
         "--host",
@@ -101,6 +167,20 @@ def arguments() -> argparse.ArgumentParser:
         "--secret-file",
         type=Path,
         help="file with the secret, which only you can read, such as key",
+    )
+    parser.add_argument(
+        "--tls",
+        type=Path,
+        nargs=2,
+        metavar=("CERTIFICATE", "KEY"),
+        help="speak TLS 1.3, with this certificate and its private key, such as --tls hub.pem hub.key; tacit "
+        "certificate makes them",
+    )
+    parser.add_argument(
+        "--certificates",
+        type=Path,
+        help="file with the certificates of the workers that may connect, such as workers.pem; "
+        "one that is taken out of it is out at once. Where not given, workers show none",
     )
     parser.add_argument("--number", type=int, default=0, help="which of several servers it is, from 0")
     parser.add_argument(

@@ -72,6 +72,7 @@ class CheckpointFile:
     other failure to write, is logged once and does not stop the server: the file stays as it was.
 
     Args:
+        given: the file, and the seconds between two saves.
         workers: the number of workers, which a checkpoint has, too.
         allowed: the classes that workers may name, and the file too.
 
@@ -79,7 +80,8 @@ class CheckpointFile:
         ConfigError: the folder that the file is to be in is not there, or there is no regular file.
     """
 
-    def __init__(self, path: Path | None, every: float, workers: int, allowed: AllowedTypes) -> None:
+    def __init__(self, given: tuple[Path, float] | None, workers: int, allowed: AllowedTypes) -> None:
+        path, every = given or (None, 0.0)
         if path is not None and not path.parent.is_dir():
             raise ConfigError(
                 f"--checkpoint {path} cannot be written, as there is no folder {path.parent}: make it, or "

@@ -2,7 +2,8 @@
 
 A stranger is a connection that has not proved that it knows the secret. One thread serves all of them. Each
 has a fixed number of bytes to send, and a time for it. There are at most so many: when one more comes,
-the oldest is closed. Nothing that a stranger sends is parsed, and nothing that it does ends the thread.
+the oldest is closed. Nothing that a stranger sends is parsed but by OpenSSL, where there is TLS, and nothing
+that it does ends the thread.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import errno
 import logging
 import selectors
 import socket
+import ssl
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,6 +25,7 @@ from tacit.stores import handshake
 from tacit.stores.handshake import Verdict
 from tacit.stores.protocol import Channel
 from tacit.stores.secret import Secret
+from tacit.stores.tls import ALERT, SPOKE_PLAIN, SPOKE_TLS, TlsServer, why_refused
 
 _log = logging.getLogger("tacit")
 
@@ -30,6 +34,9 @@ _BACKLOG = 512
 _AT_ONCE = 64
 """Connections that are taken in before those that are there have their turn again."""
 _LOOK_SECONDS = 0.2
+_SILENT_SECONDS = 3.0
+"""After which one that says nothing is told that there is TLS here: its end speaks first, in plain text ours.
+"""
 _MOST_HOSTS = 256
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -55,17 +62,35 @@ class RejectionLog:
 
 @dataclass(eq=False)
 class _Stranger:
-    """A connection that has not proved itself."""
+    """A connection that has not proved itself.
+
+    Attributes:
+        silent_until: when it is told that there is TLS here, if it has said nothing by then.
+        greeted: whether the server has greeted it, which it does as soon as TLS is set up.
+        shown: the fingerprint of the certificate that it has shown.
+    """
 
     connection: socket.socket
     address: str
     greeting: bytes
     until: float
+    silent_until: float
+    greeted: bool = False
+    shown: str = ""
     got: bytes = field(default=b"")
 
     def add(self, part: bytes) -> None:
         """Note what it has sent."""
         self.got += part
+
+    def spoke(self) -> None:
+        """Note that it has said something."""
+        self.silent_until = self.until
+
+    def greet(self, shown: str) -> None:
+        """Send the greeting; `shown`: see the class."""
+        self.greeted, self.shown = True, shown
+        self.connection.send(self.greeting)
 
 
 class Listener:
@@ -76,6 +101,7 @@ class Listener:
         port: 0 for any that is free.
         admit: gets the channel and the peer's address; called in the listener's thread.
         rejections: logs closed connections.
+        tls: its certificate, and those that others must show; None: plain text.
 
     Raises:
         ConfigError: it cannot listen there; the message says why.
@@ -88,7 +114,10 @@ class Listener:
         secret: Secret,
         admit: Callable[[Channel, str], None],
         rejections: RejectionLog,
+        tls: TlsServer | None = None,
     ) -> None:
+        self._tls = tls
+        self._shown: weakref.WeakKeyDictionary[Channel, tuple[str, str]] = weakref.WeakKeyDictionary()
         self._listener = _listening_socket(host, port)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
@@ -124,8 +153,27 @@ class Listener:
             elif key.data in self._strangers.values():
                 self._hear(key.data)
         now = time.monotonic()
-        for stranger in [each for each in self._strangers.values() if each.until < now]:
-            self._refuse(stranger, f"it did not prove itself within {handshake.SECONDS:g} s")
+        for stranger in [each for each in self._strangers.values() if each.silent_until < now]:
+            if self._tls is None or stranger.silent_until == stranger.until:
+                self._refuse(stranger, f"it did not prove itself within {handshake.SECONDS:g} s")
+            else:
+                with contextlib.suppress(OSError):
+                    socket.socket.send(stranger.connection, ALERT)
+                self._refuse(stranger, SPOKE_PLAIN)
+        if self._tls is not None:
+            self._renew(self._tls)
+
+    def _renew(self, tls: TlsServer) -> None:
+        """End the connections of those whose certificates were taken out of the file."""
+        try:
+            renewed = tls.renew()
+        except (ConfigError, OSError) as error:
+            _log.error("%s; those that it had before hold on", error)
+            return
+        for channel, (shown, address) in [*self._shown.items()] if renewed else ():
+            if not tls.admits(shown):
+                _log.warning("%s is sent away: its certificate may not connect any more", address)
+                channel.drop()
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
@@ -146,23 +194,56 @@ class Listener:
     def _greet(self, connection: socket.socket, address: str) -> None:
         if len(self._strangers) >= MOST_STRANGERS:
             self._make_room(f"{MOST_STRANGERS} others came that had not proved themselves either")
-        until = time.monotonic() + handshake.SECONDS
-        stranger = _Stranger(connection, address, handshake.greeting(), until)
-        self._strangers[connection] = stranger
+        now = time.monotonic()
+        until = silent = now + handshake.SECONDS
         connection.setblocking(False)
+        if self._tls is not None:
+            try:
+                connection = self._tls.begin(connection)
+            except OSError:
+                connection.close()  # it was gone again
+                return
+            silent = now + min(_SILENT_SECONDS, handshake.SECONDS / 2)
+        stranger = _Stranger(connection, address, handshake.greeting(), until, silent)
+        self._strangers[connection] = stranger
         self._selector.register(connection, selectors.EVENT_READ, stranger)
         try:
-            connection.send(stranger.greeting)
+            if self._tls is None:
+                stranger.greet("")
         except OSError as error:
             self._refuse(stranger, str(error.strerror or error))
 
     def _make_room(self, why: str) -> None:
         self._refuse(next(iter(self._strangers.values())), why)
 
+    def _set_up(self, stranger: _Stranger, tls: TlsServer) -> None:
+        """Go on with TLS, and greet it when that is done."""
+        connection = stranger.connection
+        assert isinstance(connection, ssl.SSLSocket)
+        stranger.spoke()
+        try:
+            connection.do_handshake()
+            shown = tls.shown(connection)
+            if tls.admits(shown):
+                stranger.greet(shown)
+            else:
+                self._refuse(stranger, f"its certificate, {shown}, is none of those that may connect")
+        except ssl.SSLWantReadError:
+            self._selector.modify(connection, selectors.EVENT_READ, stranger)
+        except ssl.SSLWantWriteError:
+            self._selector.modify(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, stranger)
+        except ssl.SSLEOFError:
+            self._forget(stranger)
+        except OSError as error:
+            self._refuse(stranger, why_refused(error))
+
     def _hear(self, stranger: _Stranger) -> None:
+        if not stranger.greeted and self._tls is not None:
+            self._set_up(stranger, self._tls)
+            return
         try:
             part = stranger.connection.recv(handshake.REPLY_BYTES - len(stranger.got))
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return
         except OSError as error:
             self._refuse(stranger, str(error.strerror or error))
@@ -173,7 +254,8 @@ class Listener:
         elif not part:
             self._refuse(stranger, "it went away before it had proved itself")
         elif not handshake.may_be(stranger.got):
-            self._refuse(stranger, handshake.REASONS[Verdict.NO_WORKER])
+            tls = stranger.got.startswith(b"\x16") and self._tls is None
+            self._refuse(stranger, SPOKE_TLS if tls else handshake.REASONS[Verdict.NO_WORKER])
         elif len(stranger.got) == handshake.REPLY_BYTES:
             self._judge(stranger)
 
@@ -185,7 +267,9 @@ class Listener:
             self._refuse(stranger, handshake.REASONS[verdict])
             return
         self._forget(stranger, close=False)
-        self._admit(Channel(stranger.connection), stranger.address)
+        channel = Channel(stranger.connection)
+        self._shown[channel] = stranger.shown, stranger.address
+        self._admit(channel, stranger.address)
 
     def _refuse(self, stranger: _Stranger, why: str) -> None:
         self._forget(stranger)
@@ -197,7 +281,7 @@ class Listener:
         if close:
             with contextlib.suppress(OSError):
                 # Unread bytes would make the system reset the connection, and drop the verdict.
-                stranger.connection.recv(1 << 16)
+                socket.socket.recv(stranger.connection, 1 << 16)
             stranger.connection.close()
 
 
@@ -213,7 +297,8 @@ def _listening_socket(host: str, port: int) -> socket.socket:
             f"--host {host} is no address: write one of this machine, such as 10.0.0.5 ({error})"
         ) from error
     try:
-        return socket.create_server(address, family=family, backlog=_BACKLOG)
+        both = address[0] == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
             raise ConfigError(

@@ -31,6 +31,7 @@ from tacit.stores.server.receiving import receive
 from tacit.stores.server.registration import PlaceClaim, Registry
 from tacit.stores.server.services import BucketService, BucketServices
 from tacit.stores.service import Reply
+from tacit.stores.tls import TlsServer
 
 _TICK_SECONDS = 0.2
 _DRAIN_SECONDS = 5.0
@@ -47,9 +48,10 @@ class ServerProcess:
         host: the address on which it listens.
         timeout: seconds after which a silent worker on which others wait is gone; None: the workers'
             time-out.
-        checkpoint: the file that its state is saved to and resumed from; None for none.
-        every: seconds between two saves.
+        checkpoint: the file that its state is saved to and resumed from, and the seconds between two saves;
+            None for none.
         allowed: the classes that workers may name.
+        tls: its certificate, and those that workers must show; None: plain text.
 
     Raises:
         ConfigError: it cannot listen, or the checkpoint cannot be read, or is of other workers.
@@ -64,13 +66,13 @@ class ServerProcess:
         secret: Secret,
         host: str = "127.0.0.1",
         timeout: float | None = None,
-        checkpoint: Path | None = None,
-        every: float = 30.0,
+        checkpoint: tuple[Path, float] | None = None,
         allowed: AllowedTypes = ALLOWED_TYPES,
+        tls: TlsServer | None = None,
     ) -> None:
         self.workers, self.number = workers, number
         self._allowed = allowed
-        self._checkpoint = CheckpointFile(checkpoint, every, workers, allowed)
+        self._checkpoint = CheckpointFile(checkpoint, workers, allowed)
         saved = self._checkpoint.load()
         self.resumed = saved is not None
         self.counters = ServerCounters()
@@ -84,7 +86,7 @@ class ServerProcess:
         self._connected: set[Connection] = set()
         self._idle = time.monotonic()
         self._closing = threading.Event()
-        self._listener = Listener(host, port, secret, self._admit, self._rejections)
+        self._listener = Listener(host, port, secret, self._admit, self._rejections, tls)
         self.port = self._listener.port
 
     def _admit(self, channel: Channel, address: str) -> None:

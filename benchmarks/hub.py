@@ -1,0 +1,175 @@
+"""Members behind a NAT, and a hub by TLS that is killed again and again.
+
+    python benchmarks/hub.py            # 2 minutes: three members, a hub that is killed three times
+    python benchmarks/hub.py --quick    # one minute, and once
+
+Each member is a node of the testbed to which nobody can open a connection, as behind a home router; the hub
+is the first node, and asks for certificates. A member takes a step each 0.1 s, and a round of `lowbit`
+follows each second one. The hub is killed (kill -9), and started again a few seconds later. Told: how long a
+member takes to join, to its first step; how many steps are taken, against what the pace allows while members
+are there; and whether all end with equal parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from paired import conclude, hardware
+
+PACE, AWAY, PORT = 0.1, 5.0, 29600
+CLUSTER = "4x1@100mbit,10ms,nat"
+
+
+# ---- on the nodes -------------------------------------------------------------------------------------
+
+
+def hub(folder: Path, seconds: float, kills: int) -> None:
+    """Serve for so long; be killed so often on the way, and away for a few seconds each time."""
+    words = ["-m", "tacit.stores.server", "--min", "1", "--host", "0.0.0.0", "--port", str(PORT)]
+    words += ["--tls", str(folder / "hub.pem"), str(folder / "hub.key")]
+    words += ["--certificates", str(folder / "members.pem")]
+    began = time.monotonic()
+    for kill in range(kills + 1):
+        process = subprocess.Popen([sys.executable, *words])
+        until = began + seconds * (kill + 1) / (kills + 1)
+        while time.monotonic() < until and not all((folder / f"end{i}").exists() for i in (1, 2, 3)):
+            time.sleep(0.1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if kill < kills:
+            time.sleep(AWAY)
+
+
+def member(folder: Path, number: int, seconds: float) -> None:
+    """Train for so long, and tell how it went."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import tacit
+    from tacit.api.members import MemberSession
+
+    time.sleep(5.0 * (number - 1))  # all but the first join others that train
+    dist.init_process_group("gloo")
+    torch.manual_seed(number)
+    network = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    teacher = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
+    began = time.monotonic()
+    session = tacit.attach(model, optimizer, "lowbit:sync_every=2", members=tacit.Members(silence=4.0))
+    assert isinstance(session, MemberSession)
+    joined, steps, start = 0.0, 0, session.step
+    while session.step < seconds / PACE:
+        now = time.monotonic()
+        x = torch.randn(32, 64)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), (x @ teacher).argmax(1))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        joined, steps = joined or time.monotonic() - began, steps + 1
+        time.sleep(max(0.0, now + PACE - time.monotonic()))
+    took = time.monotonic() - began
+    session.close()
+    sums = [float(each.double().sum()) for each in network.parameters()]
+    rounds = session.metrics()["rounds"]
+    told = {"member": number, "joined": joined, "from": start, "steps": steps, "rounds": rounds}
+    print(json.dumps(told | {"seconds": took, "sums": sums, "loss": float(loss.detach())}), flush=True)
+    (folder / f"end{number}").touch()
+    dist.destroy_process_group()
+
+
+# ---- around them --------------------------------------------------------------------------------------
+
+
+def measured(seconds: float, kills: int) -> dict[str, Any]:
+    from tacit.environment import HUB, SERVER_SECRET, TLS, TLS_CERTIFICATE, TLS_KEY
+    from tacit.stores.tls import fingerprints
+    from tacit_lab.certificates import make
+    from tacit_lab.cluster import Cluster
+    from tacit_lab.testbed import Testbed
+    from tacit_lab.testbed.network.nodes import address
+
+    told: list[dict[str, Any]] = []
+    said: list[str] = []
+
+    def listen(node: int, line: str) -> None:
+        if line.startswith('{"member"'):
+            told.append(json.loads(line))
+        else:
+            said.append(f"[node {node}] {line}")
+
+    with TemporaryDirectory() as name, Testbed(Cluster.parse(CLUSTER)) as bed:
+        folder = Path(name)
+        for each in ("hub", "members"):
+            make([address(0)], 30, folder / f"{each}.pem", folder / f"{each}.key")
+        env = {
+            HUB: f"{address(0)}:{PORT}",
+            SERVER_SECRET: secrets.token_hex(32),
+            TLS: fingerprints(folder / "hub.pem")[0],
+            TLS_CERTIFICATE: str(folder / "members.pem"),
+            TLS_KEY: str(folder / "members.key"),
+        }
+        words = [__file__, "--rank", str(folder), "--seconds", str(seconds), "--kills", str(kills)]
+        result = bed.run(words, env=env, on_line=listen, timeout=4 * seconds + 120, restarts=0)
+    if result.returncode or len(told) != 3:
+        raise RuntimeError("\n".join([f"it ended with {result.returncode}", *said[-40:]]))
+    away = kills * AWAY
+    return {
+        "members": sorted(told, key=lambda each: int(each["member"])),
+        "equal": all(each["sums"] == told[0]["sums"] for each in told),
+        "goodput": sum(each["steps"] for each in told) * PACE / sum(each["seconds"] for each in told),
+        "away": away,
+        "kills": kills,
+        "said": [line for line in said if "rounds" in line or "is away" in line],
+    }
+
+
+def lines(found: dict[str, Any]) -> str:
+    told = [
+        f"member {each['member']}: first step after {each['joined']:.1f} s, {each['steps']} steps in "
+        f"{each['seconds']:.0f} s, {each['rounds']:.0f} rounds"
+        for each in found["members"]
+    ]
+    told.append(
+        f"{found['kills']} kills of the hub, {found['away']:.0f} s away in all: steps at "
+        f"{found['goodput']:.2f} of the pace, parameters {'equal' if found['equal'] else 'NOT EQUAL'}"
+    )
+    return "\n".join(told)
+
+
+def main() -> None:
+    """Measure, print, and with --save keep the result under benchmarks/results/."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a minute, and one kill")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-hub.json")
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--kills", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        number = int(os.environ["TACIT_WORKER"])
+        if number:
+            member(options.rank, number, options.seconds)
+        else:
+            hub(options.rank, 1.5 * options.seconds, options.kills)
+        return
+    found = measured(*((45.0, 1) if options.quick else (90.0, 3)))
+    conclude({"benchmark": "hub", "hardware": hardware(), **found}, lines(found), options)
+
+
+if __name__ == "__main__":
+    main()

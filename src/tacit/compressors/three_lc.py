@@ -1,0 +1,107 @@
+"""Three values an entry, five to a byte, runs of zeros in one (3LC: Lim, Andersen & Kaminsky 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tacit import checks
+from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
+from tacit.errors import PayloadError
+from tacit.kernels.payload_layout import TRITS, pack_trits, unpack_trits
+from tacit.kernels.payloads import expect_parts
+
+_ZEROS = 121
+"""A byte of five zeros: each is the code 1, and 1 + 3 + 9 + 27 + 81 is 121."""
+_FIRST, _LONGEST = 243, 14
+"""The first byte that stands for a run, of two such bytes; and the most that one byte stands for."""
+
+
+@dataclass(frozen=True)
+class ThreeLC(OneShot):
+    """Send -M, 0 or M for each entry, M = sparsity x the largest magnitude: at most ceil(n / 5) + 4 bytes.
+
+    The paper's three steps (arXiv 1802.07389): an entry becomes the nearest of the three values; five of
+    them are a byte (quartic encoding); and 2 to 14 bytes in a row that are all zeros become one (zero-run
+    encoding), so that the length of a message depends on the values: ranks exchange lengths first, then pad
+    their messages to the longest. Put `ErrorFeedback` around it, or what rounding leaves out is lost.
+
+    Differences from the paper: one M for all tensors of a bucket; means come back as they are, where its
+    server compresses them too, unless the topology is `TwoPhase`.
+
+    Attributes:
+        sparsity: s, from 1 to below 2. More makes more zeros, and shorter messages.
+    """
+
+    sparsity: float = 1.75
+
+    additive: ClassVar[bool] = False
+    sliceable: ClassVar[bool] = True
+    varies: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        checks.real("sparsity", self.sparsity, "write 1.75, or 1.0 for the fewest zeros", least=1, below=2)
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        """(five entries a byte, M of one element)."""
+        size = -(-x.numel() // TRITS)
+        if x.is_meta:
+            return x.new_empty(size, dtype=torch.uint8), x.new_empty(1, dtype=torch.float32)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        # M counts as 3.4e38 at most, so that s times the largest magnitude does not overflow.
+        most = (wide.abs().amax() if wide.numel() else wide.new_zeros(())).double()
+        unit = (most * self.sparsity).clamp(max=3.4e38).float()
+        codes = (wide > unit / 2).long() - (wide < -unit / 2).long() + 1
+        return pack_trits(codes.view(1, -1)), unit.view(1)
+
+    def check(self, payload: Payload, out: Tensor) -> None:
+        numel = out.numel()
+        expect_parts(payload, numel, ("codes", -(-numel // TRITS), torch.uint8), ("M", 1, torch.float32))
+
+    def _decoded(self, payload: Payload, out: Tensor) -> Tensor:
+        self.check(payload, out)
+        codes, unit = payload
+        return (unpack_trits(codes, out.numel()).view(-1) - 1).to(out.dtype) * unit.to(out.dtype)
+
+    def decode_(self, payload: Payload, out: Tensor) -> None:
+        out.copy_(self._decoded(payload, out))
+
+    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
+        out.add_(self._decoded(payload, out), alpha=weight)
+
+    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
+        return Decoded(self, payload)
+
+    def longest(self, payload: Payload, numel: int) -> int:
+        """M, and bytes of which none are a run."""
+        return 4 + -(-numel // TRITS)
+
+    def shortened(self, payload: Payload, numel: int) -> Tensor:
+        """M, and then the bytes with their runs."""
+        codes, unit = payload
+        zeros, counts = torch.unique_consecutive(codes, return_counts=True)
+        runs = zeros == _ZEROS
+        # Of a run of L bytes L // 14 are the last byte, and what is left a shorter run, or one byte alone.
+        whole, rest = counts // _LONGEST, counts % _LONGEST
+        full = torch.where(runs, whole, 0)
+        tail = torch.where(runs, (rest > 0).long(), counts)
+        ends = torch.where(runs & (rest > 1), _FIRST - 2 + rest, zeros.long())
+        repeats = torch.stack((full, tail), dim=1).view(-1)
+        last = torch.full_like(ends, _FIRST - 2 + _LONGEST)
+        message = torch.stack((last, ends), dim=1).view(-1).repeat_interleave(repeats).to(torch.uint8)
+        return torch.cat((unit.view(torch.uint8), message))
+
+    def restore_(self, message: Tensor, numel: int, payload: Payload) -> None:
+        codes, unit = payload
+        if message.numel() >= 4:
+            found = message[4:].long()
+            counts = torch.where(found >= _FIRST, found - _FIRST + 2, 1)
+        if message.numel() < 4 or int(counts.sum()) != codes.numel():
+            raise PayloadError(
+                f"a message of {message.numel()} bytes about {numel} entries is damaged, or cut short"
+            )
+        unit.view(torch.uint8).copy_(message[:4])
+        codes.copy_(torch.where(found >= _FIRST, _ZEROS, found).repeat_interleave(counts))

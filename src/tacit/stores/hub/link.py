@@ -1,0 +1,242 @@
+"""A member's connections to a hub: its texts, its collectives, and who else is connected."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.errors import PeerLost, ServerLost, first_line
+from tacit.failure.bounded_store import KeyValueStore
+from tacit.stores.client.connecting import open_channel
+from tacit.stores.client.placement import addresses, shared_secret
+from tacit.stores.hub.hub import MOST_TEXT
+from tacit.stores.protocol import FrameKind, Header, as_body
+from tacit.stores.secret import Secret
+from tacit.stores.tls import TlsWorker, find_tls
+from tacit.transports.process_groups import Meeting, meeting_at
+from tacit.transports.relayed_group import Done
+
+_PATIENCE = 60.0
+"""Seconds without a sign of the hub's machine after which the system gives a connection up."""
+
+
+class HubLink(KeyValueStore):
+    """One connection; any thread may ask.
+
+    Args:
+        address: host and port of the hub.
+        secret: that hub and members share.
+        tls: which certificates are trusted; None: it speaks no TLS.
+        seconds: to connect, and for each answer to a question.
+
+    Raises:
+        AttachError: it is not trusted, or has another secret or version.
+        RuntimeError: it cannot be reached.
+    """
+
+    def __init__(
+        self, address: tuple[str, int], secret: Secret, tls: TlsWorker | None, seconds: float
+    ) -> None:
+        self.name = f"the hub at {address[0]}:{address[1]}"
+        self._seconds = seconds
+        self._numbers = itertools.count(1)
+        self._open: dict[int, Done] = {}
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        try:
+            self._channel = open_channel(address, secret, seconds, self.name, tls)
+        except ServerLost as error:
+            raise RuntimeError(first_line(error)) from error
+        self._channel.set_patience(_PATIENCE)
+        self._thread = threading.Thread(target=self._listen, name="tacit-hub", daemon=True)
+        self._thread.start()
+
+    # ---- what a store is asked ------------------------------------------------------------------------
+
+    def get(self, key: str) -> bytes:
+        found = self.ask("get", key)
+        if found is None:
+            raise RuntimeError(f"{self.name} has no {key!r}")
+        return str(found).encode()
+
+    def set(self, key: str, value: str) -> None:
+        self.ask("set", key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self.ask("add", key, amount))
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self.ask("check", keys))
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        return str(self.ask("compare_set", key, expected, value)).encode()
+
+    def ask(self, *asked: Any) -> Any:
+        """The hub's answer to a question.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        came = threading.Event()
+        found: list[Tensor | BaseException] = []
+
+        def done(answer: Tensor | BaseException) -> None:
+            found.append(answer)
+            came.set()
+
+        self._send(FrameKind.ASK, as_body(json.dumps(asked).encode()), done)
+        if not came.wait(self._seconds):
+            raise RuntimeError(f"{self.name} has not answered within {self._seconds:g} s")
+        if isinstance(found[0], BaseException):
+            raise RuntimeError(first_line(found[0])) from found[0]
+        return json.loads(found[0].numpy().tobytes())
+
+    # ---- collectives ----------------------------------------------------------------------------------
+
+    def share(self, group: str, about: Mapping[str, Any], body: Sequence[Tensor], done: Done) -> None:
+        """Send a share of a collective; see `HubConnection`."""
+        text = json.dumps({"group": group, **about}).encode()
+        head = torch.frombuffer(bytearray(len(text).to_bytes(4, "big") + text), dtype=torch.uint8)
+        # A copy: whoever has asked may write there as soon as a call has failed.
+        self._send(FrameKind.SHARE, [torch.cat([head, *body])], done)
+
+    def quit(self, group: str) -> None:
+        """Take no more part in a group."""
+        with contextlib.suppress(OSError):
+            self._channel.send(Header(FrameKind.LEAVE), as_body(group.encode()))
+
+    # ---- frames ---------------------------------------------------------------------------------------
+
+    def _send(self, kind: FrameKind, body: Sequence[Tensor], done: Done) -> None:
+        number = next(self._numbers)
+        with self._lock:
+            failure = self._failure
+            if failure is None:
+                self._open[number] = done
+        if failure is not None:
+            done(failure)
+            return
+        try:
+            self._channel.send(Header(kind, sequence=number), body)
+        except OSError as error:
+            self._fail(error)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                header = self._channel.header()
+                if header.kind == FrameKind.DROPPED:
+                    raise ServerLost(self._channel.text(header, MOST_TEXT).decode(errors="replace"))
+                answer = torch.empty(header.nbytes, dtype=torch.uint8)
+                self._channel.body(answer)
+                with self._lock:
+                    done = self._open.pop(header.sequence, None)
+                if done is None:
+                    continue
+                if header.kind == FrameKind.ANSWER:
+                    done(answer)
+                else:
+                    done(PeerLost(answer.numpy().tobytes().decode(errors="replace")))
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._channel.close()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._failure = self._failure or RuntimeError(f"{self.name} is gone: {first_line(error)}")
+            waiting, self._open = [*self._open.values()], {}
+        for done in waiting:
+            done(self._failure)
+        self._channel.drop()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._fail(RuntimeError("it was closed"))
+
+
+class HubTies:
+    """Who is connected to the hub; see `members.ties.Ties`.
+
+    Args:
+        connect: makes a connection of this object alone.
+        me: the name of this member's rank.
+    """
+
+    address = ("hub", 1)
+    """Nobody connects to this member; that it has one says that it can be watched."""
+
+    def __init__(self, connect: Callable[[], HubLink], me: str) -> None:
+        self._connect, self._me = connect, me
+        self._link: HubLink | None = None
+        self._find([])
+
+    def broken(self, watched: Mapping[str, tuple[str, int]]) -> list[str]:
+        """Of the members to watch, those whose connection has ended, as this hub has seen."""
+        try:
+            return self._find([*watched])
+        except RuntimeError:
+            self.close()  # the hub is away, and silence tells
+            return []
+
+    def _find(self, names: list[str]) -> list[str]:
+        if self._link is None:
+            self._link = self._connect()
+            self._link.ask("here", self._me)
+        return [str(each) for each in self._link.ask("gone", names)]
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+class HubWay:
+    """How members find and reach each other by a hub; see `members.ways.Way`.
+
+    Args:
+        text: host:port, or several with commas, of which one hub at a time is there.
+
+    Raises:
+        ConfigError: it is none, or there is no secret.
+    """
+
+    longest_pause, carries = 5.0, True
+
+    def __init__(self, text: str) -> None:
+        self._addresses = addresses(text)
+        self._secret, self._tls = shared_secret(), find_tls()
+        self._which = 0
+        self.name = f"the hub at {text}"
+        self.start = "python -m tacit.stores.server --min 1 --max 64 --host 0.0.0.0 --port PORT"
+
+    def connected(self, seconds: float) -> HubLink:
+        """A connection that nobody else uses: to the address that answered last, or the next one.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        try:
+            return HubLink(self._addresses[self._which], self._secret, self._tls, seconds)
+        except RuntimeError:
+            self._which = (self._which + 1) % len(self._addresses)
+            raise
+
+    def ties(self, me: str) -> HubTies:
+        """Who is connected."""
+        return HubTies(partial(self.connected, 2.0), me)
+
+    def meeting(self, name: str, limit: timedelta, is_off: Callable[[], bool]) -> Meeting:
+        """Where the members of a period make groups, whose collectives go by the hub."""
+        link = self.connected(limit.total_seconds())
+        return meeting_at(link, name, limit, is_off, link.close)

@@ -1,0 +1,191 @@
+"""A process group whose ranks are connected to a hub, and not to each other.
+
+Each collective is one message to the hub and one back. The hub adds up, or puts together, and knows no more
+of what it carries.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tacit.torch_compat import PythonGroup
+
+Done = Callable[[Tensor | BaseException], None]
+
+
+class HubConnection(Protocol):
+    """A connection to a hub."""
+
+    def share(self, group: str, about: Mapping[str, Any], body: Sequence[Tensor], done: Done) -> None:
+        """Send a share of a collective; `done` gets the answer's bytes, or why there is none."""
+
+    def quit(self, group: str) -> None:
+        """Take no more part in a group: others that wait for this rank are told."""
+
+
+class RelayedWork(dist.Work):
+    """A collective under way."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+        self._future: torch.futures.Future[Any] = torch.futures.Future()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """It is over; only the first call counts."""
+        if self._future.done():
+            return
+        if error is None:
+            self._future.set_result(self._tensors)
+        else:
+            self._future.set_exception(RuntimeError(str(error)))
+
+    def wait(self, timeout: object = None) -> bool:
+        """Wait for its end; raises its error."""
+        self._future.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is over."""
+        return self._future.done()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Done when it is."""
+        return self._future
+
+
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.detach().contiguous().view(-1).view(torch.uint8)
+
+
+class RelayedGroup(PythonGroup):
+    """Collectives by a hub.
+
+    Args:
+        relay: the connection to it.
+        named: equal on all ranks, and of this group alone.
+        rank: this rank, of `size`.
+    """
+
+    def __init__(self, relay: HubConnection, named: str, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._relay, self._called = relay, named
+        self._rank, self._size = rank, size
+        self._numbers = itertools.count()
+        self._works: dict[RelayedWork, None] = {}
+        self._over: BaseException | None = None
+
+    def _share(
+        self,
+        what: str,
+        outs: Sequence[Tensor],
+        body: Sequence[Tensor] = (),
+        key: str | None = None,
+        **more: Any,
+    ) -> RelayedWork:
+        """Take part in a collective; its answer is put into `outs`, one behind the other."""
+        work = RelayedWork([*outs])
+        if self._over is not None:
+            work.end(self._over)
+            return work
+        self._works[work] = None
+
+        def done(answer: Tensor | BaseException) -> None:
+            self._works.pop(work, None)
+            if isinstance(answer, BaseException):
+                work.end(answer)
+                return
+            if work.is_completed():
+                return
+            sizes = [out.nbytes for out in outs]
+            if answer.numel() != sum(sizes):
+                work.end(RuntimeError(f"a hub answered {answer.numel()} bytes, where {sum(sizes)} belong"))
+                return
+            with torch.no_grad():
+                for out, part in zip(outs, torch.split(answer, sizes), strict=True):
+                    out.copy_(_typed(part, out))
+            work.end()
+
+        about = {"do": what, "rank": self._rank, "size": self._size, **more}
+        about["key"] = f"{next(self._numbers)}" if key is None else key
+        self._relay.share(self._called, about, body, done)
+        return work
+
+    # ---- collectives, as torch calls them ---------------------------------------------------------------
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+        """Sum, minimum or maximum, in place."""
+        (x,) = tensors
+        op = next(name for name, each in _OPERATIONS.items() if opts is None or opts.reduceOp == each)
+        kind = str(x.dtype).removeprefix("torch.")
+        return self._share("reduce", [x], [_bytes(x)], op=op, dtype=kind)
+
+    def allgather(self, outs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> dist.Work:
+        """Every rank's tensor."""
+        return self._share("gather", outs[0], [_bytes(tensors[0])])
+
+    def all_gather_single(self, out: Tensor, mine: Tensor, opts: Any = None) -> dist.Work:
+        """Every rank's tensor, one after the other."""
+        return self._share("gather", [out], [_bytes(mine)])
+
+    def gather(self, outs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> dist.Work:
+        """Every rank's tensor, for one of them."""
+        here = outs[0] if outs and opts.rootRank == self._rank else []
+        return self._share("gather to", here, [_bytes(tensors[0])], root=opts.rootRank)
+
+    def all_to_all_single(
+        self, out: Tensor, mine: Tensor, arriving: list[int], leaving: list[int], opts: Any = None
+    ) -> dist.Work:
+        """A part of each rank's tensor for each; sizes along the first dimension, none: equal ones."""
+        row = mine.nbytes // max(1, mine.shape[0]) if mine.dim() else mine.nbytes
+        sizes = [row * each for each in leaving] or [mine.nbytes // self._size] * self._size
+        return self._share("exchange", [out], [_bytes(mine)], sizes=sizes)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+        """The root's tensor, for all."""
+        (x,) = tensors
+        body = [_bytes(x)] if opts.rootRank == self._rank else []
+        return self._share("broadcast", [x], body, root=opts.rootRank)
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        """Wait for all."""
+        return self._share("gather", [])
+
+    def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> dist.Work:
+        """A tensor for one rank."""
+        return self._share("send", [], [_bytes(tensors[0])], f"{self._rank} {to} {tag}")
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> dist.Work:
+        """A tensor of one rank."""
+        return self._share("receive", tensors, key=f"{source} {self._rank} {tag}")
+
+    # ---- the end ----------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """End all that is under way, and take no more part."""
+        if self._over is None:
+            self._over = RuntimeError("the group was aborted")
+            self._relay.quit(self._called)
+        for work in [*self._works]:
+            work.end(self._over)
+        self._works.clear()
+
+    def shutdown(self) -> None:
+        """Called when it is destroyed."""
+        self.abort()
+
+
+def _typed(part: Tensor, like: Tensor) -> Tensor:
+    """Bytes as a tensor of this shape and type; they may lie anywhere."""
+    room = torch.empty(like.shape, dtype=like.dtype)
+    room.view(-1).view(torch.uint8).copy_(part)
+    return room

@@ -1,0 +1,43 @@
+"""The part of `gpu.py` that has `auto` choose over an emulated wire, tried without a GPU."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from made_gpu import made_gpu
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from gpu_auto import MEASURED, chosen, told
+from gpu_steps import Training
+from tacit.transports import torch_distributed as transport
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(transport, "ALONE_TOO", True)
+    yield
+    dist.destroy_process_group()
+
+
+class Small(Training):
+    """A model that a CPU trains in no time."""
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(self.batch).square().mean().backward()
+        self.optimizer.step()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(("gbit", "few"), [(1e-3, True), (1e9, False)])
+def test_one_rank_is_told_the_wire_and_chooses_by_it(gbit: float, few: bool) -> None:
+    with made_gpu(), told(gbit):
+        model = DDP(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        choice = chosen(Small(model, optimizer, None, torch.randn(16, 64)))
+    assert (choice.algorithm not in ("ddp", "dense")) == few, choice
+    assert len(choice.considered) == len(MEASURED)

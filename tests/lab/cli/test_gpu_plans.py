@@ -1,0 +1,111 @@
+"""`tacit plan` and `tacit diagnose` on the profile of a GPU that was made up."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from in_process_command import called
+from made_up_gpu import MEASURED, SAVED, compared, made
+from tacit.planning.profile import GpuProfile, Profile
+from tacit_lab.cli.profile import _told
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return Profile.load(SAVED)
+
+
+def told(*words: str) -> dict[str, Any]:
+    done = called(*words, "--json")
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def seconds(cluster: str, *words: str) -> dict[str, float]:
+    found = told("plan", "--profile", str(SAVED), "--cluster", cluster, *words)
+    return {each["algorithm"]: each["seconds"] for each in found["predictions"]}
+
+
+def test_it_is_what_its_script_makes(profile: Profile) -> None:
+    assert profile == made()
+    assert "made up" in profile.processor
+    assert profile.gpu is not None
+    assert "made up" in profile.gpu.name
+
+
+def test_over_the_emulated_wire_of_an_h100_it_predicts_what_was_measured_there(profile: Profile) -> None:
+    """The wire was a kernel that waits. Nothing of these steps is in the profile but computing alone."""
+    assert MEASURED.exists()
+    found = compared(profile)
+    assert [algorithm for algorithm, *_ in found] == ["dense", "topk", "powersgd", "efsign"]
+    for algorithm, predicted, measured in found:
+        assert predicted == pytest.approx(measured, rel=0.15), algorithm
+    ranked = [sorted(found, key=lambda row: row[column]) for column in (1, 2)]
+    assert ranked[0] == ranked[1]
+
+
+def test_what_wins_depends_on_the_links() -> None:
+    slow, fast = seconds("8x8@1gbit"), seconds("8x8@400gbit")
+    assert min(slow, key=slow.__getitem__) not in ("ddp", "bf16")
+    assert slow["ddp"] > 3 * min(slow.values())
+    assert fast["ddp"] < 1.05 * min(fast.values())
+    assert "dgc" not in slow, "its cost is not in the profile"
+
+
+def test_what_is_not_in_the_profile_has_to_be_measured_on_the_gpu() -> None:
+    done = called("plan", "--profile", str(SAVED), "--cluster", "8x8@1gbit", "--algorithms", "ddp,sign")
+    assert done.code == 2
+    assert "tacit profile --algorithms sign --layout 8x8" in done.err
+
+
+def test_more_nodes_are_on_the_line_through_two_sizes() -> None:
+    few, many = (seconds(f"{nodes}x8@10gbit", "--algorithms", "topk")["topk"] for nodes in (8, 32))
+    assert many > few
+
+
+def test_what_it_says_of_the_gpu(profile: Profile) -> None:
+    text = _told(profile)
+    assert "the host launches a step in" in text
+    assert "NCCL's rings inside a node: 200.00 GB/s" in text
+    assert "ms of the host to launch it" in text
+
+
+def diagnosed(of: Profile, path: Path, cluster: str, *words: str) -> dict[str, float]:
+    """What each cause costs, in shares of a step."""
+    of.save(path)
+    found = told("diagnose", "--profile", str(path), "--cluster", cluster, *words)
+    return {each["kind"]: each["seconds"] / found["seconds"] for each in found["findings"]}
+
+
+def test_a_saved_profile_is_diagnosed(profile: Profile, tmp_path: Path) -> None:
+    path, gpu = tmp_path / "profile.json", profile.gpu
+    assert isinstance(gpu, GpuProfile)
+    healthy = diagnosed(profile, path, "8x8@10gbit")
+    assert healthy["links"] > 0.5
+    assert not {"PCIe", "TF32", "launches", "data loader"} & {*healthy}
+    starving = replace(profile, step=replace(profile.step, data=0.05, loading=0.05))
+    assert diagnosed(starving, path, "8x8@400gbit")["data loader"] > 0.2
+    by_pcie = replace(gpu, links=replace(gpu.links, near_rate=1e10), tf32_gain=0.4)
+    ill = diagnosed(replace(profile, gpu=by_pcie), path, "1x8")
+    assert ill["PCIe"] > 0.1
+    assert 0.25 < ill["TF32"] < 0.4
+    busy = replace(gpu, launching=replace(gpu.launching, backward=0.07))
+    small = replace(profile, gpu=busy, bucket_bytes=1 << 20)
+    tiny = diagnosed(small, path, "1x8", "--algorithm", "dense")
+    assert tiny["small buckets"] > 0.05, "each takes half a millisecond of the host's time to launch"
+    bound = replace(gpu, launching=replace(gpu.launching, forward=profile.step.forward))
+    assert diagnosed(replace(profile, gpu=bound), path, "8x8@400gbit")["launches"] == 0.0
+
+
+def test_a_diagnosis_is_of_a_script_or_of_a_profile() -> None:
+    for words in ((), ("--profile", str(SAVED), "--", "train.py")):
+        done = called("diagnose", *words)
+        assert done.code == 2
+        assert "by one of the two" in done.err
+    done = called("diagnose", "--profile", str(SAVED), "--cluster", "8x8@1gbit", "--algorithm", "sign")
+    assert done.code == 2
+    assert "tacit profile --algorithms sign --layout 8x8" in done.err

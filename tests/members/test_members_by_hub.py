@@ -1,0 +1,104 @@
+"""Replicas that reach each other by a hub alone, as processes: they join, die, and outlive the hub."""
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from members_processes import Members, begun
+from shared_secret import SECRET
+
+from tacit.stores.hub.hub import Hub
+from tacit.stores.tls import TlsServer, fingerprints
+from tacit_lab.certificates import make
+
+
+class Hubs:
+    """A hub in this process, which can be ended and started again at its port."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = folder / "hub.pem", folder / "hub.key"
+        make(["127.0.0.1"], 30, *self._files)
+        self.known = fingerprints(self._files[0])[0]
+        self._port = 0
+        self.start()
+
+    def start(self) -> None:
+        self._hub = Hub(("127.0.0.1", self._port), SECRET, (1, 8), TlsServer(*self._files))
+        self._port = self._hub.port
+
+    def end(self) -> None:
+        self._hub.close()
+
+    @property
+    def where(self) -> str:
+        return f"hub:127.0.0.1:{self._port}"
+
+
+@pytest.fixture
+def hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hubs]:
+    made = Hubs(tmp_path)
+    monkeypatch.setenv("TACIT_SERVER_SECRET", "a secret of the tests alone")
+    monkeypatch.setenv("TACIT_TLS", made.known)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def members(hubs: Hubs) -> Iterator[Members]:
+    with begun(hubs.where) as all_:
+        yield all_
+
+
+@pytest.mark.parametrize("algorithm", ["lowbit:sync_every=2", "topk:ratio=0.1"])
+def test_one_dies_and_another_comes(members: Members, algorithm: str) -> None:
+    first = [members.member(name, algorithm, 150) for name in "ab"]
+    lost = members.member("c", algorithm, 150)
+    while len(first[0].until("step")["members"]) < 3:
+        pass
+    lost.until("step", 20)
+    lost.signal(signal.SIGKILL)
+    while len(first[0].until("step")["members"]) > 2:
+        pass
+    came = members.member("d", algorithm, 150)
+    assert came.until("begun")["begun"] > 20
+    ends = [each.ended() for each in (*first, came)]
+    assert ends[0]["sums"] == ends[1]["sums"] == ends[2]["sums"]
+    assert all(each["end"]["members"] == 3 for each in ends)
+    assert ends[0]["last"] < ends[0]["first"]
+
+
+@pytest.mark.parametrize("algorithm", ["lowbit:sync_every=2", "diloco:sync_every=4"])
+def test_the_hub_dies_and_members_train_on_until_it_is_back(
+    members: Members, hubs: Hubs, algorithm: str
+) -> None:
+    a, b = (members.member(name, algorithm, 300) for name in "ab")
+    while len(a.until("step")["members"]) < 2:
+        pass
+    before = a.until("step", 20)["step"]
+    hubs.end()
+    a.until("step", before + 25)  # rounds are due every few steps, and it does not wait for them
+    hubs.start()
+    came = members.member("c", algorithm, 300)
+    assert came.until("begun")["begun"] > before
+    ends = [each.ended() for each in (a, b, came)]
+    assert ends[0]["sums"] == ends[1]["sums"] == ends[2]["sums"]
+    assert all(each["end"]["members"] == 3 for each in ends)
+    assert ends[0]["last"] < ends[0]["first"]
+    said = a.error()
+    assert "is away: a trains on without rounds" in said
+    assert "a meets the others again, and has missed the rounds of" in said
+
+
+def test_gradients_wait_for_the_hub(members: Members, hubs: Hubs) -> None:
+    a, b = (members.member(name, "dense", 150) for name in "ab")
+    while len(a.until("step")["members"]) < 2:
+        pass
+    a.until("step", 20)
+    hubs.end()
+    time.sleep(1.0)
+    hubs.start()
+    ends = [each.ended() for each in (a, b)]
+    assert ends[0]["sums"] == ends[1]["sums"]
+    assert all(each["end"]["members"] == 2 for each in ends)

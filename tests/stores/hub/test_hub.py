@@ -1,0 +1,263 @@
+"""The hub of members: it keeps texts as a store does, carries out collectives, and tells who is gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from shared_secret import SECRET
+from torch import Tensor
+
+from in_threads import in_threads
+from tacit.errors import AttachError, ConfigError
+from tacit.stores.hub.hub import Hub
+from tacit.stores.hub.link import HubLink, HubTies, HubWay
+from tacit.stores.secret import Secret
+from tacit.stores.server.__main__ import main
+from tacit.stores.tls import TlsServer, TlsWorker, fingerprints
+from tacit.torch_compat import TCPStore
+from tacit.transports.relayed_group import RelayedGroup
+from tacit_lab.certificates import make
+
+SIZE = 3
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    made = Hub(("127.0.0.1", 0), SECRET, (1, 8))
+    yield made
+    made.close()
+
+
+def linked(hub: Hub, secret: Secret = SECRET, tls: TlsWorker | None = None) -> HubLink:
+    return HubLink(("127.0.0.1", hub.port), secret, tls, 10.0)
+
+
+def grouped(hub: Hub, call: Callable[[RelayedGroup, int], Any], name: str = "g") -> list[Any]:
+    """What the call returns on each rank of a group, each with a connection of its own."""
+    links = [linked(hub) for _ in range(SIZE)]
+    groups = [RelayedGroup(link, name, rank, SIZE) for rank, link in enumerate(links)]
+    try:
+        return in_threads(SIZE, lambda rank: call(groups[rank], rank), seconds=60)
+    finally:
+        for link in links:
+            link.close()
+
+
+def waited(work: dist.Work, *found: Tensor) -> Sequence[Tensor]:
+    work.wait()
+    return found
+
+
+def test_texts_are_kept_as_by_torchs_store(hub: Hub) -> None:
+    ours, theirs = linked(hub), TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for store in (ours, theirs):
+        store.set("a", "1")
+    calls: list[Callable[[Any], Any]] = [
+        lambda s: s.get("a"),
+        lambda s: s.check(["a"]),
+        lambda s: s.check(["a", "b"]),
+        lambda s: s.add("n", 2),
+        lambda s: s.add("n", 0),
+        lambda s: s.compare_set("a", "1", "2"),
+        lambda s: s.compare_set("a", "1", "3"),
+        lambda s: s.compare_set("c", "", "4"),
+        lambda s: s.compare_set("d", "5", "6"),
+        lambda s: s.check(["d"]),
+        lambda s: s.get("n"),
+    ]
+    for call in calls:
+        assert call(ours) == call(theirs)
+    with pytest.raises(RuntimeError, match="has no 'nothing'"):
+        ours.get("nothing")
+    assert linked(hub).get("a") == b"2"
+
+
+def reduced(group: RelayedGroup, rank: int) -> Sequence[Tensor]:
+    x = torch.tensor([1.0, 1e8, -3.0]) * (rank + 1)
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.SUM
+    most = torch.tensor([rank, 10 - rank], dtype=torch.uint8)
+    largest = dist.AllreduceOptions()
+    largest.reduceOp = dist.ReduceOp.MAX
+    works = [group.allreduce([x], options), group.allreduce([most], largest)]
+    return [*waited(works[0], x), *waited(works[1], most)]
+
+
+def test_sums_have_the_same_bits_for_all(hub: Hub) -> None:
+    for x, most in grouped(hub, reduced):
+        assert torch.equal(x, torch.tensor([6.0, 6e8, -18.0]))
+        assert most.tolist() == [2, 10]
+
+
+def test_shares_are_put_together_in_the_order_of_ranks(hub: Hub) -> None:
+    def gathered(group: RelayedGroup, rank: int) -> list[float]:
+        outs = [torch.zeros(2) for _ in range(SIZE)]
+        waited(group.allgather([outs], [torch.full((2,), float(rank))]))
+        flat = torch.zeros(2 * SIZE)
+        waited(group.all_gather_single(flat, torch.full((2,), float(rank))))
+        assert torch.equal(flat, torch.cat(outs))
+        return flat.tolist()
+
+    assert grouped(hub, gathered) == [[0.0, 0.0, 1.0, 1.0, 2.0, 2.0]] * SIZE
+
+
+def test_each_rank_gets_its_part(hub: Hub) -> None:
+    def exchanged(group: RelayedGroup, rank: int) -> list[int]:
+        """Rank r sends d + 1 entries of 10 r + d to rank d."""
+        mine = torch.cat([torch.full((d + 1,), 10 * rank + d) for d in range(SIZE)])
+        out = torch.zeros(SIZE * (rank + 1), dtype=mine.dtype)
+        waited(group.all_to_all_single(out, mine, [rank + 1] * SIZE, [1, 2, 3]))
+        return out.tolist()
+
+    assert grouped(hub, exchanged) == [[0, 10, 20], [1, 1, 11, 11, 21, 21], [2, 2, 2, 12, 12, 12, 22, 22, 22]]
+
+
+def test_one_sends_to_all_and_to_one(hub: Hub) -> None:
+    def sent(group: RelayedGroup, rank: int) -> list[float]:
+        x, y = torch.full((3,), float(rank)), torch.zeros(2)
+        options = dist.BroadcastOptions()
+        options.rootRank = 1
+        waited(group.broadcast([x], options))
+        if rank == 0:
+            waited(group.send([torch.ones(2)], 2, 7))
+        elif rank == 2:
+            waited(group.recv([y], 0, 7))
+        return [*x.tolist(), *y.tolist()]
+
+    assert grouped(hub, sent) == [[1.0] * 3 + [0.0] * 2, [1.0] * 3 + [0.0] * 2, [1.0] * 5]
+
+
+def test_who_waits_is_told_that_another_one_is_gone(hub: Hub) -> None:
+    links = [linked(hub) for _ in range(2)]
+    groups = [RelayedGroup(link, "g", rank, 2) for rank, link in enumerate(links)]
+    both = [group.barrier() for group in groups]
+    for work in both:
+        work.wait()
+    waiting = groups[0].barrier()
+    links[1].close()
+    with pytest.raises(RuntimeError, match="a member's connection has ended"):
+        waiting.wait()
+    with pytest.raises(RuntimeError, match="a member's connection has ended"):
+        groups[0].barrier().wait()
+    other = RelayedGroup(links[0], "another", 0, 2)
+    waiting = other.barrier()
+    other.abort()
+    with pytest.raises(RuntimeError, match="the group was aborted"):
+        waiting.wait()
+
+
+def test_a_hub_that_ends_is_told_and_another_address_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TACIT_SERVER_SECRET", "a secret of the tests alone")
+    first, second = (Hub(("127.0.0.1", 0), SECRET, (1, 2)) for _ in range(2))
+    way = HubWay(f"127.0.0.1:{first.port},127.0.0.1:{second.port}")
+    link = way.connected(5.0)
+    waiting = RelayedGroup(link, "g", 0, 2).barrier()
+    first.close()
+    with pytest.raises(RuntimeError, match=r"the hub at 127.0.0.1:\d+ is gone"):
+        waiting.wait()
+    with pytest.raises(RuntimeError, match="is gone"):
+        link.set("a", "1")
+    with pytest.raises(RuntimeError, match="cannot be reached"):
+        way.connected(0.1)
+    again = way.connected(5.0)
+    again.set("a", "1")
+    assert linked(second).get("a") == b"1"
+    second.close()
+
+
+def test_who_is_connected(hub: Hub) -> None:
+    one, other = HubTies(lambda: linked(hub), "one"), HubTies(lambda: linked(hub), "other")
+    watched = {"one": ("hub", 1), "other": ("hub", 1), "never there": ("hub", 1)}
+    assert one.broken(watched) == []
+    other.close()
+    until = time.monotonic() + 10
+    while one.broken(watched) != ["other"] and time.monotonic() < until:
+        time.sleep(0.01)
+    assert one.broken(watched) == ["other"]
+    assert hub.members == ["one"]
+
+
+def test_there_is_room_for_so_many(hub: Hub) -> None:
+    hub._most = 2
+    links = [linked(hub) for _ in range(3)]
+    assert [link.check(["limits"]) for link in links[:2]] == [True, True]
+    with pytest.raises(RuntimeError, match="is gone"):
+        links[2].check(["limits"])
+
+
+@pytest.mark.parametrize(
+    ("about", "wrong"),
+    [
+        ({"do": "reduce", "dtype": "object"}, "reduced by sum as object"),
+        ({"do": "steal"}, "do"),
+        ({"rank": 7}, "rank 7"),
+        ({"do": "exchange", "sizes": [1]}, "1 parts, for 2 ranks"),
+        ({"size": -1}, "size"),
+    ],
+)
+def test_what_no_member_sends_ends_its_connection_alone(
+    about: dict[str, Any], wrong: str, hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    link, other = linked(hub), linked(hub)
+    found: list[Any] = []
+    came = threading.Event()
+    whole = {"do": "gather", "key": "0", "rank": 0, "size": 2} | about
+    link.share("g", whole, [torch.zeros(4, dtype=torch.uint8)], lambda x: (found.append(x), came.set())[1])
+    assert came.wait(10)
+    assert wrong in str(found[0]), found
+    until = time.monotonic() + 10
+    while "a member sent an invalid frame" not in caplog.text and time.monotonic() < until:
+        time.sleep(0.01)
+    assert "a member sent an invalid frame" in caplog.text
+    assert other.add("n", 1) == 1
+
+
+def test_shares_that_do_not_fit_are_refused(hub: Hub) -> None:
+    def other_shape(group: RelayedGroup, rank: int) -> str:
+        with pytest.raises(RuntimeError) as caught:
+            group.allreduce([torch.ones(1 + rank)]).wait()
+        return str(caught.value)
+
+    assert all("do all train the same model" in said for said in grouped(hub, other_shape))
+
+
+def test_strangers_are_kept_out_and_tls_is_spoken(tmp_path: Path) -> None:
+    files = tmp_path / "hub.pem", tmp_path / "hub.key"
+    make(["127.0.0.1"], 30, *files)
+    hub = Hub(("127.0.0.1", 0), SECRET, (1, 2), TlsServer(*files))
+    tls = TlsWorker(fingerprints(files[0])[0])
+    with pytest.raises(AttachError, match="has another secret"):
+        linked(hub, Secret(b"the secret of somebody else"), tls)
+    link = linked(hub, tls=tls)
+    big = torch.randn(1_000_000)
+    out = torch.zeros(1_000_000)
+    RelayedGroup(link, "g", 0, 1).all_gather_single(out, big).wait()
+    assert torch.equal(out, big)
+    hub.close()
+
+
+def test_options_of_a_hub(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, wrong in (
+        ([], "has either --workers, how many there are, or --min and --max"),
+        (["--workers", "2", "--min", "1"], "has either --workers"),
+        (["--min", "0"], "--min=0"),
+        (["--min", "3", "--max", "2"], "--max=2"),
+        (["--min", "1", "--checkpoint", "a.pt"], "are for --workers: members keep the state"),
+    ):
+        assert main(["--port", "0", *words]) == 2
+        assert wrong in capsys.readouterr().err
+
+
+def test_a_way_needs_a_secret_and_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TACIT_SERVER_SECRET", raising=False)
+    with pytest.raises(ConfigError, match="'hub' is no address of a server"):
+        HubWay("hub")
+    with pytest.raises(AttachError, match="no secret"):
+        HubWay("hub:1")
