@@ -1,6 +1,5 @@
 """What is said of a GPU that does not fit, by calls of torch.cuda that are replaced."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from test_device_placement import Group
 from torch import nn
 
 import tacit
+from tacit.attaching import requirements
 from tacit.errors import AttachError
 from tacit.levels import gpu_checks
 from tacit.levels.gpu_checks import nccl_version, unfit
@@ -82,7 +82,6 @@ def test_attach_asks_with_the_device_ids_of_ddp(monkeypatch: pytest.MonkeyPatch)
         asked.append((device, device_ids))
         return ["it does not fit: take another"]
 
-    requirements = sys.modules["tacit.attaching.requirements"]
     monkeypatch.setattr(gpu_checks, "unfit", found)
     monkeypatch.setattr(requirements, "device_of", lambda _: SECOND)
     monkeypatch.setattr(requirements, "check_backend", lambda *_: None)
