@@ -50,8 +50,8 @@ class ProfileRequest:
 
     Attributes:
         out: where it is saved.
-        algorithms: text forms of the strategies whose cost is measured; if there are none, on a GPU those that
-            `auto` may choose, for this cluster and one of twice as many nodes.
+        algorithms: text forms of the strategies whose cost is measured; if there are none, on a GPU those
+            that `auto` may choose, for this cluster and one of twice as many nodes.
         layouts: the clusters for which they are measured, as (nodes, ranks of each).
         ends: whether the training ends after it.
         asked: whether the user has named the algorithms; else those that do not fit the optimizer are left
