@@ -12,6 +12,7 @@ from torch import Tensor
 from tacit.kernels import blockwise, exponents, int8, levels, orthogonal, philox, select, signs
 from tacit.kernels.dispatch import emulated_device
 from tacit.kernels.entry_buffers import EntryBuffer, Selection, new_buffer
+from tacit.kernels.narrow import round_at_random
 from tacit.kernels.payload_layout import (
     block_count,
     blocks_bytes,
@@ -20,7 +21,6 @@ from tacit.kernels.payload_layout import (
     position_bytes,
     position_format,
 )
-from tacit.kernels.narrow import round_at_random
 from tacit.kernels.positions import clear_, pack_positions, scatter_add_, scatter_all_, unpack_positions
 from tacit.kernels.thread_scratch import thread_scratch
 
