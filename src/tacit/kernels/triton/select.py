@@ -380,7 +380,7 @@ def select_in_chunks(
     launch(
         chunks_kernel, triton.cdiv(x.numel(), chunk), x, x, before, after, *buffer,
         x.numel(), chunk, per_chunk,
-        BLOCK=block, HAS_RESIDUAL=has_residual, num_warps=max(1, block * WARPS // PIECE),
+        BLOCK=block, HAS_RESIDUAL=has_residual, num_warps=min(32, max(1, block * WARPS // PIECE)),
     )  # fmt: skip
     return first_of(buffer, chunked(x.numel(), per_chunk, chunk))
 
