@@ -107,8 +107,8 @@ class Worker:
         """Whether the process is there."""
         return self._process is not None
 
-    def run(self, check: Check, seconds: float, limit: float, found: Mapping[str, Row]) -> Row:
-        """What a check returns; with "error" if it failed or took longer than `limit` seconds."""
+    def run(self, check: Check, seconds: float, found: Mapping[str, Row]) -> Row:
+        """What a check returns; with "error" if it failed or has not ended in time."""
         if not self.begun:
             spawn = multiprocessing.get_context("spawn")
             self._asking, asked = spawn.Pipe()
@@ -116,8 +116,8 @@ class Worker:
             self._process.start()
             asked.close()
         self._asking.send((check.name, seconds, found))
-        row: Row = {"error": f"it had not ended after {limit:.0f} s"}
-        if self._asking.poll(limit):
+        row: Row = {"error": f"it had not ended after {seconds:.0f} s"}
+        if self._asking.poll(seconds + BEGINNING):
             try:
                 row = self._asking.recv()
             except EOFError:
@@ -223,11 +223,10 @@ def carry_out(checks: Sequence[Check], minutes: float, record: Path, device: tor
         if each.seconds > left:
             print(f"{each.name}: not begun, it takes {each.seconds} s and {max(0, left):.0f} are left")
             continue
-        seconds = left if each.fills else float(each.seconds)
+        seconds = left if each.fills else min(PATIENCE * each.seconds, left)
         ended = {name: row["found"] for name, row in found.items() if "error" not in row}
         begun = time.monotonic()
-        limit = left + BEGINNING if each.fills else min(PATIENCE * each.seconds + BEGINNING, left + BEGINNING)
-        row = worker.run(each, seconds, limit, ended)
+        row = worker.run(each, seconds, ended)
         kept = {"check": each.name, "took": time.monotonic() - begun, **where}
         kept |= {"error": row["error"]} if "error" in row else {"found": row}
         append(record, json.dumps(kept))

@@ -27,27 +27,29 @@ from typing import Any
 from paired import conclude, hardware
 
 PACE, AWAY, PORT = 0.1, 5.0, 29600
-CLUSTER = "4x1@100mbit,10ms,nat"
+CLUSTER, MEMBERS = "4x1@100mbit,10ms,nat", (1, 2, 3)
 
 
 # ---- on the nodes -------------------------------------------------------------------------------------
 
 
 def hub(folder: Path, seconds: float, kills: int) -> None:
-    """Serve for so long; be killed so often on the way, and away for a few seconds each time."""
+    """Serve until all have ended; be killed so often in the first seconds, and away for a few each time."""
     words = ["-m", "tacit.stores.server", "--min", "1", "--host", "0.0.0.0", "--port", str(PORT)]
     words += ["--tls", str(folder / "hub.pem"), str(folder / "hub.key")]
     words += ["--certificates", str(folder / "members.pem")]
-    began = time.monotonic()
+    began = 0.0
     for kill in range(kills + 1):
         process = subprocess.Popen([sys.executable, *words])
-        until = began + seconds * (kill + 1) / (kills + 1)
-        while time.monotonic() < until and not all((folder / f"end{i}").exists() for i in (1, 2, 3)):
+        while not all((folder / f"end{i}").exists() for i in MEMBERS):
+            if not began and all((folder / f"begun{i}").exists() for i in MEMBERS):
+                began = time.monotonic()
+            if kill < kills and began and time.monotonic() > began + seconds * (kill + 1) / (kills + 1):
+                break
             time.sleep(0.1)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        if kill < kills:
-            time.sleep(AWAY)
+        time.sleep(AWAY if kill < kills else 0.0)
 
 
 def member(folder: Path, number: int, seconds: float) -> None:
@@ -77,7 +79,10 @@ def member(folder: Path, number: int, seconds: float) -> None:
         loss = torch.nn.functional.cross_entropy(model(x), (x @ teacher).argmax(1))
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        joined, steps = joined or time.monotonic() - began, steps + 1
+        if not joined:
+            joined = time.monotonic() - began
+            (folder / f"begun{number}").touch()
+        steps += 1
         time.sleep(max(0.0, now + PACE - time.monotonic()))
     took = time.monotonic() - began
     session.close()
@@ -122,7 +127,7 @@ def measured(seconds: float, kills: int) -> dict[str, Any]:
         }
         words = [__file__, "--rank", str(folder), "--seconds", str(seconds), "--kills", str(kills)]
         result = bed.run(words, env=env, on_line=listen, timeout=4 * seconds + 120, restarts=0)
-    if result.returncode or len(told) != 3:
+    if result.returncode or len(told) != len(MEMBERS):
         raise RuntimeError("\n".join([f"it ended with {result.returncode}", *said[-40:]]))
     away = kills * AWAY
     return {
@@ -165,7 +170,7 @@ def main() -> None:
         if number:
             member(options.rank, number, options.seconds)
         else:
-            hub(options.rank, 1.5 * options.seconds, options.kills)
+            hub(options.rank, 0.7 * options.seconds, options.kills)
         return
     found = measured(*((45.0, 1) if options.quick else (90.0, 3)))
     conclude({"benchmark": "hub", "hardware": hardware(), **found}, lines(found), options)

@@ -36,9 +36,9 @@ class Machine:
     def __call__(self, _: object) -> "Machine":
         return self
 
-    def run(self, each: Check, seconds: float, limit: float, found: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, each: Check, seconds: float, found: Mapping[str, Any]) -> dict[str, Any]:
         self.ran.append(each.name)
-        self.now += seconds
+        self.now += seconds if each.fills else each.seconds
         failed = {"error": "Traceback\nValueError: it is broken"}
         return failed if each.name in self.fails else {"seconds": seconds, "before": [*found]}
 
@@ -75,7 +75,7 @@ def test_a_second_call_goes_on_where_the_first_stopped(
     assert ran(monkeypatch, record, 2.5) == (["b", "c"], True)
     assert ran(monkeypatch, record, 12) == ([], True)
     rows = [json.loads(line) for line in record.read_text().splitlines()]
-    assert [row["found"]["seconds"] for row in rows] == [60, 100, pytest.approx(50)]
+    assert [row["found"]["seconds"] for row in rows] == [pytest.approx(66), 150, pytest.approx(50)]
     assert [row["found"]["before"] for row in rows] == [[], ["a"], ["a", "b"]]
 
 
@@ -109,7 +109,7 @@ def test_checks_are_chosen_by_how_their_names_begin() -> None:
 
 def test_a_process_whose_check_fails_is_ended() -> None:
     worker = gpu.Worker(CPU)
-    row = worker.run(check("none of this name"), 1, 60, {})
+    row = worker.run(check("none of this name"), 60, {})
     assert "ValueError: not enough values" in row["error"]
     assert not worker.begun
 

@@ -1,6 +1,7 @@
 """The part of `gpu.py` that has `auto` choose over an emulated wire, tried without a GPU."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+import tacit
 from gpu_auto import MEASURED, chosen, told
 from gpu_steps import Training
+from tacit.planning import step_profiler
+from tacit.planning.profile import Profile
 from tacit.transports import torch_distributed as transport
 
 
@@ -30,6 +34,28 @@ class Small(Training):
         self.optimizer.zero_grad()
         self.model(self.batch).square().mean().backward()
         self.optimizer.step()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_profile_of_a_gpu_has_what_auto_may_choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TACIT_STEP_PROFILE", str(tmp_path / "profile.json"))
+    monkeypatch.setattr(step_profiler, "_TAKEN", [])
+    with made_gpu():
+        model = DDP(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        with tacit.attach(model, optimizer, "dense") as session:
+            each = Small(model, optimizer, session, torch.randn(16, 64))
+            for _ in range(17):
+                each.step()
+    profile = Profile.load(tmp_path / "profile.json")
+    assert profile.gpu is not None
+    assert profile.gpu.name == "a made GPU"
+    assert profile.gpu.launching.seconds > 0
+    assert profile.threads == 1
+    measured = {cost.algorithm for cost in profile.costs}
+    assert {"ddp", "int8", "lowbit", "zeroone-adam"} <= measured
+    assert not {"topk:ratio=0.01", "powersgd"} & measured, "they do not fit AdamW"
+    assert {(cost.nodes, cost.ranks) for cost in profile.costs} == {(1, 1), (2, 1)}
 
 
 @pytest.mark.usefixtures("alone")

@@ -39,9 +39,10 @@ ALGORITHMS = [
     "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=2,bits=4", "slowmo:sync_every=3",
     "easgd:sync_every=3", "overlap-localsgd:sync_every=3", "postlocal", "odsgd", "ednncomm:sync_every=2",
     "daso", "adacomm:sync_every=3", "qsr", "sparseloco:sync_every=3", "muloco:sync_every=3",
-    "desloc:sync_every=3", "dilocox:sync_every=3", "lowbit", "predictive:sync_every=3", "natural-dithering",
+    "desloc:sync_every=3", "dilocox:sync_every=3", "lowbit", "predictive:sync_every=3",
     "demo", "ef21-sgdm:ratio=0.05", "dion:rank=2", "eager-diloco:sync_every=3",
 ]  # fmt: skip
+BY_SIGN = ("signsgd", "demo")
 AVERAGING = ["lowbit", "localsgd:sync_every=2", "diloco:sync_every=2,bits=4", "sparseloco:sync_every=2"]
 EXCHANGING = ["dense", "int8", "qsgd", "topk:ratio=0.1", "powersgd:rank=1", "efsign"]
 LOST = "a lost rank is told to the others"
@@ -100,15 +101,15 @@ def trained(algorithm: str, device: torch.device, made: Made = sgd, **options: A
 def as_on_cpus(algorithm: str) -> None:
     """A strategy leads where the same ranks on CPUs come to.
 
-    With `signsgd` a gradient near zero moves a parameter as far as any: it has the same gradients on both
-    sides, and only exchanges them on the host.
+    With `signsgd` and `demo` a gradient near zero moves a parameter as far as any: they have the same
+    gradients on both sides, and only exchange them on the host.
     """
     with there():
         found = trained(algorithm, DEVICE)
         expected = found
-        if GPU and algorithm == "signsgd":
+        if GPU and algorithm in BY_SIGN:
             expected = trained(algorithm, DEVICE, exchange_on="host")
-    if GPU and algorithm != "signsgd":
+    if GPU and algorithm not in BY_SIGN:
         expected = trained(algorithm, CPU)
     apart = float((found - expected).abs().max())
     assert apart < 2e-2, f"{apart} from what ranks on CPUs come to"

@@ -17,7 +17,7 @@ from frameworks import GRADIENT, PROGRESS, STEPS, batches, network, optimizer_of
 from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from rank_training import Checks, flat, raises, same_on_all_ranks
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -301,6 +301,19 @@ def a_trainer_of_one_process_is_refused() -> None:
     trainer = lightning.Trainer(accelerator="cpu", devices=1, logger=False, callbacks=[Tacit("topk")])
     says = "the trainer has one process (SingleDeviceStrategy), and nobody to exchange with: write Trainer("
     raises(AttachError, lambda: trainer.fit(Module("topk"), [0]), says)
+
+
+@ALONE.add
+def what_shards_otherwise_than_fsdp2_is_refused_by_its_name() -> None:
+    strategy = FSDPStrategy()
+    of_fsdp1 = SimpleNamespace(strategy=strategy, callbacks=[], world_size=4)
+    says = (
+        "FSDPStrategy makes a FullyShardedDataParallel (FSDP1), which is not supported: write Trainer("
+        "strategy=ModelParallelStrategy()), and call fully_shard (FSDP2) in configure_model"
+    )
+    raises(AttachError, lambda: Tacit("topk").setup(of_fsdp1, None, "fit"), says)
+    of_fsdp1.strategy = type("DeepSpeedStrategy", (), {})()
+    raises(AttachError, lambda: Tacit("topk").setup(of_fsdp1, None, "fit"), "has DeepSpeed partition the mod")
 
 
 @ALONE.add

@@ -12,6 +12,7 @@ from torch import Tensor
 from tacit.kernels import blockwise, exponents, int8, levels, orthogonal, philox, select, signs
 from tacit.kernels.dispatch import emulated_device
 from tacit.kernels.entry_buffers import EntryBuffer, Selection, new_buffer
+from tacit.kernels.narrow import round_at_random
 from tacit.kernels.payload_layout import (
     block_count,
     blocks_bytes,
@@ -20,7 +21,7 @@ from tacit.kernels.payload_layout import (
     position_bytes,
     position_format,
 )
-from tacit.kernels.positions import clear_, pack_positions, scatter_add_, unpack_positions
+from tacit.kernels.positions import clear_, pack_positions, scatter_add_, scatter_all_, unpack_positions
 from tacit.kernels.thread_scratch import thread_scratch
 
 REALS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -126,6 +127,12 @@ def written(found: Selection, positions: Tensor, values: Tensor) -> None:
     values.copy_(found.values)
 
 
+@pytest.mark.parametrize("numel", SIZES)
+def test_rounding_to_bf16(numel: int) -> None:
+    x = numbers(numel, torch.float32)
+    same(lambda out: round_at_random(x, 7, out), torch.zeros(numel, dtype=torch.bfloat16))
+
+
 CASES = [(1, 1), (9, 9), (257, 3), (1000, 10), (1000, 999), (70_001, 7), (100_003, 30_000), (3_000_000, 300),
          (3_000_000, 5), (3_000_000, 1)]  # fmt: skip
 
@@ -153,6 +160,8 @@ def test_damaged_positions_are_harmless(filler: int, numel: int, k: int) -> None
     with emulated_device(), NoHostSync():
         index = unpack_positions(packed, numel, k)
         scatter_add_(index, values, out)
+        if numel < 200_000 or not INTERPRETED:
+            scatter_all_([Selection(index, values)] * 2, out, 0.5, fresh=False)
         clear_(index, out)
     assert index.shape == (k,)
     assert index.dtype == torch.int32
@@ -165,6 +174,9 @@ def test_scattering_and_clearing(weight: float, dtype: torch.dtype) -> None:
     values, out = numbers(index.numel(), dtype, seed=1), numbers(10_007, dtype)
     same(lambda to: scatter_add_(index, values, to, weight), out)
     same(lambda to: clear_(index, to), out)
+    peers = [Selection(index, values), Selection(index[::3].clone(), values[: len(index[::3])])]
+    for fresh in (False, True):
+        same(lambda to, fresh=fresh: scatter_all_(peers, to, weight, fresh), out)
     same(lambda to: scatter_add_(index[:0], values[:0], to, weight), out)
     same(lambda to: clear_(index[:0], to), out)
 

@@ -9,6 +9,7 @@ from test_device_placement import Group
 from torch import nn
 
 import tacit
+from tacit.attaching import requirements
 from tacit.errors import AttachError
 from tacit.levels import gpu_checks
 from tacit.levels.gpu_checks import nccl_version, unfit
@@ -50,7 +51,6 @@ def test_a_gpu_that_fits_is_not_spoken_of(monkeypatch: pytest.MonkeyPatch) -> No
     assert said(monkeypatch, nccl=(2, 17, 1), ranks=1) == []  # nothing is sent
     assert said(monkeypatch, nccl=(2, 17, 1), get_device_name=MIG, backend="gloo") == []
     assert said(monkeypatch, nccl=(2, 32, 3), get_device_name=MIG) == []
-    assert [*unfit(torch.device("cpu"), None, Group(cpu="gloo"))] == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,14 @@ def test_attach_asks_with_the_device_ids_of_ddp(monkeypatch: pytest.MonkeyPatch)
         asked.append((device, device_ids))
         return ["it does not fit: take another"]
 
-    monkeypatch.setattr("tacit.attaching.requirements.unfit", found)
+    monkeypatch.setattr(gpu_checks, "unfit", found)
+    monkeypatch.setattr(requirements, "device_of", lambda _: SECOND)
+    monkeypatch.setattr(requirements, "check_backend", lambda *_: None)
     model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
     model.device_ids = [3]
     with pytest.raises(AttachError, match="it does not fit: take another"):
         tacit.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "topk")
-    assert asked == [(torch.device("cpu"), [3])]
+    assert asked == [(SECOND, [3])]
 
 
 @pytest.mark.parametrize(("told", "version"), [(21701, (2, 17, 1)), (22809, (2, 28, 9)), (23203, (2, 32, 3))])

@@ -17,7 +17,6 @@ from tacit.environment import SERVERS
 from tacit.errors import AttachError
 from tacit.gradients.ddp_hook import joined
 from tacit.levels.device_placement import check_backend, device_of
-from tacit.levels.gpu_checks import unfit
 from tacit.levels.spec import AttachSpec
 from tacit.model.frozen_check import refuse_sparse
 from tacit.rounds import During
@@ -116,7 +115,10 @@ def model(spec: AttachSpec) -> Iterator[str]:
         raise joined()
     device = device_of(named)
     check_backend(spec.group, device)
-    yield from unfit(device, None if spec.ddp is None else spec.ddp.device_ids, spec.group)
+    if device.type == "cuda":
+        from tacit.levels.gpu_checks import unfit
+
+        yield from unfit(device, None if spec.ddp is None else spec.ddp.device_ids, spec.group)
     if gradients and reduces_in_python(model):
         yield (
             "DDP uses torch's Python reducer, which gives a communication hook single gradients and no "

@@ -21,7 +21,7 @@ from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.process_groups import alone, rank_in, ranks_of
 
 _LINES = (
-    'mesh = init_device_mesh("cpu", (nodes, ranks), mesh_dim_names=("far", "near")), '
+    'mesh = init_device_mesh(DEVICE_TYPE, (nodes, ranks), mesh_dim_names=("far", "near")), '
     'fully_shard(model, mesh=mesh["near"]) and attach(model, optimizer, strategy, mesh=mesh)'
 )
 _FOR_ADAM = "'lowbit' with Adam or AdamW, or for long trainings 'localsgd' or 'diloco'"

@@ -22,6 +22,11 @@ LEAST = "2.6"
 """The first version of Lightning that was tried."""
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
+_REFUSED = {
+    "FSDPStrategy": "makes a FullyShardedDataParallel (FSDP1)",
+    "DeepSpeedStrategy": "has DeepSpeed partition the model and reduce its gradients",
+}
+
 
 def _found() -> list[Any]:
     """The packages that the program has imported; where it has none, one that is installed."""
@@ -79,9 +84,15 @@ class Tacit(_Callback):  # type: ignore[misc]
             )
         if stage != "fit":
             return
+        name = type(trainer.strategy).__name__
+        if name in _REFUSED:
+            raise AttachError(
+                f"{name} {_REFUSED[name]}, which is not supported: write "
+                "Trainer(strategy=ModelParallelStrategy()), and call fully_shard (FSDP2) in configure_model"
+            )
         if trainer.world_size == 1:
             raise AttachError(
-                f"the trainer has one process ({type(trainer.strategy).__name__}), and nobody to exchange "
+                f"the trainer has one process ({name}), and nobody to exchange "
                 'with: write Trainer(devices=2, strategy="ddp"), or Trainer(devices=1, num_nodes=2, ...)'
             )
         if lightning_hook(trainer.strategy) is not None:

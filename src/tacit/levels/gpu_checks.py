@@ -17,15 +17,13 @@ NCCL_OF_MIG = (2, 32)
 
 
 def unfit(device: torch.device, device_ids: Sequence[int] | None, group: dist.ProcessGroup) -> Iterator[str]:
-    """What is wrong with the GPU on which a rank's model is; nothing for a model on the CPU.
+    """What is wrong with the GPU on which a rank's model is.
 
     Args:
         device: of the model's parameters.
         device_ids: those that DDP was given, if it was.
         group: the model's.
     """
-    if device.type != "cuda":
-        return
     here = torch.cuda.current_device()
     if device_ids and device_ids[0] != device.index:
         yield (

@@ -22,6 +22,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit.algorithms import parse
+from tacit.algorithms.auto import candidates
 from tacit.environment import STEP_PROFILE
 from tacit.errors import TacitError
 from tacit.files import spared
@@ -29,7 +30,7 @@ from tacit.levels.spec import AttachSpec
 from tacit.model.trained_model import local, locals_of
 from tacit.optimizer_hooks.optimizer_facts import facts_of
 from tacit.planning.candidates import fitting_texts
-from tacit.planning.gpu_profiler import gpu_profile
+from tacit.planning.gpu_profiler import gpu_profile, layout
 from tacit.planning.profile import Profile, StrategyCost
 from tacit.planning.requests import TimedSession, requested
 from tacit.planning.step_timer import StepTimer
@@ -49,7 +50,8 @@ class ProfileRequest:
 
     Attributes:
         out: where it is saved.
-        algorithms: text forms of the strategies whose cost is measured.
+        algorithms: text forms of the strategies whose cost is measured; if there are none, on a GPU those
+            that `auto` may choose, for this cluster and one of twice as many nodes.
         layouts: the clusters for which they are measured, as (nodes, ranks of each).
         ends: whether the training ends after it.
         asked: whether the user has named the algorithms; else those that do not fit the optimizer are left
@@ -101,15 +103,19 @@ class _Taking:
 
     def _costs(self, profile: Profile) -> list[StrategyCost]:
         """Measure the costs on all ranks at once, as in training."""
-        tensors, found = locals_of(self._spec.named), []
-        texts, refused = fitting_texts(self._request.algorithms, profile, self._request.asked)
-        for text, why in refused.items() if self._request.asked else ():
+        request, tensors, found = self._request, locals_of(self._spec.named), []
+        if profile.gpu is not None and not request.algorithms:  # later there is no GPU to measure on
+            nodes = layout(self._spec)
+            sizes = tuple((count * len(nodes), len(nodes[0])) for count in (1, 2))
+            request = replace(request, algorithms=tuple(candidates("periodic")), layouts=sizes, asked=False)
+        texts, refused = fitting_texts(request.algorithms, profile, request.asked)
+        for text, why in refused.items() if request.asked else ():
             _log.warning("what %r costs was not measured: %s", text, why)
         for text in texts:
             try:
                 found += [
-                    measured_cost(parse(text), profile, nodes, ranks, tensors)
-                    for nodes, ranks in self._request.layouts
+                    measured_cost(parse(text), profile, count, ranks, tensors)
+                    for count, ranks in request.layouts
                 ]
             except TacitError as error:
                 _log.warning("what %r costs was not measured: %s", text, error)

@@ -220,6 +220,8 @@ def _profiled(
     if saved is not None:
         profile = Profile.load(saved)
         wanted = [*texts, *FOR_ADAM] if profile.optimizers and not asked else texts
+        if profile.gpu is not None and not asked:  # others could not be measured here
+            wanted = [*dict.fromkeys(each.algorithm for each in profile.costs)]
         fitting, unfit = fitting_texts(wanted, profile, asked)
         return _with_costs(profile, fitting, layouts, asked), fitting, unfit
     assert recipe is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 import triton
@@ -200,7 +201,8 @@ def scatter(index: Tensor, values: Tensor, out: Tensor, weight: float) -> int:
 
 def scatter_all_(peers: Sequence[Selection], out: Tensor, weight: float, fresh: bool) -> None:
     """See `kernels.positions`."""
-    for stack in payload_stacks(peers):
+    alike = len({each.positions.numel() for each in peers}) == 1
+    for stack in payload_stacks(peers) if alike else [*chain(*(payload_stacks([each]) for each in peers))]:
         positions, values = stack.first
         assert positions is not None
         launch(

@@ -2,7 +2,7 @@
 
 The k largest of all: a sample says which magnitude a little more than k entries reach. One pass over all
 adds the residual and collects these candidates, piece by piece; the exact choice is made among them.
-Magnitudes are ranked by their bits, 12, 11 and 8 of them at a time: a pass counts how many there are in each
+Magnitudes are ranked by their bits, 11, 10 and 10 of them at a time: a pass counts how many there are in each
 bin, and all programs of the next one work out from these counts in which bin the k-th largest lies. Then each
 piece counts what it selects, and writes that after what the pieces before it selected. Where the candidates
 are too few or too many for their buffer, the same kernels take all entries in their place: that is decided on
@@ -35,13 +35,13 @@ from tacit.kernels.select import chunked
 from tacit.kernels.triton.launch import jit, launch
 from tacit.kernels.triton.primitives import load, load_sum, magnitude_rank, store
 
-PIECE, WARPS = 4096, 8
-"""Entries that a program works on at a time, and its warps."""
-COLLECTING, COUNTING = 2048, 256
+PIECE, WARPS = 2048, 8
+"""Entries that a program works on at a time, and its warps: of more it has no registers for others beside."""
+COLLECTING, COUNTING = 1056, 264
 """Programs that collect candidates, and that count them, at most."""
 LARGEST_CHUNK = 1 << 14
 """The largest chunk that one program holds."""
-LEVELS, BINS = 3, (4096, 2048, 256)
+LEVELS, BINS = 3, (2048, 1024, 1024)
 """How often bins are counted, and how many each time: 31 bits of a rank."""
 FEW, SOME, RUN_OF_SAMPLE = tl.constexpr(8), tl.constexpr(256), tl.constexpr(RUN)
 """Up to how many entries of a piece are counted one by one; and how many are chosen from at a time.
@@ -66,8 +66,8 @@ def kth_largest_bits(counts: tensor, state: tensor, k: tensor, LEVEL: tl.constex
 
     Written to `state`, for the levels below.
     """
-    BITS: tl.constexpr = 12 if LEVEL == 0 else 11 if LEVEL == 1 else 8
-    BEGIN: tl.constexpr = 0 if LEVEL == 0 else 4096 if LEVEL == 1 else 6144
+    BITS: tl.constexpr = 11 if LEVEL == 0 else 10
+    BEGIN: tl.constexpr = 0 if LEVEL == 0 else 1024 + 1024 * LEVEL
     prefix, left = 0, k
     if LEVEL > 0:
         prefix, left = tl.load(state + 2 * LEVEL), tl.load(state + 2 * LEVEL + 1)
@@ -88,9 +88,9 @@ def count_bins(
     of_all: tensor, mask: tensor, prefix: tensor, count: tensor, counts: tensor, LEVEL: tl.constexpr
 ) -> tensor:
     """`count`, and the ranks whose bits above this level are `prefix`; a few go to `counts` at once."""
-    BITS: tl.constexpr = 12 if LEVEL == 0 else 11 if LEVEL == 1 else 8
-    BEGIN: tl.constexpr = 0 if LEVEL == 0 else 4096 if LEVEL == 1 else 6144
-    SHIFT: tl.constexpr = 19 if LEVEL == 0 else 8 if LEVEL == 1 else 0
+    BITS: tl.constexpr = 11 if LEVEL == 0 else 10
+    BEGIN: tl.constexpr = 0 if LEVEL == 0 else 1024 + 1024 * LEVEL
+    SHIFT: tl.constexpr = 20 - 10 * LEVEL
     if LEVEL > 0:
         mask = mask & ((of_all >> (SHIFT + BITS)) == prefix)
     bin_index = (of_all >> SHIFT) & ((1 << BITS) - 1)
@@ -105,8 +105,8 @@ def count_bins(
 @jit
 def add_counts(count: tensor, counts: tensor, LEVEL: tl.constexpr) -> None:
     """Add a program's counts to those of all."""
-    BITS: tl.constexpr = 12 if LEVEL == 0 else 11 if LEVEL == 1 else 8
-    BEGIN: tl.constexpr = 0 if LEVEL == 0 else 4096 if LEVEL == 1 else 6144
+    BITS: tl.constexpr = 11 if LEVEL == 0 else 10
+    BEGIN: tl.constexpr = 0 if LEVEL == 0 else 1024 + 1024 * LEVEL
     tl.atomic_add(counts + BEGIN + tl.arange(0, 1 << BITS), count, count > 0, sem="relaxed")
 
 
@@ -123,22 +123,27 @@ def sample_kernel(
     at = (j // RUN_OF_SAMPLE).to(tl.int64) * step + j % RUN_OF_SAMPLE
     mask = j < size
     of_all = magnitude_rank(load_sum(x, residual, at, mask, HAS_RESIDUAL))
-    count = tl.zeros((4096 if LEVEL == 0 else 2048,), tl.int32)
+    count = tl.zeros((2048 if LEVEL == 0 else 1024,), tl.int32)
     add_counts(count_bins(of_all, mask, prefix, count, counts, LEVEL), counts, LEVEL)
 
 
 @jit
+def threshold_kernel(counts: tensor, state: tensor, k: tensor) -> None:
+    """The rank that the sample's k-th largest has, but for its lowest bits."""
+    kth_largest_bits(counts, state, k, 1)
+
+
+@jit
 def collect_kernel(
-    x: tensor, residual: tensor, new_residual: tensor, counts: tensor, state: tensor, starts: tensor,
-    positions: tensor, values: tensor, numel: tensor, pieces: tensor, k: tensor, capacity: tensor,
-    PIECE: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    x: tensor, residual: tensor, new_residual: tensor, state: tensor, starts: tensor, positions: tensor,
+    values: tensor, numel: tensor, pieces: tensor, capacity: tensor, PIECE: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Add the residual, and collect what reaches the sample's k-th largest, to 2^-15; and where, by piece.
+    """Add the residual, and collect what reaches the sample's k-th largest, to 2^-13; and where, by piece.
 
     The only pass over all entries. Pieces come in any order among the candidates: whoever is first.
     """
-    prefix, _ = kth_largest_bits(counts, state, k, 1)
-    least = prefix << 8
+    least = tl.load(state + 4) << 10
     first = tl.program_id(0).to(tl.int64) * PIECE
     for begin in range(first, numel, tl.num_programs(0).to(tl.int64) * PIECE):
         inside, mask, a = load_piece(x, residual, numel, begin, PIECE, HAS_RESIDUAL)
@@ -180,7 +185,7 @@ def count_kernel(
         prefix = 0
         if LEVEL > 0:
             prefix, _ = kth_largest_bits(counts, state, k, LEVEL - 1)
-        count = tl.zeros((4096 if LEVEL == 0 else 2048 if LEVEL == 1 else 256,), tl.int32)
+        count = tl.zeros((2048 if LEVEL == 0 else 1024,), tl.int32)
         for begin in range(first, length, tl.num_programs(0).to(tl.int64) * PIECE):
             inside = tl.arange(0, PIECE)
             mask = inside < length - begin
@@ -298,9 +303,10 @@ def _select_largest(
             sample_kernel, triton.cdiv(size, PIECE), x, x, before, sampled, of_sample, size, step, wanted,
             PIECE=PIECE, LEVEL=level, HAS_RESIDUAL=has_residual, num_warps=WARPS,
         )  # fmt: skip
+    launch(threshold_kernel, 1, x, sampled, of_sample, wanted, num_warps=WARPS)
     launch(
-        collect_kernel, min(pieces, COLLECTING), x, x, before, a, sampled, of_sample, starts, *found,
-        numel, pieces, wanted, capacity, PIECE=PIECE, HAS_RESIDUAL=has_residual, num_warps=WARPS,
+        collect_kernel, min(pieces, COLLECTING), x, x, before, a, of_sample, starts, *found,
+        numel, pieces, capacity, PIECE=PIECE, HAS_RESIDUAL=has_residual, num_warps=WARPS,
     )  # fmt: skip
     for level in range(LEVELS):
         launch(
@@ -374,7 +380,7 @@ def select_in_chunks(
     launch(
         chunks_kernel, triton.cdiv(x.numel(), chunk), x, x, before, after, *buffer,
         x.numel(), chunk, per_chunk,
-        BLOCK=block, HAS_RESIDUAL=has_residual, num_warps=max(1, block * WARPS // PIECE),
+        BLOCK=block, HAS_RESIDUAL=has_residual, num_warps=min(32, max(1, block * WARPS // PIECE)),
     )  # fmt: skip
     return first_of(buffer, chunked(x.numel(), per_chunk, chunk))
 
