@@ -35,7 +35,7 @@ class Decoupled(OnAxis):
     each byte of the payload, as with an all-reduce. For payloads that add up: fp32, bf16, fp16.
     """
 
-    on_device: ClassVar[bool] = False
+    on_device: ClassVar[bool] = True
     encodes_first: ClassVar[bool] = True
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
