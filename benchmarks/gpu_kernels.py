@@ -9,9 +9,22 @@ import torch
 from torch import Tensor
 
 from gpu_checks import Check, Row, Setting, microseconds, on_the_device, verdict
-from tacit.compressors import BF16, FP8, QSGD, Blockwise, Int8, Natural, PowerSGD, Sign, TernGrad, TopK
+from tacit.compressors import (
+    BF16,
+    FP8,
+    QSGD,
+    Blockwise,
+    Int8,
+    Natural,
+    PowerSGD,
+    Sign,
+    TernGrad,
+    Threshold,
+    TopK,
+)
 from tacit.contracts import Context, FusedCodec, Matrix, OneShot, Payload
-from tacit.kernels import products
+from tacit.kernels import merge, products, select
+from tacit.kernels.entry_buffers import EntryBuffer
 from tacit.kernels.narrow import round_at_random
 from tacit.kernels.orthogonal import orthogonalize_
 from tacit.prediction import MP2
@@ -30,6 +43,7 @@ KERNELS: Mapping[str, OneShot] = {
     "sign by blocks": Sign(block=512),
     "terngrad": TernGrad(),
     "natural": Natural(),
+    "threshold 1%": Threshold(tau=2.576),
 }
 TOPK, *OTHERS = KERNELS
 SOME = (TOPK, "int8", "qsgd 4 bits", "sign")
@@ -194,6 +208,28 @@ def rounding(setting: Setting) -> Row:
     return {"copy_us": copy, "rows": [measured(setting, numel, "residual in bf16", "round", call, copy)]}
 
 
+def merges(setting: Setting) -> Row:
+    """One swap of gTop-k: two lists of 1 % become one, and a rank finds which of its entries were kept."""
+    numel = TINY if setting.small else LARGE
+    x, residual, one_more = (torch.randn(numel, device=setting.device) for _ in range(3))
+    copy, k = microseconds(partial(residual.copy_, x), setting.device), numel // 100
+    one, other = (select.select_largest(each, k) for each in (x, one_more))
+
+    def room(entries: int) -> EntryBuffer:
+        return EntryBuffer(x.new_empty(entries, dtype=torch.int32), x.new_empty(entries))
+
+    both, kept, lists = room(2 * k), room(k), (room(k).positions, room(k).positions)
+    whole = merge.merge_largest(one, other, k, both)
+    arrived, _ = merge.common_positions(one.positions, whole.positions, *lists)
+    tasks: dict[str, Callable[[], object]] = {
+        "merge": partial(merge.merge_largest, one, other, k, both),
+        "common": partial(merge.common_positions, one.positions, whole.positions, *lists),
+        "keep": partial(merge.keep_arrived, one, arrived, kept, residual),
+    }
+    found = [measured(setting, numel, "gtopk 1%", task, call, copy) for task, call in tasks.items()]
+    return {"copy_us": copy, "rows": found}
+
+
 def predictions(setting: Setting) -> Row:
     """The next change of each entry by MP²'s network, from the last two."""
     numel = TINY if setting.small else LARGE
@@ -212,6 +248,7 @@ CHECKS = [
     Check("kernels: others", 20, "what all other codecs take", partial(codecs, numel=LARGE, names=OTHERS)),
     Check("kernels: PowerSGD", 8, "PowerSGD's products by Triton and by torch", thin_products),
     Check("kernels: rounding", 4, "what rounding residuals to bf16 takes", rounding),
+    Check("kernels: gTop-k", 6, "what a swap of gTop-k takes, by torch alone", merges),
     Check("kernels: MP2", 6, "what MP²'s network takes", predictions),
     Check("kernels: less", 12, "the same of 6.5 million entries", partial(codecs, numel=MEDIUM, names=SOME)),
 ]

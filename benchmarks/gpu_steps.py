@@ -33,7 +33,13 @@ GOALS = {"dense": 1.005, "topk": 1.02, "powersgd": 1.02, "lowbit": 1.02}
 """How many times as long as with plain DDP a step should take at most."""
 IN_THE_HOOK = 15.0
 """Milliseconds that the host should spend there in a step, at most."""
-FIRST, REST = tuple(GOALS), ("topk:chunk=4096", "efsign")
+FIRST, REST = (
+    tuple(GOALS),
+    (
+        *("topk:chunk=4096", "efsign", "gtopk:ratio=0.01", "threshold:tau=0.001", "uneven"),
+        *("fusion", "priority", "dear", "gossip", "choco"),
+    ),
+)
 WIRED = ("dense", "topk", "powersgd", "efsign")
 """What sends by all-reduce and all-gather alone, whose bytes among more ranks one rank can tell."""
 GBIT = (1.0, 10.0, 100.0)
@@ -160,7 +166,7 @@ def steps(setting: Setting, algorithm: str) -> Row:
     took = interleaved(blocks, *((2, 2) if setting.small else (BLOCKS, STEPS)))
     ours = arms[algorithm]
     level = ours.session.session
-    in_hook = level.strategy.subject == "gradient"
+    in_hook = level.strategy.subject == "gradient" and not level.strategy.overlap.layerwise
     row = {
         "algorithm": algorithm,
         "ms": statistics.median(took[algorithm]),

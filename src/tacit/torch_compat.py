@@ -453,14 +453,10 @@ def _param_groups(state: Any) -> list[Any]:
 # ---- numbers ------------------------------------------------------------------------------------------
 
 
-def multiply_each_(tensors: list[Tensor], by: list[float]) -> None:
-    """Multiply each tensor by its number, in place; on a GPU in one launch for many."""
-    torch._foreach_mul_(tensors, by)
-
-
-def divide_each_(tensors: list[Tensor], by: list[float]) -> None:
-    """Divide each tensor by its number, in place."""
-    torch._foreach_div_(tensors, by)
+# In place, pair by pair, and on a GPU in one launch for many.
+multiply_each_: Callable[[list[Tensor], list[float]], object] = torch._foreach_mul_
+divide_each_: Callable[[list[Tensor], list[float]], object] = torch._foreach_div_
+add_each_: Callable[[list[Tensor], list[Tensor]], object] = torch._foreach_add_
 
 
 def add_squares_of_each_(tensors: list[Tensor], roots: list[Tensor], by: list[float]) -> None:
@@ -468,18 +464,24 @@ def add_squares_of_each_(tensors: list[Tensor], roots: list[Tensor], by: list[fl
     torch._foreach_addcmul_(tensors, roots, roots, by)
 
 
-copy_each_: Callable[[list[Tensor], list[Tensor]], object] = torch._foreach_copy_
-"""Copies tensors into these, pair by pair, in few launches."""
+def copy_each_(tensors: list[Tensor], given: list[Tensor]) -> None:
+    """Overwrite each tensor by another one, which is broadcast; on a GPU in one launch for many."""
+    if tensors and not tensors[0].is_meta:
+        torch._foreach_copy_(tensors, given)
 
 
-def raise_to_squares_(
-    tensors: list[Tensor], copies: list[Tensor], roots: list[Tensor], by: list[float]
-) -> None:
+def zero_each_(tensors: list[Tensor]) -> None:
+    """Zero each tensor."""
+    if tensors and not tensors[0].is_meta:
+        torch._foreach_zero_(tensors)
+
+
+def raise_to_squares_(xs: list[Tensor], copies: list[Tensor], roots: list[Tensor], by: list[float]) -> None:
     """Raise each tensor to the square of its root, times its number, where that is more; and copy it."""
     torch._foreach_zero_(copies)  # the copies have room for the squares
     add_squares_of_each_(copies, roots, by)
-    torch._foreach_maximum_(tensors, copies)
-    copy_each_(copies, tensors)
+    torch._foreach_maximum_(xs, copies)
+    copy_each_(copies, xs)
 
 
 def largest_of_each(tensors: list[Tensor]) -> list[Tensor]:

@@ -123,7 +123,7 @@ def setting() -> Iterator[Setting]:
 SMALL = [
     gpu_steps.FIRST_STEPS[1],
     gpu_kernels.FIRST,
-    *gpu_kernels.CHECKS[1:3],
+    *gpu_kernels.CHECKS[1:5],
     gpu_steps.WIRE,
     *gpu_profile.CHECKS[:2],
     gpu_replicas.CHECKS[0],

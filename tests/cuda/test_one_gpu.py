@@ -60,8 +60,29 @@ PROGRESS = [
     "lowbit",
     "predictive:sync_every=3",
 ]
-IN_STREAM = [*GRADIENT, *PROGRESS]
-ON_HOST = ["threshold:tau=0.01", "lag", "wnn", "mp2"]
+NOT_RUN_YET = [
+    "gtopk:ratio=0.05",
+    "threshold:tau=0.01",
+    "uneven",
+    "fusion",
+    "priority",
+    "dear",
+    "gossip",
+    "sgp",
+    "gossip-pga",
+    "choco",
+    "dcd",
+    "deepsqueeze",
+    "wagma",
+    "prague",
+    "noloco:sync_every=3",
+    "gradient-tracking",
+]
+"""Written where there was no GPU: where these have passed, they belong to the lists above."""
+LAYERWISE = ["fusion", "priority", "dear"]
+"""They cannot be exchanged on the host."""
+IN_STREAM = [*GRADIENT, *PROGRESS, *NOT_RUN_YET]
+ON_HOST = ["lag", "wnn", "mp2"]
 KNOWN = {"steps_per_epoch": 5, "epochs": 4}
 
 
@@ -79,7 +100,8 @@ def in_stream(algorithm: str, made: Callable[[nn.Module], torch.optim.Optimizer]
 
 @pytest.mark.parametrize("algorithm", IN_STREAM)
 def test_a_strategy_in_stream_order_gives_what_it_gives_on_the_cpu(algorithm: str) -> None:
-    on_host = trained(algorithm, exchange_on="host", **KNOWN)
+    where = {} if algorithm in LAYERWISE else {"exchange_on": "host"}
+    on_host = trained("dense" if where == {} else algorithm, **where, **KNOWN)
     # Matrices are multiplied alike; what differs is the order of sums in compressors, and random draws.
     assert (in_stream(algorithm) - on_host).abs().max() < (0.2 if "randomk" in algorithm else 2e-2)
 
@@ -91,7 +113,7 @@ def test_with_adam_in_stream_order_and_on_the_host_as_on_the_cpu(algorithm: str)
     assert (in_stream(algorithm, adamw) - on_host).abs().mean() < 1e-4
 
 
-@pytest.mark.parametrize("algorithm", [*IN_STREAM, *ON_HOST])
+@pytest.mark.parametrize("algorithm", [each for each in (*IN_STREAM, *ON_HOST) if each not in LAYERWISE])
 def test_a_strategy_on_the_host_gives_what_it_gives_on_the_cpu(algorithm: str) -> None:
     found = trained(algorithm, exchange_on="host", **KNOWN)
     assert found.isfinite().all()
@@ -107,11 +129,20 @@ def test_what_needs_the_host_says_so(algorithm: str) -> None:
         tacit.attach(model, optimizer, algorithm, exchange_on="device", **KNOWN)
 
 
+@pytest.mark.parametrize("algorithm", LAYERWISE)
+def test_layer_by_layer_on_the_host_is_refused(algorithm: str) -> None:
+    model = wrapped()
+    with pytest.raises(
+        AttachError, match="in stream order, and that is not possible, as the host was asked for"
+    ):
+        tacit.attach(model, sgd(model), algorithm, exchange_on="host")
+
+
 def test_dense_is_plain_ddp_to_the_bit() -> None:
     assert torch.equal(trained("dense"), trained("ddp"))
 
 
-@pytest.mark.parametrize("algorithm", GRADIENT)
+@pytest.mark.parametrize("algorithm", [*GRADIENT, *NOT_RUN_YET])
 def test_a_step_waits_for_the_device_once(algorithm: str) -> None:
     """All of a step under torch's sync debug mode; what the optimizer's hook waits for is an event."""
     model = wrapped()

@@ -104,14 +104,19 @@ def away(part: object) -> Iterator[str]:
         yield from away(getattr(part, field.name))
 
 
-SOMEWHERE = [name for name in ENTRIES if levels(name) and TABLE[name].nccl != AT_ATTACH]
-"""Those that run with a model on a GPU."""
+SOMEWHERE = [name for name in ENTRIES if levels(name)]
+"""Those that exchange something."""
+LAYERWISE = {name for name in ENTRIES if parse(name).levels[0].overlap.layerwise}
 
 
-def test_what_is_refused_there_goes_layer_by_layer() -> None:
-    layerwise = {name for name in ENTRIES if parse(name).levels[0].overlap.layerwise}
-    assert {name for name, row in TABLE.items() if row.nccl == AT_ATTACH} == layerwise
-    assert {TABLE[name].host for name in layerwise} == {AT_ATTACH}
+def test_what_is_refused_on_the_host_goes_layer_by_layer() -> None:
+    assert {name for name, row in TABLE.items() if row.host == AT_ATTACH} == LAYERWISE
+
+
+def test_the_table_of_what_stays_on_the_host_names_these_algorithms() -> None:
+    text = (ROOT / "docs" / "gpus.md").read_text().partition("| on the host | why |")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`([a-z0-9-]+)`", text))
+    assert named & {*TABLE} == {name for name, row in TABLE.items() if REFUSED in row.nccl}
 
 
 def test_every_algorithm_has_one_row_of_its_family() -> None:
@@ -137,7 +142,11 @@ def test_attach_puts_it_there_and_refuses_what_cannot_be(name: str) -> None:
         for level in levels(name):
             given = level, NAMED, fitting(level.compressor, NAMED), cpu
             assert placed(*given, None).in_stream == on_device
-            assert not placed(*given, HOST).in_stream
+            if name in LAYERWISE:
+                with pytest.raises(AttachError, match="in stream order, and that is not possible"):
+                    placed(*given, HOST)
+            else:
+                assert not placed(*given, HOST).in_stream
             if on_device:
                 assert placed(*given, "device").in_stream
             else:
@@ -156,7 +165,7 @@ def test_a_reason_names_a_part_that_needs_the_host(name: str) -> None:
 def test_what_was_run_is_what_tests_on_a_gpu_run(name: str) -> None:
     row = TABLE[name]
     assert (row.nccl == RUN) == (name in IN_STREAM or name == CHOSEN)
-    assert row.host in (RUN, NOT_RUN)
+    assert row.host in (RUN, NOT_RUN, AT_ATTACH)
     assert (row.host == RUN) == (name in IN_STREAM | ON_HOST)
 
 

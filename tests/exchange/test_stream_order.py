@@ -13,7 +13,17 @@ from simulated_gpu import HOST, Event, Future, Gpu, Stream, key, simulated
 from torch import Tensor
 
 from tacit.algorithms import parse
-from tacit.contracts import WORLD, AllGather, AllGatherInto, AllReduce, AllToAll, AxisRank, Collective, Posted
+from tacit.contracts import (
+    WORLD,
+    AllGather,
+    AllGatherInto,
+    AllReduce,
+    AllToAll,
+    AxisRank,
+    Collective,
+    Permute,
+    Posted,
+)
 from tacit.errors import PeerLost
 from tacit.exchange import stream_lane
 from tacit.exchange.lane import Job
@@ -49,6 +59,9 @@ GRADIENTS = [
     "qsgd",
     "int8",
     "signsgd",
+    "threshold:tau=0.3,capacity=0.1",
+    "gtopk:ratio=0.1",
+    "uneven:rates=1000/100",
 ]
 PROGRESS = [
     "localsgd:sync_every=2",
@@ -57,6 +70,10 @@ PROGRESS = [
     "easgd:sync_every=2",
     "overlap-localsgd:sync_every=2",
     "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=1,bits=4",
+    "gossip:graph=ring",
+    "sgp:late=1",
+    "wagma:global_every=2",
+    "choco",
 ]
 
 
@@ -91,6 +108,10 @@ class Twin:
     def post(self, request: Collective, stage: int, key: str) -> Posted:
         if isinstance(request, AllGather):
             return Now([tuple(x.clone() for x in request.payload) for _ in range(2)])
+        if isinstance(request, Permute):
+            return Now(tuple(x.clone() for x in request.payload))
+        if isinstance(request, AllToAll) and request.arriving:
+            return Now([tuple(x + 0 for x in each) for each in request.arriving])
         if isinstance(request, AllToAll):
             return Now([tuple(x.clone() for x in request.payloads[0]) for _ in range(2)])
         if isinstance(request, AllGatherInto):

@@ -3,10 +3,13 @@
 import math
 
 import torch
+from host_sync import NoHostSync
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from cases import for_each
+from tacit.kernels.dispatch import emulated_device
 from tacit.kernels.entry_buffers import EntryBuffer, Selection
 from tacit.kernels.merge import common_positions, keep_arrived, merge_largest
 from tacit.kernels.reference import merge as reference
@@ -97,3 +100,34 @@ def test_many_entries_as_few() -> None:
         )
         assert torch.equal(fast.positions, slow.positions)
         assert torch.equal(fast.values, slow.values)
+
+
+@for_each("seed", range(12))
+def test_on_a_device_the_same_is_kept_in_lists_of_a_fixed_length(seed: int) -> None:
+    numel, k = 40, 15
+    draw = torch.Generator().manual_seed(seed)
+    residual = torch.zeros(numel)
+
+    def drawn() -> Selection:
+        positions = torch.randperm(numel, generator=draw)[:k].sort().values.to(torch.int32)
+        values = torch.randint(-2, 3, (k,), generator=draw).float()  # many are as large as others
+        values[seed % k] = math.nan if seed % 3 == 0 else math.inf
+        return Selection(positions, values)
+
+    one, other = drawn(), drawn()
+    whole = merge_largest(one, other, k, buffer(2 * k))
+    arrived, where = common_positions(one.positions, whole.positions, *(torch.empty(k).int() for _ in "12"))
+    kept = keep_arrived(one, arrived, buffer(k), residual)
+    owed = torch.zeros(numel)
+    both, rest, lists = buffer(2 * k), buffer(k), [torch.empty(k).int() for _ in "12"]
+    with emulated_device(), NoHostSync():
+        fixed = merge_largest(one, other, k, both)
+        came, at = common_positions(one.positions, fixed.positions, *lists)
+        left = keep_arrived(one, came, rest, owed)
+    assert equal(fixed.positions, whole.positions)
+    assert equal(fixed.values, whole.values)
+    for found, expected in ((came, arrived), (at, where), (left.positions, kept.positions)):
+        assert len(found) == k
+        assert equal(found[found >= 0], expected)
+    assert equal(left.values[left.positions >= 0], kept.values)
+    assert equal(owed, residual)

@@ -1,9 +1,10 @@
 import pytest
 import torch
+from host_sync import NoHostSync
 from torch import Tensor
 
 from tacit.errors import TacitError
-from tacit.kernels.dispatch import active_backend
+from tacit.kernels.dispatch import active_backend, emulated_device
 from tacit.kernels.entry_buffers import Selection
 from tacit.kernels.payload_layout import INT32, position_bytes, position_format, position_sizes
 from tacit.kernels.positions import pack_positions, scatter_add_, scatter_all_, unpack_positions
@@ -45,6 +46,19 @@ def test_positions_come_back_and_both_versions_write_the_same(numel: int, k: int
     assert torch.equal(fast, slow)
     assert torch.equal(unpack_positions(fast, numel, k), index)
     assert torch.equal(reference.unpack_all([fast], numel, k)[0], index)
+
+
+@pytest.mark.parametrize(("numel", "k"), [case for case in CASES if case[0] < 1_000_000])
+def test_on_a_device_absent_positions_leave_no_trace(numel: int, k: int) -> None:
+    index = rising(numel, k // 2)
+    few, fixed = (torch.full((position_bytes(numel, k),), 0xAA, dtype=torch.uint8) for _ in range(2))
+    pack_positions(index, numel, k, few)
+    with emulated_device(), NoHostSync():
+        whole = torch.cat([index, index.new_full((k - len(index),), -1)])
+        pack_positions(whole, numel, k, fixed)
+        found = unpack_positions(fixed, numel, k)
+    assert torch.equal(fixed, few)
+    assert torch.equal(found, whole)
 
 
 def test_a_message_that_says_too_much_is_not_written_past_the_end() -> None:

@@ -458,6 +458,8 @@ def test_positions(numel: int, k: int) -> None:
         expected = torch.full((k,), -1, dtype=torch.int32)
         expected[: index.numel()] = index
         same([unpack_positions(fast, numel, k)], [expected])
+    pack_positions(expected.to(ON), numel, k, fast)  # half of them are absent
+    same([fast], [slow])
     damaged = torch.randint(0, 256, slow.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
     harmless = unpack_positions(damaged.to(ON), numel, k)
     with emulated_device():

@@ -121,10 +121,14 @@ ON_DEVICE = [
     "localsgd",
     "diloco:bits=4",
     "predictive",
+    "threshold:tau=0.01",
+    "gtopk:ratio=0.1",
+    "gossip",
+    "choco",
+    "wagma",
+    "uneven",
 ]
 ON_HOST = {
-    "threshold:tau=0.01": "Threshold needs values on the host",
-    "gtopk:ratio=0.1": "GlobalTopK is on the host",
     "lag": "LAG needs values on the host",
     "ps": "Star is on the host",
     "wnn": "Nowcast needs values on the host",
@@ -149,6 +153,17 @@ def test_what_needs_the_host_runs_there_and_says_why(algorithm: str) -> None:
             AttachError, match=rf"not possible for '{algorithm}', as .*{ON_HOST[algorithm]}: leave"
         ):
             where(algorithm, "device")
+
+
+@pytest.mark.parametrize("algorithm", ["fusion", "priority", "dear"])
+def test_what_goes_layer_by_layer_is_refused_on_the_host(algorithm: str) -> None:
+    with emulated_device():
+        assert where(algorithm) == IN_STREAM
+        with pytest.raises(AttachError, match="as the host was asked for: make the process group with NCCL"):
+            where(algorithm, HOST)
+    named = {"w": on(CUDA), "b": on(CUDA, (30,))}
+    with pytest.raises(AttachError, match="as gloo is not NCCL: make"):
+        where(algorithm, named=named, cuda="gloo")
 
 
 def test_on_a_gpu_only_nccl_runs_in_stream_order() -> None:

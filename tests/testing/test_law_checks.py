@@ -36,6 +36,7 @@ from tacit.errors import ConfigError, PayloadError
 from tacit.merges import (
     Average,
     CommonPoint,
+    EagerStep,
     Elastic,
     LocalResidual,
     OuterStep,
@@ -338,7 +339,7 @@ class SaysNothing(Average):
 
 
 def test_merges() -> None:
-    steps = OuterStep(), OuterStep(local=0.5), OuterStep(momentum=0.0), SlowMo()
+    steps = OuterStep(), OuterStep(local=0.5), OuterStep(momentum=0.0), EagerStep(), SlowMo()
     apart = LocalResidual(), CommonPoint(), Elastic(), StaleMean(), ServerParams(), ServerParams(whole=False)
     for merge in (Average(), *steps, *apart):
         assert merge.entrywise

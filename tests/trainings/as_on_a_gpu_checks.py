@@ -4,14 +4,14 @@ Left out, as it is known to be different there:
 
 * `the_bytes_are_those_of_the_formula`, `not_told_four_ranks_send_bytes_in_two_phases`: ranks tell each other
   of an overflow too, by a few more numbers;
-* `a_nan_is_told_with_where_it_began_and_not_where_it_came_to`: parameters are not looked up at once;
-* everything of `GlobalTopK`: it stays on the host.
+* `a_nan_is_told_with_where_it_began_and_not_where_it_came_to`: parameters are not looked up at once.
 """
 
 import json
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -19,6 +19,7 @@ import auto_checks
 import daso_checks
 import delayed_checks
 import gloo_checks
+import layerwise_checks
 import localsgd_checks
 import replica_checks
 import three_rank_checks
@@ -29,6 +30,7 @@ from made_gpu import made_gpu
 from rank_training import Checks, flat, raises, same_on_all_ranks, sgd, steps, wrapped
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
 from tacit.errors import NonFinite
@@ -80,6 +82,16 @@ CHOSEN = {
         what_is_local_differs_between_rounds_and_what_is_averaged_is_equal_to_the_bit
         late_answers_in_fragments_average_momentum_when_they_land
         where_a_rank_has_no_momentum_yet_all_keep_their_own
+    """,
+    layerwise_checks: """
+        training_is_that_of_ddp
+        accumulation_is_exchanged_once
+        a_step_has_the_options_of_its_own_time
+        two_optimizers_step_in_turn
+        what_is_saved_behind_a_step_has_taken_it
+        a_resumed_run_goes_on
+        a_gradient_that_is_under_way_cannot_be_looked_at
+        steps_left_out_leave_no_gradient
     """,
     daso_checks: """
         daso_keeps_node_mates_equal_and_ends_every_epoch_with_equal_replicas
@@ -163,8 +175,55 @@ def in_stream_and_on_the_host_bits_are_the_same() -> None:
         "pipesgd",
         "diloco:sync_every=3,bits=4",
         "qsr:sync_every=2,bits=4",
+        "gossip:graph=ring",
+        "sgp:late=1",
+        "wagma:global_every=3",
+        "choco",
+        "deepsqueeze",
+        "noloco:sync_every=2",
+        "gtopk:ratio=0.1",
+        "threshold:tau=0.01,capacity=0.2",
+        "uneven:rates=1000/1000/1000/100",
     ):
         assert torch.equal(there(algorithm, None), there(algorithm, "host")), algorithm
+
+
+@check
+def a_nan_of_one_is_told_to_all_where_answers_differ() -> None:
+    for algorithm in ("gossip:graph=ring", "wagma", "choco"):
+        model = wrapped()
+        optimizer = sgd(model)
+
+        def train(model: DDP, optimizer: torch.optim.Optimizer, algorithm: str) -> None:
+            with tacit.attach(model, optimizer, algorithm) as session:
+                assert IN_STREAM in session.active_path
+                steps(model, optimizer, 3)
+                if dist.get_rank() == 2:
+                    model.module[2].weight.register_hook(lambda gradient: gradient * float("nan"))
+                steps(model, optimizer, 3)
+
+        raises(NonFinite, partial(train, model, optimizer, algorithm), "on rank 2")
+
+
+@check
+def a_nan_is_told_behind_steps_that_are_put_off() -> None:
+    for algorithm in layerwise_checks.FEW:
+        model, optimizer, session = layerwise_checks.planned(algorithm)
+        assert IN_STREAM in session.active_path
+        x = torch.full((8, 20), float("nan") if dist.get_rank() == 1 else 1.0)
+
+        def step(
+            model: DDP = model,
+            x: Tensor = x,
+            optimizer: torch.optim.Optimizer = optimizer,
+            session: tacit.Attached = session,
+        ) -> None:
+            torch.nn.functional.cross_entropy(model(x), torch.zeros(8, dtype=torch.long)).backward()
+            optimizer.step()
+            session.flush()
+
+        raises(NonFinite, step, "rank 1")
+        session.close()
 
 
 @check

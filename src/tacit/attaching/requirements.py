@@ -140,17 +140,10 @@ def _instead(p: Tensor) -> str:
     return "Keep it as float32, and convert it in forward"
 
 
-def layerwise(spec: AttachSpec) -> Iterator[str]:
-    """Gradients can be sent layer by layer, and steps be taken so."""
-    strategy, overlap = spec.strategy, spec.strategy.levels[0].overlap
-    if not overlap.layerwise:
-        return
-    if any(p.is_cuda for p in spec.named.values()):
-        yield (
-            f"{strategy.name!r} sends gradients when the host has launched a backward, and has never been "
-            "run on a GPU, which is not so far then: attach 'dense', which goes by DDP's buckets"
-        )
-    if overlap.into_forward:
+def layerwise(spec: AttachSpec) -> None:
+    """Steps can be taken layer by layer."""
+    strategy = spec.strategy
+    if strategy.levels[0].overlap.into_forward:
         from tacit.gradients.layerwise.forward_steps import refuse_forward_steps
 
         refuse_forward_steps(spec.model.module, spec.optimizers, strategy.name)

@@ -234,7 +234,8 @@ class StepHooks:
     def _check_means(self, _: Optimizer) -> None:
         """Read the device's notes before a step uses the means: one wait a step."""
         for level in self._levels:
-            if level.gradient is not None and not level.session.strategy.late:
+            # Steps that are put off are checked by who puts them off.
+            if level.gradient is not None and level.put_off is None and not level.session.strategy.late:
                 level.session.pending.check()
 
     # ---- after a step, and elsewhere -----------------------------------------------------------------

@@ -58,7 +58,7 @@ class CompressedMixing(Wrapper, MixingCompressor):
 
     @property
     def on_device(self) -> bool:
-        return False
+        return self.inner.on_device
 
     def one_shot(self, step: int) -> OneShotUse | None:
         """None, as no mean of what it sends is an answer."""

@@ -40,6 +40,7 @@ class OuterMix(MixingCompressor):
         momentum: from 0 to below 1.
     """
 
+    on_device: ClassVar[bool] = True
     fixed_graph: ClassVar[bool] = False
 
     lr: float = 0.7

@@ -27,6 +27,7 @@ from tacit.kernels import products
 from tacit.kernels.dispatch import on_host
 from tacit.kernels.magnitudes import largest
 from tacit.kernels.orthogonal import orthogonalize_, scale_
+from tacit.torch_compat import add_each_, copy_each_, zero_each_
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +138,7 @@ class PowerSGD(Compressor):
             for matrices, bases, mine in self._parts(given, p, q):
                 torch.bmm(bases, matrices, out=mine)
         yield from self._average_(q, own, "q", ctx)
-        for start, stop in self._gaps(x.numel()):
-            ctx.out[start:stop] = 0
+        zero_each_([ctx.out[start:stop] for start, stop in self._gaps(x.numel())])
         sent = _Projected(self, p, own)
         if new_residual is None:
             self._expand_(ctx.out, p, q)
@@ -153,8 +153,11 @@ class PowerSGD(Compressor):
         """P = M Q; M, which with a residual is its sum with `x`, written to `new_residual`."""
         if residual is not None and new_residual is not None:
             if products.times_q_(x, p, q, self._places, self.rank, residual, new_residual):
-                for start, stop in self._gaps(x.numel()):
-                    torch.add(x[start:stop], residual[start:stop], out=new_residual[start:stop])
+                gaps = [slice(*gap) for gap in self._gaps(x.numel())]
+                sums = [new_residual[gap] for gap in gaps]
+                copy_each_(sums, [x[gap] for gap in gaps])
+                if sums:
+                    add_each_(sums, [residual[gap] for gap in gaps])
                 return new_residual
             x = new_residual if x.is_meta else torch.add(x, residual, out=new_residual)
         if not products.times_q_(x, p, q, self._places, self.rank):

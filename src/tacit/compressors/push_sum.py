@@ -42,6 +42,7 @@ class PushSum(MixingCompressor):
         matrices: the parameters of the flat tensor; filled in by the session.
     """
 
+    on_device: ClassVar[bool] = True
     fixed_graph: ClassVar[bool] = False
     weighed: ClassVar[bool] = True
 

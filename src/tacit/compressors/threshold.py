@@ -42,6 +42,7 @@ class Threshold(Entries):
     tau: float
     capacity: float = 0.01
 
+    on_device: ClassVar[bool] = True
     additive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -38,6 +38,7 @@ class Tracking(MixingCompressor):
     tensor's shape, in fp32 where that is of two bytes, and so is what is sent.
     """
 
+    on_device: ClassVar[bool] = True
     fixed_graph: ClassVar[bool] = False
 
     def exempts(self, shape: torch.Size) -> bool:

@@ -37,6 +37,7 @@ from tacit.exchange.error_feedback import lasting
 from tacit.exchange.finite_checks import finite, refuse_overflow
 from tacit.exchange.joined_requests import fuse
 from tacit.kernels.magnitudes import largest
+from tacit.torch_compat import copy_each_, zero_each_
 
 
 def inner_state(state: State, part: str) -> dict[str, Tensor]:
@@ -375,9 +376,7 @@ class Partition(Compressor):
 
     def clear_parts_(self, x: Tensor) -> None:
         """Zero `x` (flat) in the parts' spans."""
-        for part in self.parts:
-            for start, stop in part.spans:
-                x[start:stop].zero_()
+        zero_each_([x[start:stop] for part in self.parts for start, stop in part.spans])
 
 
 def _taken(factors: Factors, spans: Spans) -> Factors:
@@ -391,10 +390,8 @@ def _taken(factors: Factors, spans: Spans) -> Factors:
 
 
 def _put(mean: Tensor, spans: tuple[tuple[int, int], ...], out: Tensor) -> None:
-    at = 0
-    for start, stop in spans:
-        out[start:stop] = mean[at : at + stop - start]
-        at += stop - start
+    pieces = torch.split(mean, [stop - start for start, stop in spans])
+    copy_each_([out[start:stop] for start, stop in spans], [*pieces])
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,14 @@ def divide_(flat: Tensor, by: float, finite_probe: Tensor | None) -> None:
         finite_probe.add_(most)
 
 
+def probe_(x: Tensor, finite_probe: Tensor) -> None:
+    """Make `finite_probe` (one element) not finite if `x` is not: adds its sum; on a device as `divide_`."""
+    if on_host(x):
+        finite_probe.add_(x.sum())
+    else:
+        measure_(x, finite_probe)
+
+
 def note_magnitude(x: Tensor, health: Tensor) -> None:
     """Raise `health` (one fp32 number on the device of `x`) to the largest magnitude in `x`; NaN stays."""
     found = health.new_empty(health.shape)

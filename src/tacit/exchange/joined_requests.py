@@ -22,6 +22,7 @@ from tacit.contracts import (
     Request,
 )
 from tacit.exchange.finite_checks import divide_
+from tacit.kernels.dispatch import on_host
 
 T = TypeVar("T")
 
@@ -304,12 +305,21 @@ def _cut(requests: Sequence[_Joins], message: Collective, answer: Any) -> list[A
     return found
 
 
+def mean_in_few_launches_(parts: Sequence[Tensor], out: Tensor) -> None:
+    """Write the parts' mean to `out`, on a device: in as many launches for many as for few."""
+    every = torch.stack([*parts]).to(torch.promote_types(out.dtype, torch.float32))
+    out.copy_(every.div_(len(parts)).sum(0))
+
+
 def _mean_(payload: Payload, by_peer: list[Payload]) -> Payload:
     """Overwrite the payload by the peers' mean, in rank order on every rank, so that all round alike."""
     if payload and payload[0].is_meta:  # for thousands of peers it takes seconds to compute nothing
         return payload
     for out, *peers in zip(payload, *by_peer, strict=True):
         # Divided before the sum, which might overflow, as every transport does.
+        if not on_host(out):
+            mean_in_few_launches_(peers, out)
+            continue
         kind = torch.promote_types(out.dtype, torch.float32)
         mean = peers[0].to(kind, copy=True).div_(len(by_peer))
         for peer in peers[1:]:

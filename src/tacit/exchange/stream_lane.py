@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -64,9 +63,7 @@ class StreamLane:
                 try:
                     while job.advance():
                         assert job.request is not None
-                        done = threading.Event()
-                        job.post(self._transport, stage_of(job.request)).on_done(done.set)
-                        done.wait()
+                        job.post(self._transport, stage_of(job.request))
                     return
                 except Exception as error:
                     self._failure = self._explain(error)

@@ -184,6 +184,20 @@ class SyncedBackwards:
         self.since = 0
 
 
+def refuse_capture(algorithm: str) -> None:
+    """Refuse a backward that a CUDA graph captures.
+
+    Raises:
+        AttachError: one does.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        raise AttachError(
+            f"a CUDA graph is being captured, and its replays would not exchange by {algorithm!r}, as they "
+            "run no Python: capture without backward, or attach a strategy that averages parameters, such as "
+            "'diloco', whose rounds are outside of the graph"
+        )
+
+
 def joined() -> AttachError:
     """The error for torch's `Join`: a rank without data would call the hook outside of backward."""
     return AttachError(
@@ -305,12 +319,8 @@ class GradientHook:
         session, buffer, last = self._session, ddp_bucket.buffer(), ddp_bucket.is_last()
         if session.failure.error is not None:
             session.failure.raise_first()
-        if buffer.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise AttachError(
-                f"a CUDA graph is being captured, and its replays would not exchange by "
-                f"{session.strategy.name!r}, as they run no Python: capture without backward, or attach a "
-                "strategy that averages parameters, such as 'diloco', whose rounds are outside of the graph"
-            )
+        if buffer.is_cuda:
+            refuse_capture(session.strategy.name)
         first = ddp_bucket.index() == 0
         if first:
             self._communicates = self._always or session.communicates()

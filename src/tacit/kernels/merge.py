@@ -3,6 +3,9 @@
 Lists have rising positions (int32), each at most once. What is kept follows the rule of `select`: the k
 largest magnitudes; of equal ones those at the lowest positions; a NaN is smaller than everything. It does not
 depend on which list is the first, nor on which version of the kernels runs.
+
+On a device, where the host cannot know how many there are, all lists have k entries, and -1 stands for a
+position that is not there.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ def keep_arrived(
     own: Selection, arrived: Tensor, buffer: EntryBuffer, residual: Tensor | None = None
 ) -> Selection:
     """This rank's entries whose positions have arrived; the others are added to `residual` (flat).
+
+    On a device there are as many as before; the others are at -1.
 
     Args:
         buffer: as long as `own`; overwritten by the result.

@@ -18,7 +18,11 @@ _BYTES = (torch.uint8,)
 
 @kernel("packed", numba=_BYTES, triton=_BYTES)
 def pack_positions(positions: Tensor, numel: int, k: int, packed: Tensor) -> None:
-    """Write rising positions (int32), at most `k`, to `packed`: uint8, `position_bytes(numel, k)` of them."""
+    """Write rising positions (int32), at most `k`, to `packed`: uint8, `position_bytes(numel, k)` of them.
+
+    On a device, where their number is fixed, -1 stands for one that is not there; these are the last, but in
+    a bitmap anywhere.
+    """
 
 
 def unpack_positions(packed: Tensor, numel: int, k: int, buffer: Tensor | None = None) -> Tensor:

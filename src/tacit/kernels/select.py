@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from tacit.kernels.dispatch import FP32, REALS, kernel
+from tacit.kernels.dispatch import FP32, REALS, kernel, on_host
 from tacit.kernels.entry_buffers import EntryBuffer, Selection, first_of, new_buffer
 
 
@@ -38,9 +38,12 @@ def select_above(
 ) -> Selection:  # fmt: skip
     """The entries of a = x + residual whose magnitude is at least `threshold` (positive), `most` at the most.
 
-    Where there are more, the largest of them. The arguments are those of `select_largest`.
+    Where there are more, the largest of them. The arguments are those of `select_largest`. On a device, where
+    the host cannot know how many there are, the result has `most`, and the last are at -1.
     """
     buffer = buffer or new_buffer(x, most)
+    if not on_host(x):
+        return keep_reaching(select_largest(x, most, buffer, residual, new_residual), threshold, new_residual)
     found = select_reaching(x, threshold, buffer, residual, new_residual)
     if found is None:
         return select_largest(x, most, buffer, residual, new_residual)
@@ -86,3 +89,12 @@ def keep_largest(found: Selection, k: int, new_residual: Tensor | None) -> Selec
     The others are given back to `new_residual`.
     """
     return first_of(found, k)
+
+
+@kernel("found", numba=(), triton=())
+def keep_reaching(found: Selection, threshold: float, new_residual: Tensor | None) -> Selection:
+    """On a device: those of magnitude `threshold` or more, moved to the front; the others are given back.
+
+    There are as many still: the last are at -1, and are `-threshold`.
+    """
+    return found

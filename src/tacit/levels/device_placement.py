@@ -112,6 +112,12 @@ def placed(
             f"exchange_on='device' is not possible for {strategy.name!r}, as {why}: leave it out, and it "
             f"runs on the host while the GPU computes"
         )
+    if strategy.overlap.layerwise:
+        raise AttachError(
+            f"{strategy.name!r} sends gradients from where they lie on the GPU, in stream order, and that is "
+            f"not possible, as {'the host was asked for' if wanted == HOST else why}: make the process group "
+            "with NCCL and leave exchange_on out, or attach 'dense', which goes by DDP's buckets"
+        )
     if not gloo_is_built():
         raise AttachError(f"{strategy.name!r} runs on the host ({why}), and this build of torch has no Gloo")
     return Placement(_CPU, False, f"on the host by gloo ({why})")

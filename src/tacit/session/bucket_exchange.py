@@ -192,16 +192,16 @@ class DeviceExchanges(BucketExchanges):
         scale = self._nonfinite.scale_of(checks.bucket)
         scaled = isinstance(scale, Tensor) or scale != 1.0
         health.begin(partial(self._idle_here, checks.bucket) if health.reports_idle else None)
-        if checks.hidden:
+        if checks.told:
             health.note_given(x)
         if scaled:
             x.div_(scale)
-        finite_probe = None if checks.hidden else health.finite_probe
+        finite_probe = None if checks.told else health.finite_probe
         outcome = yield from self._exchange(
             i, x, out, pending, finite_probe=finite_probe, health=health.overflow
         )
         if scaled:
             out.mul_(scale)
-        if finite_probe is not None or checks.narrow:
+        if not self._mixes and (finite_probe is not None or checks.narrow):
             health.note_mean(outcome.mean)
         return outcome

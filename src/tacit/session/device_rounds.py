@@ -121,7 +121,7 @@ class DeviceRounds(PendingRounds):
         """
         checks, context, step = self._nonfinite, self._context, pending.step
         pending.note_idle(bucket, report.idle, len(context.ranks))
-        hidden = bucket.compressor.hides_nonfinite
+        hidden = bucket.compressor.hides_nonfinite or context.topology.mixes
         if report.given and hidden and checks.skips_given(self._origin_codes(bucket, report, step), step):
             pending.skip()
         if report.overflow and not pending.skipped:

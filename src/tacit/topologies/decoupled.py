@@ -35,7 +35,7 @@ class Decoupled(OnAxis):
     each byte of the payload, as with an all-reduce. For payloads that add up: fp32, bf16, fp16.
     """
 
-    on_device: ClassVar[bool] = False
+    on_device: ClassVar[bool] = True
     encodes_first: ClassVar[bool] = True
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
@@ -59,9 +59,10 @@ class Decoupled(OnAxis):
 
         def reduce(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
             codec, out, payload = request.codec, request.ctx.out, encoded(request)
+            probe = None if ctx.finite_probe is None else ctx.finite_probe[:1]
             for part in payload:
                 spans = _spans(part.numel(), ctx.peers)
-                yield ReduceScatter(part.view(-1), spans, finite_probe=ctx.finite_probe)
+                yield ReduceScatter(part.view(-1), spans, finite_probe=probe)
                 yield AllGatherInto(part.view(-1), spans)
             codec.decode_(payload, out)
             return out, transmitted(request, payload)

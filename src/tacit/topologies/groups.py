@@ -70,6 +70,7 @@ class Groups(MixingTopology):
         equal: refuse so many ranks as cannot be cut into groups of S; else what is left makes smaller ones.
     """
 
+    on_device: ClassVar[bool] = True
     encodes_first: ClassVar[bool] = True
 
     group_size: int | None = None

@@ -34,6 +34,7 @@ class NeighbourTopology(MixingTopology):
     distance.
     """
 
+    on_device: ClassVar[bool] = True
     encodes_first: ClassVar[bool] = True
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from tacit.contracts import (
     Permute,
     ReduceEncoded,
     Request,
-    Sparse,
     State,
     Topology,
     Transmitted,
@@ -27,10 +26,11 @@ from tacit.contracts import (
 from tacit.errors import ConfigError
 from tacit.exchange.error_feedback import encoded
 from tacit.exchange.joined_requests import conducted
+from tacit.kernels.dispatch import on_host
 from tacit.kernels.entry_buffers import EntryBuffer, Selection
 from tacit.kernels.merge import common_positions, keep_arrived, merge_largest
 from tacit.kernels.payload_layout import position_bytes
-from tacit.kernels.positions import pack_positions, scatter_add_, unpack_positions
+from tacit.kernels.positions import clear_, pack_positions, scatter_add_, unpack_positions
 from tacit.topologies.flat import codecs_in, reduce_flat
 
 Ends: TypeAlias = tuple[int | None, ...]
@@ -59,6 +59,8 @@ class GlobalTopK(Topology):
     For compressors that send exact entries, such as `TopK`; additive requests in the same exchange
     (biases sent dense) become all-reduces.
     """
+
+    on_device: ClassVar[bool] = True
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
         """A few words on its swaps."""
@@ -134,7 +136,26 @@ def _reduce(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Tra
     whole, arrived = yield from _merged(buffers, mine, payload, request.ctx.peers)
     out = request.ctx.out.zero_()
     scatter_add_(whole.positions, whole.values, out, 1 / request.ctx.peers)
-    return out, Sparse(*keep_arrived(mine, arrived, buffers.room("sent"), request.new_residual))
+    return out, _Arrived(*keep_arrived(mine, arrived, buffers.room("sent"), request.new_residual))
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived(Transmitted):
+    """The entries that every merge has kept; on a device, those at -1 are none."""
+
+    positions: Tensor
+    values: Tensor
+
+    def subtract_from_(self, new_residual: Tensor) -> None:
+        scatter_add_(self.positions, self.values, new_residual, -1.0)
+
+    def clear_(self, x: Tensor) -> None:
+        clear_(self.positions, x)
+
+    def dense(self, like: Tensor) -> Tensor:
+        out = torch.zeros_like(like)
+        scatter_add_(self.positions, self.values, out)
+        return out
 
 
 def _merged(
@@ -201,7 +222,11 @@ class _MergeBuffers:
         whole = self.read(payload, "theirs")
         places = unpack_positions(payload[2], self.k, self.k, self._places("marked", self.k + 1))
         at = self._places("told", self.k)[: places.numel()]
-        return whole, at if at.is_meta else torch.index_select(whole.positions, 0, places, out=at)
+        if at.is_meta:
+            return whole, at
+        if on_host(at):
+            return whole, torch.index_select(whole.positions, 0, places, out=at)
+        return whole, torch.where(places < 0, -1, whole.positions[places.clamp(min=0)])
 
     def _places(self, name: str, count: int) -> Tensor:
         return self._ctx.scratch(name, self._x, (count,), torch.int32)

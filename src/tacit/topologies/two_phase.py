@@ -32,6 +32,7 @@ from tacit.kernels.thread_scratch import thread_scratch
 from tacit.topologies.flat import gathered_use, reduce_flat, two_sided
 from tacit.topologies.on_axis import OnAxis
 from tacit.topologies.variable_length import all_gathered, all_to_all
+from tacit.torch_compat import zero_each_
 
 SECOND = "topology.second"
 """The state field of the error of compressed means, for this rank's slice, in units of the mean."""
@@ -202,8 +203,7 @@ def _within(spans: Spans, start: int, stop: int) -> Iterator[tuple[int, int]]:
 
 def _clear(x: Tensor, spans: list[tuple[int, int]]) -> None:
     """Set the spans to zero, as a sign cannot encode zero and others own these entries."""
-    for start, stop in spans:
-        x[start:stop].zero_()
+    zero_each_([x[start:stop] for start, stop in spans])
 
 
 @dataclass(frozen=True)

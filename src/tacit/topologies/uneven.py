@@ -27,7 +27,9 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.error_feedback import encoded, transmitted
-from tacit.exchange.joined_requests import conducted
+from tacit.exchange.finite_checks import probe_
+from tacit.exchange.joined_requests import conducted, mean_in_few_launches_
+from tacit.kernels.dispatch import on_host, warmed_up_for
 from tacit.topologies.flat import reduce_flat
 from tacit.topologies.on_axis import OnAxis
 
@@ -35,6 +37,8 @@ MOST_CHUNKS = 32
 """The most chunks of a tensor: each message of an exchange has separate connections."""
 CHUNK_BYTES = 8 << 10
 """The bytes that take about as long as the fixed cost of a message."""
+LAUNCHED_CHUNK_BYTES = 512 << 10
+"""The same on a GPU, where the host launches a dozen kernels for a message; estimated, not measured."""
 _UNKNOWN_RATE = 1e9
 
 
@@ -64,6 +68,7 @@ class Uneven(OnAxis, ByLinks):
             the strategy is attached, and until then taken for equal.
     """
 
+    on_device: ClassVar[bool] = True
     encodes_first: ClassVar[bool] = True
     bucket_bytes: ClassVar[int] = 4 << 20  # as the parts of BytePS
 
@@ -123,7 +128,7 @@ class Uneven(OnAxis, ByLinks):
                 return (yield from reduce_flat(request))
             payload = encoded(request)
             if ctx.finite_probe is not None:
-                ctx.finite_probe[0].add_(payload[0].sum())
+                probe_(payload[0], ctx.finite_probe[:1])
             yield from _average_(payload[0], rates, ctx.rank)
             request.codec.decode_(payload, request.ctx.out)
             return request.ctx.out, transmitted(request, payload)
@@ -142,7 +147,8 @@ class Uneven(OnAxis, ByLinks):
 def _average_(flat: Tensor, rates: Sequence[float], me: int) -> Generator[Request, Any, None]:
     """Overwrite `flat` with the peers' mean: chunk by chunk, each chunk's mean one message later."""
     spans = cut(flat.numel(), rates)
-    count = chunks(flat.numel() * flat.element_size())
+    launched = warmed_up_for() == "cuda" if flat.is_meta else not on_host(flat)
+    count = chunks(flat.numel() * flat.element_size(), launched)
     pieces = [[flat[start:stop] for start, stop in _chunks(span, count)] for span in spans]
     for k in range(count + 1):
         reducing, gathering = _numbered(pieces, k), _numbered(pieces, k - 1)
@@ -164,6 +170,9 @@ def _numbered(pieces: Sequence[Sequence[Tensor]], k: int) -> list[tuple[Tensor, 
 
 def _average_piece_(piece: Tensor, parts: Sequence[Tensor]) -> None:
     """Write the mean to `piece`, which may be one of the parts."""
+    if not on_host(piece):
+        mean_in_few_launches_(parts, piece)
+        return
     kind = torch.promote_types(piece.dtype, torch.float32)
     mean = parts[0].to(kind, copy=True).div_(len(parts))  # before the sum, which might overflow
     for part in parts[1:]:
@@ -197,13 +206,14 @@ def seconds(spans: Spans, rates: Sequence[float]) -> float:
     return max(each / rate for each, rate in zip(busy, rates, strict=True))
 
 
-def chunks(nbytes: int) -> int:
-    """The number of chunks of a tensor.
+def chunks(nbytes: int, launched: bool = False) -> int:
+    """The number of chunks of a tensor; `launched`: on a GPU.
 
     The first of k chunks is only sent, and the last only received, which takes 1 / k longer. And each chunk
     is a message. The square root balances both, for messages that cost as much as `CHUNK_BYTES`.
     """
-    return max(1, min(MOST_CHUNKS, round(math.sqrt(nbytes / CHUNK_BYTES))))
+    fixed = LAUNCHED_CHUNK_BYTES if launched else CHUNK_BYTES
+    return max(1, min(MOST_CHUNKS, round(math.sqrt(nbytes / fixed))))
 
 
 def _rounded(numel: int, shares: Sequence[float]) -> Spans:

@@ -54,18 +54,23 @@ def posted(
 
 
 def in_stream(request: Permute, place: AxisRank, group: dist.ProcessGroup, message: Message) -> Read:
-    """Launch it on a stream, where a launch counts as done, as an all-to-all of one send and one receive."""
+    """Launch it on a stream, where a launch counts as done: a batch of a send and a receive of each tensor.
+
+    So nothing is packed. Ranks that neither send nor receive launch nothing.
+    """
     source, end = request.comes_from(place.rank), request.to[place.rank]
-    arriving = leaving = request.payload[0].new_empty(0, dtype=torch.uint8)
+    arrived: Payload | None = None
+    batch: list[dist.P2POp] = []
     if source is not None:
-        arriving = message("arriving", request.arriving)
+        arrived = request.into or unpack(message("arriving", request.payload), request.payload)
+        batch += [dist.P2POp(dist.irecv, each, group=group, group_peer=source) for each in arrived]
     if end is not None:
-        leaving = message("leaving", request.payload)
-        pack_(request.payload, leaving)
-    out = [leaving.numel() * (i == end) for i in range(place.peers)]
-    in_ = [arriving.numel() * (i == source) for i in range(place.peers)]
-    dist.all_to_all_single(arriving, leaving, in_, out, group)
-    return _reader(request, arriving) if source is not None else lambda: None
+        leaving = [each.contiguous() for each in request.payload]
+        batch += [dist.P2POp(dist.isend, each, group=group, group_peer=end) for each in leaving]
+    batch = [each for each in batch if each.tensor.numel()]
+    for work in dist.batch_isend_irecv(batch) if batch else ():
+        work.wait()  # the stream waits; the host does not
+    return lambda: arrived
 
 
 def _as_it_lies(payload: Payload) -> Tensor | None:

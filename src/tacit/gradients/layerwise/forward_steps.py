@@ -264,6 +264,8 @@ class ForwardSteps:
         """
         held = [id(p) for group in optimizer.param_groups for p in group["params"]]
         mine = [self._names[each] for each in held if self._names.get(each) in self._awaited]
+        if not self.at_work:
+            self._hook.check()  # the step is taken at once
         if not mine:
             if optimizer in self._due:
                 raise AttachError(
@@ -294,10 +296,12 @@ class ForwardSteps:
 
     def _before_saving(self, *_: Any) -> None:
         self.complete()
+        self._hook.check()
 
     def complete(self) -> None:
         """Take all steps that are put off."""
         self._step([name for due in self._due.values() for name in due.versions])
+        self._hook.settle()
 
     @shielded
     def _step(self, names: Collection[str]) -> None:

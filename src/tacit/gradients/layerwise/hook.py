@@ -12,7 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from tacit import ranges
 from tacit.errors import AttachError
 from tacit.exchange.two_jobs import Halves
-from tacit.gradients.ddp_hook import SETTLED, BucketFuture, GradientHook, after_backward, no_exchange
+from tacit.gradients.ddp_hook import (
+    SETTLED,
+    BucketFuture,
+    GradientHook,
+    after_backward,
+    no_exchange,
+    refuse_capture,
+)
 from tacit.gradients.layerwise.message_plan import MessagePlan
 from tacit.gradients.layerwise.message_times import MessageLog
 from tacit.gradients.layerwise.messages import DdpBuffers, GradientTimes, LayerMessage, LinkTime
@@ -29,6 +36,9 @@ class LayerwiseHook:
     Until there is a plan it sends DDP's buckets. Then a message is sent when DDP has copied the last of its
     gradients into a bucket, even if the bucket is not full; DDP's communication hook, which is called when
     the bucket is full, answers at once. Means are waited for when backward ends.
+
+    In stream order (on a GPU) the thread of backward launches each message, and whoever uses a mean makes its
+    stream wait for the event after that message; the host waits for none.
 
     Args:
         session: exchanges the messages.
@@ -59,10 +69,11 @@ class LayerwiseHook:
         self._places: dict[str, list[int]] = {}
         self._arrived: set[str] = set()
         self._next = self._under_way = 0
-        self._open = self._communicates = False
+        self._leaving = self._open = self._communicates = False
+        self._in_stream = session.context.in_stream
         self._kept: tuple[Callable[[], None], Callable[[], None]] | None = None
         self.into_forward = overlap.into_forward
-        self.times = GradientTimes()
+        self.times = GradientTimes(session.lanes.device)
         self.link = LinkTime()
         self.log = MessageLog()
         self.buffers = DdpBuffers()
@@ -148,7 +159,8 @@ class LayerwiseHook:
             if self._model.require_forward_param_sync:
                 self._begin()
                 if self._communicates:
-                    self.times.note(name)
+                    if not (self._in_stream and self.is_planned):  # it is planned once, and events cost time
+                        self.times.note(name)
                     self._arrive(name)
 
         return accumulated
@@ -161,7 +173,7 @@ class LayerwiseHook:
             at_end_of_backward(self._done)
         if not self._flats:
             answer = self._by_buckets(ddp_bucket)
-            if self._communicates:
+            if self._communicates and not self._in_stream:
                 self.link.left(ddp_bucket.buffer().nbytes)
                 answer.add_done_callback(lambda _: self.link.came())
             self.buffers.note([self._names[id(p)] for p in parameters], ddp_bucket)
@@ -186,6 +198,8 @@ class LayerwiseHook:
     def _opened(self) -> None:
         session = self._session
         session.failure.raise_first()
+        if session.lanes.device.type == "cuda":
+            refuse_capture(session.strategy.name)
         self._open, self._communicates = True, session.communicates()
         if not self._communicates:
             return
@@ -193,6 +207,7 @@ class LayerwiseHook:
             self._kept[0]()
         for message in self._messages:
             message.over.wait()
+        self.settle()
         session.failure.raise_first()
         self._try_plan()
         self.times.begin()
@@ -222,23 +237,41 @@ class LayerwiseHook:
     def _leave(self) -> None:
         """Send the messages that are ready, in the planned order."""
         with self._lock:  # called by backward and by the lane
-            while self._next < len(self._order):
-                i, last = self._order[self._next]
-                message, size = self._messages[i], self._flats[i].nbytes // (1 + self._split)
-                full = self._under_way > 0 and self._under_way + size > self._credit
-                if full or not message.may_leave(last):
-                    return
-                self.link.left(size)
-                self.log.left(message)
-                self._next += 1
-                self._under_way += size
-                completed = self._completed(message, last, size)
-                self._session.submit(i, message.flat, completed, halves=message.halves)
+            if self._leaving:  # by a message that was complete when it was submitted
+                return
+            self._leaving = True
+            try:
+                while (leaves := self._next_to_leave()) is not None:
+                    self._send(*leaves)
+            finally:
+                self._leaving = False
+
+    def _next_to_leave(self) -> tuple[int, bool] | None:
+        """The next message and whether it is its last half, if it may leave now."""
+        if self._next == len(self._order):
+            return None
+        i, last = self._order[self._next]
+        full = self._under_way > 0 and self._under_way + self._size(i) > self._credit
+        return (i, last) if not full and self._messages[i].may_leave(last) else None
+
+    def _size(self, i: int) -> int:
+        """The bytes of a message, or of its half."""
+        return self._flats[i].nbytes // (1 + self._split)
+
+    def _send(self, i: int, last: bool) -> None:
+        message, size = self._messages[i], self._size(i)
+        self.link.left(size)
+        self.log.left(message)
+        self._next += 1
+        self._under_way += size
+        completed = self._completed(message, last, size)
+        self._session.submit(i, message.flat, completed, halves=message.halves)
 
     def _completed(self, message: LayerMessage, last: bool, size: int) -> Callable[[], None]:
         def completed() -> None:
             if last:
                 self.log.came(message)
+                message.launched()
             message.completed(last)
             with self._lock:
                 self._under_way -= size
@@ -285,14 +318,35 @@ class LayerwiseHook:
             RoundError: the round failed.
         """
         waiting = {i for name in names for i in self._places[name]}
+        if self._in_stream:
+            self._session.pending.wait_from_now()
+            for i in waiting:
+                self._messages[i].join()
+            self._session.failure.raise_first()
+            return
         with self._session.pending.waited_for():
             for i in waiting:
                 self.log.wait_for(self._messages[i], self._messages[i].over)
         self._session.failure.raise_first()
 
+    def settle(self) -> None:
+        """In stream order: make the current stream wait for all messages, before backward overwrites them."""
+        if self._in_stream:
+            for message in self._messages:
+                message.join()
+
+    def check(self) -> None:
+        """In stream order: wait for the device, and read what it has noted of the means.
+
+        Raises:
+            NonFinite, Overflow: see `PendingRounds.check`.
+        """
+        self._session.pending.check()
+
     def is_here(self, name: str) -> bool:
-        """Whether the parameter's mean is complete."""
-        return all(self._messages[i].over.is_set() for i in self._places[name])
+        """Whether the parameter's mean is complete; in stream order, whether the stream waits for it."""
+        messages = [self._messages[i] for i in self._places[name]]
+        return all(each.joined if self._in_stream else each.over.is_set() for each in messages)
 
     def mean(self, name: str) -> Tensor:
         """The mean of the parameter's gradients: a view, of its shape and layout."""

@@ -6,13 +6,18 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
+from statistics import median
 from time import perf_counter
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from tacit.exchange.two_jobs import Halves
 from tacit.gradients.layerwise.message_plan import LinkUse
 from tacit.session.buckets import span_of
+from tacit.session.health.device_notes import mark
 from tacit.torch_compat import GradBucket
 
 _ROUNDS = 32
@@ -28,7 +33,9 @@ class LayerMessage:
         missing: how many of its gradients are not yet computed.
         halves: its two halves, if its all-gather is sent later than its reduce-scatter.
         reduced: whether the reduce-scatter is complete, or has failed.
-        over: set when it is complete, or has failed.
+        over: set when it is complete, or has failed; in stream order, when all of it is launched.
+        ended: in stream order, an event after it; None on the CPU.
+        joined: in stream order, whether training's stream waits for it.
     """
 
     flat: Tensor
@@ -36,6 +43,8 @@ class LayerMessage:
     halves: Halves | None = None
     reduced: bool = False
     over: threading.Event = field(default_factory=threading.Event)
+    ended: Any = None
+    joined: bool = False
 
     def filled(self) -> bool:
         """Note that one more gradient is computed. Returns whether it is the last."""
@@ -48,29 +57,58 @@ class LayerMessage:
         if last:
             self.over.set()
 
+    def launched(self) -> None:
+        """Note the event after it, in the stream of exchanges."""
+        self.ended = mark(self.flat.device)
+
+    def join(self) -> None:
+        """Make the current stream wait for it, and for nothing that is launched later."""
+        if self.ended is not None and not self.joined:
+            self.ended.wait()
+        self.joined = True
+
     def may_leave(self, last: bool) -> bool:
         """Whether it, or its second half, is ready to be sent."""
         return self.reduced if last and self.halves is not None else not self.missing
 
 
-@dataclass(eq=False)
 class GradientTimes:
-    """When backward had each gradient, in seconds after the first one, for the last rounds."""
+    """When backward had each gradient, after the first one, for the last rounds.
 
-    ready: dict[str, deque[float]] = field(default_factory=dict)
-    began: float = 0.0
+    Args:
+        device: that of the gradients. On a GPU, which is behind the host, events in its stream are noted.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._noted: dict[str, deque[tuple[Any, Any]]] = {}
+        self._began: Any = None
 
     def clear(self) -> None:
         """Forget the rounds so far."""
-        self.ready.clear()
+        self._noted.clear()
 
     def begin(self) -> None:
         """Note that the first gradient of a backward pass is computed."""
-        self.began = perf_counter()
+        self._began = self._now()
 
     def note(self, name: str) -> None:
         """Note that this gradient is computed."""
-        self.ready.setdefault(name, deque(maxlen=_ROUNDS)).append(perf_counter() - self.began)
+        self._noted.setdefault(name, deque(maxlen=_ROUNDS)).append((self._began, self._now()))
+
+    def seconds(self) -> dict[str, float]:
+        """The median of each gradient. On a GPU it waits until the device has come so far."""
+        return {name: median(starmap(_between, pairs)) for name, pairs in self._noted.items()}
+
+    def _now(self) -> Any:
+        return mark(self._device) or perf_counter()
+
+
+def _between(began: Any, ended: Any) -> float:
+    if isinstance(ended, float):
+        return float(ended - began)
+    ended.synchronize()
+    return float(began.elapsed_time(ended)) / 1e3
 
 
 class LinkTime:

@@ -6,12 +6,15 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from statistics import median
+from functools import partial
+from time import perf_counter
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tacit.contracts import WORLD
+from tacit.exchange.joined_requests import average_
 from tacit.gradients.layerwise.forward_steps import ForwardSteps
 from tacit.gradients.layerwise.hook import LayerwiseHook
 from tacit.gradients.layerwise.message_plan import (
@@ -33,6 +36,9 @@ SKIPPED, SEEN = 3, 5
 """The rounds that are skipped, as kernels are compiled and DDP's buckets change; and those that are measured.
 
 As many are measured again by the first plan, as a link carries less while ranks compute."""
+
+_PROBED, _PROBES = (1 << 8, 1 << 22), 5
+"""The entries of the means by which a device's link is measured, and how often each is taken."""
 
 _log = logging.getLogger("tacit")
 
@@ -92,6 +98,8 @@ class MessagePlanner:
         if self._overlap.megabytes is not None and not self._overlap.into_forward:
             unplanned = [Gradient(name, p.nbytes, 0.0) for name, p in self._named.items()]
             return by_size(self._in_buckets(unplanned), 1e6 * self._overlap.megabytes)
+        if self._session.context.in_stream:
+            return self._agreed(self._link_of_device())
         ring = ring_cost(self._group)
         hops = 2 * (self._group.size() - 1)
         self._few = self._hook.link.seen(self._share())
@@ -99,6 +107,23 @@ class MessagePlanner:
         cost = (ring.trip + ring.per_hop) * hops
         self._idle = Link(cost, ring.rate_of_sums * self._group.size() / max(hops, 1))
         return self._agreed(self._idle)
+
+    def _link_of_device(self) -> Link:
+        """What a mean costs in stream order, with nothing else under way: by two sizes. A collective call."""
+        device, took = self._session.lanes.device, []
+        for size in _PROBED:
+            x = torch.zeros(size, device=device, dtype=torch.float32)
+            seconds = []
+            for _ in range(_PROBES):
+                began = perf_counter()
+                self._session.ask(partial(average_, x, WORLD), "probe", of=x, counted=False)
+                if x.is_cuda:
+                    torch.cuda.current_stream(device).synchronize()
+                seconds.append(perf_counter() - began)
+            took.append(min(seconds))
+        small, large = (4 * size for size in _PROBED)
+        rate = (large - small) / max(took[1] - took[0], 1e-9)
+        return Link(took[0], rate)
 
     def _agreed(self, link: Link) -> MessagePlan:
         """The plan of the first rank, for all ranks, as each has measured other times."""
@@ -121,7 +146,7 @@ class MessagePlanner:
     def _planned(self, link: Link) -> MessagePlan:
         share, cut = self._share(), self._cuttable()
         needed = {} if self._forward is None else self._forward.needed
-        ready = {name: median(times) for name, times in self._hook.times.ready.items()}
+        ready = self._hook.times.seconds()
         last = max(ready.values(), default=0.0)
         found = self._in_buckets(
             Gradient(

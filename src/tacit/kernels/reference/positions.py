@@ -26,13 +26,16 @@ def pack_positions(positions: Tensor, numel: int, k: int, packed: Tensor) -> Non
         packed.copy_(whole.view(torch.uint8))
         return
     places = positions.long()
+    absent = None if on_host(packed) else places < 0
     for byte in range(low):
-        packed[byte * k : byte * k + positions.numel()] = (places >> 8 * byte) & 255
+        part = (places >> 8 * byte) & 255
+        packed[byte * k : byte * k + positions.numel()] = part if absent is None else part * ~absent
     if low:
         places = (places >> 8 * low) + torch.arange(positions.numel(), device=positions.device)
     row = packed[low * k :]
-    bits = torch.zeros(8 * row.numel(), dtype=torch.uint8, device=positions.device)
-    bits.index_fill_(0, places, 1)
+    bits = torch.zeros(8 * row.numel() + 1, dtype=torch.uint8, device=positions.device)
+    bits.index_fill_(0, places if absent is None else torch.where(absent, bits.numel() - 1, places), 1)
+    bits = bits[:-1]
     for bit in range(8):
         row |= bits[bit::8] << bit
 

@@ -71,10 +71,25 @@ def largest_places(a: Tensor, k: int) -> Tensor:
     On CUDA `torch.topk` takes equal ones from the lowest positions on, which the tests hold it to; elsewhere
     a stable sort does.
     """
-    magnitudes = a.abs().nan_to_num_(nan=-1.0, posinf=math.inf)
-    if a.is_cuda:
+    return first_largest(a.abs().nan_to_num_(nan=-1.0, posinf=math.inf), k)
+
+
+def first_largest(magnitudes: Tensor, k: int) -> Tensor:
+    """`largest_places` of magnitudes."""
+    if magnitudes.is_cuda:
         return torch.topk(magnitudes, k, sorted=False).indices
     return magnitudes.sort(descending=True, stable=True).indices[..., :k]
+
+
+def keep_reaching(found: Selection, threshold: float, new_residual: Tensor | None) -> Selection:
+    """See `kernels.select`."""
+    positions, values = found
+    reaches = values.abs() >= threshold
+    if new_residual is not None:
+        new_residual.index_copy_(0, positions.long(), torch.where(reaches, 0.0, values))
+    last = torch.iinfo(positions.dtype).max
+    rising, order = torch.where(reaches, positions, last).sort()
+    return Selection(rising.masked_fill(rising == last, -1), torch.where(reaches, values, -threshold)[order])
 
 
 def _sum(x: Tensor, residual: Tensor | None, new_residual: Tensor | None) -> Tensor:

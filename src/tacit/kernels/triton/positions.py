@@ -28,12 +28,13 @@ def pack_kernel(
     index: tensor, packed: tensor, words: tensor, count: tensor, k: tensor,
     SIZE: tl.constexpr, LOW: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Low parts byte by byte, and the bit of each position among words of zeros."""
+    """Low parts byte by byte, and the bit of each position among words of zeros; nothing of negative ones."""
     j = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    there = j < count
-    place = tl.load(index + j, there, 0)
+    place = tl.load(index + j, j < count, -1)
+    there = place >= 0
     for byte in tl.static_range(LOW):
-        tl.store(packed + byte * k + j, ((place >> (8 * byte)) & 255).to(tl.uint8), there)
+        part = tl.where(there, (place >> (8 * byte)) & 255, 0)
+        tl.store(packed + byte * k + j, part.to(tl.uint8), j < count)
     if LOW > 0:
         place = (place >> (8 * LOW)) + j
     tl.atomic_or(words + (place >> 5), (j * 0 + 1) << (place & 31), there, sem="relaxed")
