@@ -48,6 +48,7 @@ def train(store: str, algorithm: str, folder: str, reached: Any, last: Any) -> N
         labels = data[:, :4].argmax(1)
         sampler = tacit.MemberSampler(data, session.members)
         first = float("nan")
+        me.with_suffix(".begun").touch()
         while session.step < last.value:
             for batch in BatchSampler(sampler, BATCH, drop_last=False):
                 optimizer.zero_grad()

@@ -454,9 +454,9 @@ def _param_groups(state: Any) -> list[Any]:
 
 
 # In place, pair by pair, and on a GPU in one launch for many.
-multiply_each_: Callable[[list[Tensor], list[float]], object] = torch._foreach_mul_
-divide_each_: Callable[[list[Tensor], list[float]], object] = torch._foreach_div_
-add_each_: Callable[[list[Tensor], list[Tensor]], object] = torch._foreach_add_
+multiply_each_: Callable[[list[Tensor], list[float]], None] = torch._foreach_mul_
+divide_each_: Callable[[list[Tensor], list[float]], None] = torch._foreach_div_
+add_each_: Callable[[list[Tensor], list[Tensor]], None] = torch._foreach_add_
 
 
 def add_squares_of_each_(tensors: list[Tensor], roots: list[Tensor], by: list[float]) -> None:

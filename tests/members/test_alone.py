@@ -50,6 +50,8 @@ def test_what_need_not_travel_to_another_member_is_left_out(store: str, algorith
         assert kinds == {torch.float32}
         assert len(late.optimizers) == 1
     assert "1.running_mean" in new.model
+    assert any(key.startswith("rank0/") for key in kept.session) == (algorithm == "lowbit")
+    assert not any(key.startswith("rank0/") for key in new.session)
 
 
 def test_it_may_be_asked_when_it_has_left(store: str) -> None:

@@ -67,10 +67,12 @@ def with_replica(
 ) -> CarriedState:
     """The state with this replica's model and optimizers, for another member.
 
-    Others wait for it, so what need not travel is left out: parameters where the other one begins at the
-    common point, which the state has; where the optimizers' states are each replica's own, as with local
-    steps, those of one that has its own, and half of the bits for a newcomer.
+    Others wait for it, so what need not travel is left out: what this rank alone had not sent; parameters,
+    where the other one begins at the common point, which the state has; where the optimizers' states are
+    each replica's own, as with local steps, those of one that has its own, and half of the bits for a
+    newcomer.
     """
+    session = {key: value for key, value in state.session.items() if not _is_of_a_rank(key)}
     known = spec.named if all(map(_has_anchor, levels)) else {}
     whole = spec.model.module.state_dict()
     model = {name: local(each.detach()) for name, each in whole.items() if name not in known}
@@ -85,7 +87,13 @@ def with_replica(
         }
         for each in (() if own and not newcomer else spec.optimizers)
     ]
-    return CarriedState(state.session, model, optimizers)
+    return CarriedState(session, model, optimizers)
+
+
+def _is_of_a_rank(key: str) -> bool:
+    """Whether it is state that one rank alone has, by its key."""
+    match = KEY.fullmatch(key)
+    return match is not None and match["owner"].startswith("rank")
 
 
 def take(
@@ -117,7 +125,7 @@ def take(
         if match is None:
             continue
         del session[key]
-        ranks_own = match["owner"].startswith("rank")
+        ranks_own = _is_of_a_rank(key)
         of_others = (
             is_topologys(match["field"]) or (match["name"], match["field"]) in mixing[int(match["level"])]
         )
