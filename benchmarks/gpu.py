@@ -56,7 +56,7 @@ CHECKS: Sequence[Check] = (
     *gpu_replicas.CHECKS,
     *gpu_steps.LATER_STEPS,
 )
-"""In their order: the most telling first; behind the trainings, which fill the time, what a second call does."""
+"""The most telling first; behind the trainings, which fill the time, what a second call does."""
 RECORD = ROOT / "build" / "gpu.jsonl"
 PATIENCE = 3.0
 """How many times as long as it should take a check may take, before its process is ended."""
