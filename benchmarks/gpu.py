@@ -54,8 +54,9 @@ CHECKS: Sequence[Check] = (
     *gpu_suites.CHECKS,
     *gpu_steps.MORE_STEPS,
     *gpu_replicas.CHECKS,
+    *gpu_steps.LATER_STEPS,
 )
-"""In their order: the most telling first."""
+"""The most telling first; behind the trainings, which fill the time, what a second call does."""
 RECORD = ROOT / "build" / "gpu.jsonl"
 PATIENCE = 3.0
 """How many times as long as it should take a check may take, before its process is ended."""
@@ -176,9 +177,10 @@ def chosen(only: str | None) -> list[Check]:
 
 def plan(checks: Sequence[Check], minutes: float) -> str:
     """What would run in this time, in order."""
-    left, told = 60 * minutes - BEGINNING, []
+    left, told, filled = 60 * minutes - BEGINNING, [], False
     for each in checks:
-        fits = each.seconds <= left
+        fits = each.seconds <= left and (each.fills or not filled)
+        filled = filled or (each.fills and fits)
         left -= each.seconds if fits else 0
         at = f"{60 * minutes - left:5.0f} s" if fits else "no time"
         took = f"{each.seconds:>3} s{'+' if each.fills else ' '}"
