@@ -1,6 +1,7 @@
 """A member that is alone, in this process: what it would send another one; what it says once it has left."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
+from tacit.api.member_changes import MembersChange
 from tacit.api.members import MemberSession
 from tacit.checkpoint import carried
 from tacit.transports.member_links import served
@@ -61,3 +63,17 @@ def test_it_may_be_asked_when_it_has_left(store: str) -> None:
     assert (metrics["steps"], metrics["rounds"], metrics["lost_steps"]) == (3, 3, 0)
     assert "tacit_lost_steps" in session.metrics_text()
     assert session.closed
+
+
+def test_a_change_while_a_state_is_taken_is_another_try(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take, fails = carried.take, [MembersChange("somebody has arrived")]
+
+    def fail_once(*given: Any) -> None:
+        if fails:
+            raise fails.pop()
+        take(*given)
+
+    monkeypatch.setattr(carried, "take", fail_once)
+    with at_work(store, "lowbit") as session:
+        assert session.members.number == 2
+        assert session.metrics()["rounds"] == 3

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tacit.errors import RoundError, TacitError, first_line
+
+T = TypeVar("T")
+_log = logging.getLogger("tacit")
 
 NO_CHECKPOINT = (
     "a session with members is in no checkpoint: a member takes its state from those that live. Save model "
@@ -25,6 +31,21 @@ def lost(error: BaseException) -> BaseException:
     found = MembersChange(f"a member is gone: {first_line(error)}")
     found.__cause__ = error
     return found
+
+
+def begun(call: Callable[[], T], members: int) -> T | None:
+    """What a part of a period's beginning returns; None if one of the members is gone meanwhile.
+
+    Raises:
+        TacitError: it is another error than that of a round.
+    """
+    try:
+        return call()
+    except (RoundError, RuntimeError) as error:
+        if isinstance(error, TacitError) and not isinstance(error, RoundError):
+            raise
+        _log.warning("a period of %d members did not begin: %s", members, first_line(error))
+        return None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,11 +20,11 @@ from torch.optim import Optimizer
 
 from tacit.api.at_work import AtWork
 from tacit.api.away import TimeAlone, end_under_way, way_of
-from tacit.api.member_changes import NO_CHECKPOINT, MembersChange, PeriodChange, Preemption, lost
+from tacit.api.member_changes import NO_CHECKPOINT, MembersChange, PeriodChange, Preemption, begun, lost
 from tacit.attaching.agreement import trained
 from tacit.checkpoint import carried
 from tacit.checkpoint.carried import CarriedState
-from tacit.errors import AttachError, NonFinite, RoundError, TacitError, first_line
+from tacit.errors import AttachError, NonFinite, RoundError
 from tacit.gradients.before_step import StepGradients
 from tacit.gradients.ddp_hook import HookDispatcher, no_exchange
 from tacit.levels.spec import AttachSpec
@@ -200,17 +201,12 @@ class MembersAtWork:
             self._lost += period.lost if kept is not None else 0
             if self.roster.place < 0:
                 return False
-            found: CarriedState | None = None
-            try:
-                found = self._begin_period(period, kept)
-            except (RoundError, RuntimeError) as error:
-                if isinstance(error, TacitError) and not isinstance(error, RoundError):
-                    raise
-                _log.warning("a period of %d members did not begin: %s", self.size, first_line(error))
+            found = begun(partial(self._begin_period, period, kept), self.size)
             missing = any(self._ranks.any(found is None))
             if found is not None and not missing:
-                self._take(period, found, kept)
-                return True
+                taken = begun(partial(self._take, period, found, kept), self.size)  # it makes groups, too
+                if not any(self._ranks.any(taken is None)):
+                    return True
             self._end_period()
             self.roster.call()
 
@@ -250,7 +246,7 @@ class MembersAtWork:
             send_to(each, message, self._group, called)
         return kept
 
-    def _take(self, period: Period, found: CarriedState, kept: CarriedState | None) -> None:
+    def _take(self, period: Period, found: CarriedState, kept: CarriedState | None) -> CarriedState:
         """Take the state, when all ranks of this member have found one; `kept`: what this one had."""
         place, rank = self.roster.place, self._ranks.rank
         first = period.members[period.sources[rank]]
@@ -271,6 +267,7 @@ class MembersAtWork:
                 "period %d of training, with %d members: %s",
                 *(period.number, self.size, ", ".join(self.names)),
             )
+        return found
 
     # ---- before and after every step --------------------------------------------------------------------
 
