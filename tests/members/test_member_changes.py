@@ -1,4 +1,4 @@
-"""What the beginning of a period does with errors: those of a round are for another try, others the user's."""
+"""What the beginning of a period does with errors: those of a round are for another try."""
 
 import pytest
 
