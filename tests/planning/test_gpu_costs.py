@@ -41,7 +41,7 @@ def test_segments_are_the_gpus_and_launching_the_hosts(text: str) -> None:
 
 def test_what_the_echo_does_is_in_no_segment() -> None:
     few, many = (measured("topk", nodes).levels[0].buckets[-1] for nodes in (2, 8))
-    assert few.segments[0] == many.segments[0], "encoding does not depend on the peers"
+    assert few.segments[0] == pytest.approx(many.segments[0], rel=1e-3), "encoding is of one rank's entries"
     assert few.segments[1] < many.segments[1], "decoding does"
 
 
