@@ -1,14 +1,17 @@
 """The frames between a worker and a parameter server, and the channel that carries them.
 
 A frame is a header of fixed size, and a body of as many bytes as the header says. The channel is a TCP
-connection, perhaps by TLS (`lines`), on which both ends have proved that they know the secret (`handshake`).
-It is no group of torch.distributed: a program that reaches the port of a TCPStore can read and change all in
-it, and Gloo takes the first that connects to one of its ports for its peer.
+connection, perhaps by TLS (`tls_line`), on which both ends have proved that they know the secret
+(`handshake`). It is no group of torch.distributed: a program that reaches the port of a TCPStore can read and
+change all in it, and Gloo takes the first that connects to one of its ports for its peer.
 """
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -21,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import PayloadError
-from tacit.stores.lines import line_on
+from tacit.stores.tls_line import LOOK_SECONDS, TlsLine
 
 
 class FrameKind(IntEnum):
@@ -79,6 +82,7 @@ class Header(NamedTuple):
 _FORM = struct.Struct("<4qd2q")
 
 _CLOSE_SECONDS = 5.0
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _MOST_UNSENT = 1 << 16
 """Parts of frames that may wait to be sent; with more, the other end does not read what it is sent."""
 
@@ -97,17 +101,25 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self.received_at = time.monotonic()
-        self._line = line_on(connection)
+        self._socket = connection
+        self._tls = TlsLine(connection) if isinstance(connection, ssl.SSLSocket) else None
         self._unsent: deque[memoryview] = deque()
         self._changed = threading.Condition()
         self._sender: threading.Thread | None = None
         self._closed = False
-        self._line.set_option(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        if self._tls is None:
+            connection.settimeout(None)
+            wait = struct.pack("@ll", int(LOOK_SECONDS), int(LOOK_SECONDS % 1 * 1e6))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.set_patience(60.0)
 
     def set_patience(self, seconds: float) -> None:
         """Give the connection up when the other end's machine was out of reach for so long."""
-        self._line.set_option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        options = self._socket.setsockopt
+        options(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         each = min(30_000, max(1, int(seconds / 4)))
         for name, value in (
             ("TCP_KEEPIDLE", each),
@@ -116,7 +128,8 @@ class Channel:
             ("TCP_USER_TIMEOUT", min(2**31 - 1, int(1000 * seconds))),
         ):
             if hasattr(socket, name):  # not every system has all of them
-                self._line.set_option(socket.IPPROTO_TCP, getattr(socket, name), value)
+                with contextlib.suppress(OSError):
+                    options(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     # ---- sending --------------------------------------------------------------------------------------
 
@@ -147,7 +160,10 @@ class Channel:
     def _send_now(self, parts: list[memoryview]) -> list[memoryview]:
         """Send what the kernel has room for; returns what is left."""
         try:
-            sent = self._line.send_now(parts)
+            if self._tls is not None:
+                sent = self._tls.send_now(parts)
+            else:
+                sent = self._socket.sendmsg(parts, [], socket.MSG_DONTWAIT | _NO_SIGNAL)
         except BlockingIOError:
             return parts
         while parts and sent >= len(parts[0]):
@@ -164,7 +180,7 @@ class Channel:
                     return
                 part = self._unsent[0]
             try:
-                sent = self._line.send(part)
+                sent = self._socket.send(part, _NO_SIGNAL) if self._tls is None else self._tls.send(part)
             except OSError:
                 self.drop()  # the receiving thread reports it
                 return
@@ -189,7 +205,7 @@ class Channel:
 
     def ready(self, seconds: float) -> bool:
         """Wait until something has come, or the other end is gone; False after so many seconds."""
-        return self._line.ready(seconds)
+        return bool(self._poll.poll(1000 * seconds)) if self._tls is None else self._tls.ready(seconds)
 
     def header(self, seconds: float | None = None) -> Header:
         """Wait for the next frame's header; see `body`."""
@@ -231,7 +247,10 @@ class Channel:
         since = time.monotonic()
         while room:
             try:
-                got = self._line.receive(room)
+                if self._tls is not None:
+                    got = self._tls.receive(room)
+                else:
+                    got = self._socket.recv_into(room, 0, socket.MSG_WAITALL)
             except BlockingIOError:  # nothing came since it last was looked
                 if self._closed:
                     raise ConnectionError("the connection was closed") from None
@@ -251,7 +270,9 @@ class Channel:
             self._closed = True
             self._unsent.clear()
             self._changed.notify_all()
-        self._line.drop()
+        with contextlib.suppress(OSError):
+            # Not `SSLSocket.shutdown`: after that, what still lies there would be read as plain text.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the socket; to be called by the thread that receives, when it has ended."""
@@ -259,7 +280,7 @@ class Channel:
         if self._sender not in (None, threading.current_thread()):
             assert self._sender is not None
             self._sender.join(_CLOSE_SECONDS)
-        self._line.close()
+        self._socket.close()
 
 
 def _bytes(x: Tensor) -> memoryview:
