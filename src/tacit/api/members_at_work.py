@@ -360,7 +360,8 @@ class MembersAtWork:
         own = isinstance(error, NonFinite) and any(
             not bool(torch.isfinite(x).all()) for x in locals_of(held).values()
         )
-        if own or self._failures >= ATTEMPTS:
+        called = isinstance(error, MembersChange) and error.__cause__ is None  # by others
+        if own or (self._failures >= ATTEMPTS and not called):
             raise error
         if isinstance(error, NonFinite) and self._ranks.rank == 0:
             _log.warning("period %d, members %s: %s", self.number, ", ".join(self.names), error)
