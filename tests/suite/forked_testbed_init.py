@@ -103,7 +103,7 @@ def become(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         environ = dict(env)
         os.environ.clear()
         os.environ.update(environ)
-        rank_counter.subprocess = SimpleNamespace(Popen=Rank)  # type: ignore[assignment]
+        rank_counter.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": Rank})  # type: ignore[assignment]
         code = rank_counter.main(argv[3:])
         sys.stderr.flush()
         os._exit(code)
