@@ -376,7 +376,11 @@ class Partition(Compressor):
 
     def clear_parts_(self, x: Tensor) -> None:
         """Zero `x` (flat) in the parts' spans."""
-        zero_each_([x[start:stop] for part in self.parts for start, stop in part.spans])
+        found = []
+        for part in self.parts:
+            for start, stop in part.spans:
+                found.append(x[start:stop])
+        zero_each_(found)
 
 
 def _taken(factors: Factors, spans: Spans) -> Factors:
@@ -390,8 +394,11 @@ def _taken(factors: Factors, spans: Spans) -> Factors:
 
 
 def _put(mean: Tensor, spans: tuple[tuple[int, int], ...], out: Tensor) -> None:
-    pieces = torch.split(mean, [stop - start for start, stop in spans])
-    copy_each_([out[start:stop] for start, stop in spans], [*pieces])
+    sizes, places = [], []
+    for start, stop in spans:
+        sizes.append(stop - start)
+        places.append(out[start:stop])
+    copy_each_(places, [*torch.split(mean, sizes)])
 
 
 @dataclass(frozen=True)

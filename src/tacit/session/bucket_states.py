@@ -71,7 +71,7 @@ class BucketWorkspace(Workspace):
             self.held[key] = torch.empty(shape, dtype=dtype, device=device)
 
     def spare(self, field: str, like: Tensor) -> Tensor:
-        found = None if self.narrow is None else self.narrow.spare(field)
+        found = self.spares.get(field) if self.narrow is None else self.narrow.spare(field)
         return self.second(field, like) if found is None else found
 
     def second(self, field: str, like: Tensor) -> Tensor:

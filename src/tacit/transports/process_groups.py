@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,9 +22,11 @@ from tacit import torch_compat
 from tacit.environment import CONNECTIONS
 from tacit.errors import ConfigError
 from tacit.torch_compat import ShutdownNotice
-from tacit.transports.relayed_group import HubConnection, RelayedGroup
 from tacit.transports.started_collectives import Later
 from tacit.transports.thread_shutdown import settle
+
+if TYPE_CHECKING:
+    from tacit.transports.relayed_group import HubConnection
 
 Use = tuple[int, str]
 """(channel, axis): the use of a group."""
@@ -79,6 +81,7 @@ def meeting_at(
     relay: HubConnection, name: str, limit: timedelta, is_off: Callable[[], bool], close: Callable[[], None]
 ) -> Meeting:
     """Members are connected to a hub; `relay`: a connection to it that nobody else uses."""
+    from tacit.transports.relayed_group import RelayedGroup
 
     def make(_: str, rank: int, size: int, named: str) -> dist.ProcessGroup:
         return torch_compat.python_group(
