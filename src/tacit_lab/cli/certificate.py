@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from tacit import checks
 from tacit.errors import ConfigError
 from tacit.files import output
 from tacit_lab import certificates
@@ -30,6 +29,8 @@ def command(
 
     It prints the fingerprint, which others need to know; without the package cryptography, openssl's command.
     """
+    from tacit import checks  # loads torch
+
     checks.whole("--days", days, 1, 36500, "write how many, such as 365")
     unfit = [name for name in names if not name or not name.isascii() or set(name) & set(" ,/:\"'") - {":"}]
     if unfit:
