@@ -137,4 +137,4 @@ SMALL = [
 
 @for_each("name", [each.name for each in SMALL])
 def test_a_check_works_on_a_cpu(name: str, setting: Setting) -> None:
-    json.dumps(gpu.named(name).run(setting))
+    json.dumps(gpu.run(gpu.named(name), setting))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -63,7 +64,9 @@ class StreamLane:
                 try:
                     while job.advance():
                         assert job.request is not None
-                        job.post(self._transport, stage_of(job.request))
+                        done = threading.Event()
+                        job.post(self._transport, stage_of(job.request)).on_done(done.set)
+                        done.wait()  # a device's is at once; replicas of one process wait for each other
                     return
                 except Exception as error:
                     self._failure = self._explain(error)
