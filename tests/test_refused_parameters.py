@@ -16,11 +16,13 @@ from tacit.algorithms.options.text import parameters
 from tacit.compressors import (
     EF21,
     AdamMomentum,
+    ByteCoded,
     Cascade,
     Clip,
     Dense,
     DifferenceCopy,
     ErrorFeedback,
+    Int8,
     MeanFeedback,
     MomentumCorrection,
     Partition,
@@ -38,6 +40,7 @@ from tacit.prediction import Nowcast, PredictiveCoding
 from tacit.strategy import Strategy
 
 NEEDY = {
+    "ByteCoded": ByteCoded(Int8()),
     "Clip": Clip(Dense(), 1.0),
     "ErrorFeedback": ErrorFeedback(Dense()),
     "MeanFeedback": MeanFeedback(Dense()),

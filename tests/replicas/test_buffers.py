@@ -18,6 +18,7 @@ from tacit.errors import AttachError, NonFinite
 from tacit.merges import (
     Average,
     CommonPoint,
+    EagerStep,
     Elastic,
     LocalResidual,
     Mix,
@@ -62,6 +63,7 @@ WAYS: dict[str, Strategy] = {
     "outer step, late": progress(STEPPING, 2),
     "outer step, partly": progress(OuterStep(1.6, 0.95, local=0.5), 4),
     "outer step, without momentum": progress(OuterStep(1.9, 0.0)),
+    "outer step, eager": progress(EagerStep(1.6, 0.5, period=4), 4),
     "outer step, in fragments": Strategy(
         subject="delta", rounds=Every(6, fragments=3), overlap=Delayed(2), merge=STEPPING
     ),

@@ -181,6 +181,7 @@ def _ways(
     """What compresses on the way to the server, and on the way back; None there: nothing."""
     for name, given in (("push", push), ("pull", pull)):
         checks.one_of(name, given, get_args(Push))
+    checks.flag("entropy", entropy)
     if entropy and push == pull == "dense":
         raise ConfigError(
             "entropy=True is for what is compressed, and push and pull are 'dense': write push='bf16', or "
