@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tacit.transports.process_groups import Meeting, disband, gather_texts, member_group, own_groups
+from tacit.transports.process_groups import disband, gather_texts, meeting_by, member_group, own_groups
 
 
 def _socket_threads() -> set[str]:
@@ -45,7 +45,7 @@ def test_all_groups_share_the_thread_that_waits_for_sockets() -> None:
 def test_members_do_not_wait_in_gloo_for_one_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     is_gone, over = threading.Event(), threading.Event()
-    meeting = Meeting(dist.HashStore(), "test", timedelta(seconds=60), is_gone.is_set)
+    meeting = meeting_by(dist.HashStore(), "test", timedelta(seconds=60), is_gone.is_set)
     group = member_group(meeting, 0, 1, timedelta(seconds=60))
     try:
         assert gather_texts("here", group) == ["here"]
