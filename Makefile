@@ -42,7 +42,7 @@ quick: setup  ## The laws, and the tests that start no process: about a minute a
 	$(BIN)/python -m pytest --forks 6 -m "not processes and not long"
 
 test: setup  ## The whole test suite; tests that need network namespaces say so where they cannot run.
-	$(BIN)/python -m pytest --forks 5
+	$(BIN)/python -m pytest --forks 6
 
 check: $(STAMP)  ## Format, lint, strict types, and the rules of the source's structure.
 	$(BIN)/ruff format --check .
