@@ -133,3 +133,23 @@ def wait_for(what: str, seconds: float = SECONDS) -> Iterator[None]:
         yield
         time.sleep(0.05)
     raise AssertionError(f"no {what} in {seconds:g} s")
+
+
+def one_dies_and_another_comes(members: Members, algorithm: str) -> None:
+    """Of three members one is killed; those that live go on, a fourth joins them, and all end equal."""
+    first = [members.member(name, algorithm, 150) for name in "ab"]
+    lost = members.member("c", algorithm, 150)
+    for each in (*first, lost):
+        each.until("members")
+    while len(first[0].until("step")["members"]) < 3:
+        pass
+    lost.until("step", 20)
+    lost.signal(signal.SIGKILL)
+    while len(first[0].until("step")["members"]) > 2:
+        pass
+    came = members.member("d", algorithm, 150)
+    assert came.until("begun")["begun"] > 20
+    ends = [each.ended() for each in (*first, came)]
+    assert ends[0]["sums"] == ends[1]["sums"] == ends[2]["sums"]
+    assert all(each["end"]["members"] == 3 for each in ends)
+    assert ends[0]["last"] < ends[0]["first"]

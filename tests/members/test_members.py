@@ -4,7 +4,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from members_processes import SECONDS, Members, started
+from members_processes import SECONDS, Members, one_dies_and_another_comes, started
 
 KINDS = (
     "lowbit:sync_every=2",  # two phases for three members, and one for two
@@ -25,22 +25,7 @@ def members() -> Iterator[Members]:
 
 @pytest.mark.parametrize("algorithm", KINDS)
 def test_one_dies_and_another_comes(members: Members, algorithm: str) -> None:
-    first = [members.member(name, algorithm, 150) for name in "ab"]
-    lost = members.member("c", algorithm, 150)
-    for each in (*first, lost):
-        each.until("members")
-    while len(first[0].until("step")["members"]) < 3:
-        pass
-    lost.until("step", 20)
-    lost.signal(signal.SIGKILL)
-    while len(first[0].until("step")["members"]) > 2:
-        pass
-    came = members.member("d", algorithm, 150)
-    assert came.until("begun")["begun"] > 20
-    ends = [each.ended() for each in (*first, came)]
-    assert ends[0]["sums"] == ends[1]["sums"] == ends[2]["sums"]
-    assert all(each["end"]["members"] == 3 for each in ends)
-    assert ends[0]["last"] < ends[0]["first"]
+    one_dies_and_another_comes(members, algorithm)
 
 
 def test_a_frozen_one_is_given_up_and_comes_back(members: Members) -> None:

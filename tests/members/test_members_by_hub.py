@@ -1,12 +1,11 @@
 """Replicas that reach each other by a hub alone, as processes: they join, die, and outlive the hub."""
 
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from members_processes import Members, begun
+from members_processes import Members, begun, one_dies_and_another_comes
 from shared_secret import SECRET
 
 from tacit.stores.hub.hub import Hub
@@ -53,20 +52,7 @@ def members(hubs: Hubs) -> Iterator[Members]:
 
 @pytest.mark.parametrize("algorithm", ["lowbit:sync_every=2", "topk:ratio=0.1"])
 def test_one_dies_and_another_comes(members: Members, algorithm: str) -> None:
-    first = [members.member(name, algorithm, 150) for name in "ab"]
-    lost = members.member("c", algorithm, 150)
-    while len(first[0].until("step")["members"]) < 3:
-        pass
-    lost.until("step", 20)
-    lost.signal(signal.SIGKILL)
-    while len(first[0].until("step")["members"]) > 2:
-        pass
-    came = members.member("d", algorithm, 150)
-    assert came.until("begun")["begun"] > 20
-    ends = [each.ended() for each in (*first, came)]
-    assert ends[0]["sums"] == ends[1]["sums"] == ends[2]["sums"]
-    assert all(each["end"]["members"] == 3 for each in ends)
-    assert ends[0]["last"] < ends[0]["first"]
+    one_dies_and_another_comes(members, algorithm)
 
 
 @pytest.mark.parametrize("algorithm", ["lowbit:sync_every=2", "diloco:sync_every=4"])

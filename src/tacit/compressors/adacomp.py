@@ -12,12 +12,11 @@ from torch import Tensor
 from tacit import checks
 from tacit.compressors import ratio
 from tacit.compressors.sparse_entries import Entries
+from tacit.compressors.threshold import packed_signs, sign_bytes
 from tacit.contracts import Context, Payload
-from tacit.exchange.finite_checks import refuse_overflow
 from tacit.kernels.entry_buffers import EntryBuffer, Selection
-from tacit.kernels.payload_layout import block_count
 from tacit.kernels.payloads import expect_parts
-from tacit.kernels.signs import add_signs_, encode_signs
+from tacit.kernels.signs import add_signs_
 
 
 @dataclass(frozen=True)
@@ -78,23 +77,19 @@ class AdaComp(Entries):
 
     def write(self, values: Tensor, most: int, ctx: Context) -> Payload:
         """The packed signs, room for all, and the magnitude."""
-        refuse_overflow(values, ctx)
-        bits = ctx.scratch("signs", values, (-(-most // 8),), torch.uint8)
-        means = ctx.scratch("means", values, (block_count(most),), torch.float32)
+        bits = packed_signs(values, most, ctx)
         size = ctx.scratch("size", values, (1,), torch.float32)
-        bits.zero_()
-        count = values.numel()
-        encode_signs(values, bits[: -(-count // 8)], means[: block_count(count)], None)
         if not values.is_meta:
-            size.fill_(min(float(values.abs().double().mean()), 3.4e38) if count else 0.0)
+            size.fill_(min(float(values.abs().double().mean()), 3.4e38) if values.numel() else 0.0)
         return bits, size
 
     def check_written(self, written: Payload, most: int, out: Tensor) -> None:
         """Expects the signs of as many entries as fit, and their magnitude."""
-        expect_parts(written, out.numel(), ("signs", -(-most // 8), torch.uint8), ("size", 1, torch.float32))
+        signs = "signs", sign_bytes(most), torch.uint8
+        expect_parts(written, out.numel(), signs, ("size", 1, torch.float32))
 
     def read(self, written: Payload, out: Tensor, weight: float) -> Tensor:
         """Plus or minus the magnitude for each entry."""
         bits, size = written
-        add_signs_([(bits[: -(-out.numel() // 8)], size, None)], weight, out, fresh=True)
+        add_signs_([(bits[: sign_bytes(out.numel())], size, None)], weight, out, fresh=True)
         return out

@@ -68,24 +68,30 @@ class Threshold(Entries):
 
     def write(self, values: Tensor, most: int, ctx: Context) -> Payload:
         """The packed signs, room for all."""
-        refuse_overflow(values, ctx)  # the largest entries are among them, and signs hide overflow
-        bits = ctx.scratch("signs", values, (_bytes(most),), torch.uint8)
-        means = ctx.scratch("means", values, (block_count(most),), torch.float32)
-        bits.zero_()
-        count = values.numel()
-        encode_signs(values, bits[: _bytes(count)], means[: block_count(count)], None)
-        return (bits,)
+        return (packed_signs(values, most, ctx),)
 
     def check_written(self, written: Payload, most: int, out: Tensor) -> None:
         """Expects the signs of as many entries as fit."""
-        expect_parts(written, out.numel(), ("signs", _bytes(most), torch.uint8))
+        expect_parts(written, out.numel(), ("signs", sign_bytes(most), torch.uint8))
 
     def read(self, written: Payload, out: Tensor, weight: float) -> Tensor:
         """Plus or minus `tau` for each entry."""
-        signs = written[0][: _bytes(out.numel())], out.new_full((1,), self.tau), None
+        signs = written[0][: sign_bytes(out.numel())], out.new_full((1,), self.tau), None
         add_signs_([signs], weight, out, fresh=True)
         return out
 
 
-def _bytes(signs: int) -> int:
+def sign_bytes(signs: int) -> int:
+    """The bytes of so many packed signs."""
     return -(-signs // 8)
+
+
+def packed_signs(values: Tensor, most: int, ctx: Context) -> Tensor:
+    """The signs of the chosen values, in room for `most`; what is too large to be sent is refused."""
+    refuse_overflow(values, ctx)  # the largest entries are among them, and signs hide overflow
+    bits = ctx.scratch("signs", values, (sign_bytes(most),), torch.uint8)
+    means = ctx.scratch("means", values, (block_count(most),), torch.float32)
+    bits.zero_()
+    count = values.numel()
+    encode_signs(values, bits[: sign_bytes(count)], means[: block_count(count)], None)
+    return bits
