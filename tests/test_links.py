@@ -129,15 +129,13 @@ def in_places(*places: int, near: float = 2e-4, far: float = 3e-2) -> Links:
     return replace(LINKS, hosts=hosts, ranks=ranks, latency=of(near, far), **rates)
 
 
-def test_places_are_told_by_latency_with_a_shape_that_goes_by_them() -> None:
+def test_places_are_told_by_latency_with_a_topology_that_goes_by_them() -> None:
     found = in_places(0, 0, 1, 1)
     assert found.places() == [[0, 1], [2, 3]]
     assert "There are 2 places: nodes 0, 1; nodes 2, 3. Latency is 0.2 ms at most inside and 30" in str(found)
-    assert "dense:topology=blueconnect-2x2x2." in str(found)
-    mixed = in_places(0, 1, 0, 1, 2, 2)
-    assert mixed.places() == [[0, 2], [1, 3], [4, 5]]
-    assert "blueconnect-2x2x3, if nodes are numbered place by place" in str(mixed)
-    assert "blueconnect" not in str(in_places(0, 0, 1)), "places of unequal size have no such shape"
+    assert "bf16:topology=hierarchical, averages inside them first." in str(found)
+    assert in_places(0, 1, 0, 1, 2, 2).places() == [[0, 2], [1, 3], [4, 5]]
+    assert "hierarchical" not in str(in_places(0, 0, 1)), "it takes places of one size alone"
 
 
 @pytest.mark.parametrize(

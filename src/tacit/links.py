@@ -11,7 +11,7 @@ from typing import ClassVar, TypeAlias
 from tacit.described import Duration, Positive, Saved, Whole
 from tacit.errors import ConfigError
 
-__all__ = ["MATRICES", "Links", "shown"]
+__all__ = ["MATRICES", "Links", "Matrix", "places_of", "shown"]
 
 Matrix: TypeAlias = tuple[tuple[Duration | None, ...], ...]
 MATRICES = ("latency", "rate", "rate_of_flows", "rate_both_ways")
@@ -111,20 +111,7 @@ class Links(Saved):
 
     def places(self) -> list[list[int]]:
         """Groups of nodes with far less latency inside than between any two groups; one if there are none."""
-        nodes = range(len(self.hosts))
-        far = {(i, j): max(self._latency(i, j), self._latency(j, i)) for i in nodes for j in nodes if i < j}
-        ranked = sorted(far.values())
-        gap, near = max(((b / a, a) for a, b in pairwise(ranked) if b >= _FAR), default=(1.0, 0.0))
-        found: list[list[int]] = []
-        for i in nodes:
-            home = next((each for each in found if far[each[0], i] <= near), None)
-            if home is None:
-                found.append([i])
-            else:
-                home.append(i)
-        where = {i: number for number, each in enumerate(found) for i in each}
-        apart = all((where[i] == where[j]) == (seconds <= near) for (i, j), seconds in far.items())
-        return found if gap >= _PLACED and apart else [[*nodes]]
+        return places_of(self.latency)
 
     def _latency(self, i: int, j: int) -> float:
         return self.latency[i][j] or 0.0
@@ -173,7 +160,7 @@ class Links(Saved):
         return found
 
     def _of_places(self) -> list[str]:
-        """Where nodes are in several places: which, and the shape of an all-reduce that goes by them."""
+        """Where nodes are in several places: which, and the topology that goes by them."""
         places = self.places()
         if len(places) == 1:
             return []
@@ -185,12 +172,26 @@ class Links(Saved):
             f"and {1e3 * min(self._latency(i, j) for i in places[0] for j in places[1]):.3g} between."
         )
         if len(sizes) == len(ranks) == 1:
-            levels = [each for each in (ranks.pop(), sizes.pop(), len(places)) if each > 1]
-            text = "x".join(map(str, levels))
-            found += f" What adds up may be averaged inside them first: dense:topology=blueconnect-{text}"
-            in_order = [i for each in places for i in each] == [*range(len(self.hosts))]
-            found += "." if in_order else ", if nodes are numbered place by place (torchrun --node-rank)."
+            found += " topology=hierarchical, as in bf16:topology=hierarchical, averages inside them first."
         return [found]
+
+
+def places_of(latency: Matrix) -> list[list[int]]:
+    """Groups of nodes with far less latency inside than between any two groups; one if there are none."""
+    nodes = range(len(latency))
+    far = {(i, j): max(latency[i][j] or 0.0, latency[j][i] or 0.0) for i in nodes for j in nodes if i < j}
+    ranked = sorted(far.values())
+    gap, near = max(((b / a, a) for a, b in pairwise(ranked) if b >= _FAR), default=(1.0, 0.0))
+    found: list[list[int]] = []
+    for i in nodes:
+        home = next((each for each in found if far[each[0], i] <= near), None)
+        if home is None:
+            found.append([i])
+        else:
+            home.append(i)
+    where = {i: number for number, each in enumerate(found) for i in each}
+    apart = all((where[i] == where[j]) == (seconds <= near) for (i, j), seconds in far.items())
+    return found if gap >= _PLACED and apart else [[*nodes]]
 
 
 def _joined(nodes: Sequence[int]) -> str:

@@ -11,13 +11,16 @@ from tacit.errors import ConfigError, NonFinite
 from tacit.session import Session
 from tacit.strategy import Levels, Strategy
 from tacit.topologies import Flat, Hierarchical
+from tacit.topologies.schedules import by_levels, chunk_of
 from tacit.transports.loopback import Loopback, LoopbackTransport
 
 NAMED = {"a": torch.zeros(30, 10), "b": torch.zeros(10), "c": torch.zeros(41, 5), "d": torch.zeros(5)}
 LOTS = [["d", "c"], ["b", "a"]]
 SIZE = 520
 WAYS = ["slices", "leaders"]
-SHAPES = [(2, 2), (2, 3), (3, 2), (1, 3), (3, 1), (1, 1)]
+SHAPES = [(2, 2), (2, 3), (3, 2), (1, 3), (3, 1), (1, 1), (2, 4), (3, 6)]
+PLACES = {4: (2, 2), 6: (2, 3)}
+"""Ranks of a place -> its levels: ranks of a machine, machines."""
 
 
 class Nodes:
@@ -25,7 +28,8 @@ class Nodes:
 
     def __init__(self, compressor: Compressor, by: str, nodes: int = 2, ranks: int = 2) -> None:
         self.net = Loopback.of_nodes(nodes, ranks)
-        strategy = Strategy(compressor=compressor, topology=Hierarchical(by=by))  # type: ignore[arg-type]
+        topology = Hierarchical(by=by, near=PLACES.get(ranks, ()))  # type: ignore[arg-type]
+        strategy = Strategy(compressor=compressor, topology=topology)
         self.sessions = [
             Session(strategy, NAMED, LoopbackTransport(self.net, rank), LOTS) for rank in range(nodes * ranks)
         ]
@@ -97,6 +101,23 @@ def test_slices_share_what_crosses_between_nodes(ranks: int) -> None:
     assert max(far) - min(far) <= 4 * len(LOTS)
     # Inside: all stretches but its own away, and its own to all others; over all ranks 2 (G - 1) n.
     assert sum(near[:ranks]) == 2 * (ranks - 1) * 4 * SIZE
+
+
+def test_what_leaves_a_machine_for_others_of_its_site_is_one_tensor_shared_by_its_ranks() -> None:
+    down, up = by_levels(6, (2, 3))  # three machines of two ranks
+    for schedule in (down, up):
+        hops = [hop for turn in schedule.rounds for hop in turn]
+        out = sum(hop.stop - hop.start for hop in hops if hop.source // 2 == 0 and hop.end // 2 != 0)
+        assert out / schedule.chunks == pytest.approx(2 / 3), "(machines - 1) / machines"
+    last = {hop.end: hop.start for turn in down.rounds for hop in turn}
+    assert last == {rank: chunk_of(rank, (2, 3)) for rank in range(6)}
+
+
+def test_levels_inside_a_site_are_of_as_many_ranks() -> None:
+    with pytest.raises(ConfigError, match=r"Hierarchical\(near=\(2, 3\)\) is for 6 ranks, and there are 4"):
+        Hierarchical(near=(2, 3)).spans(range(11), AxisRank(0, 4))
+    with pytest.raises(ConfigError, match=r"near=\(0,\) cannot be: write \(8, 4\) for places of four"):
+        Hierarchical(near=(0,))
 
 
 def test_leaders_alone_speak_between_nodes() -> None:

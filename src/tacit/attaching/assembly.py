@@ -52,9 +52,11 @@ def levels_of(
     strategy, group = spec.strategy, spec.group
     nodes: Sequence[Sequence[int]] = ()
     if _goes_by_node(strategy):
-        from tacit.levels.node_layout import read_nodes, warn_of_one
+        from tacit.levels.node_layout import by_places, read_nodes, warn_of_one
 
         nodes = read_nodes(group, spec.mesh)
+        if spec.mesh is None:
+            strategy, nodes = by_places(strategy, nodes, group)
         if group.rank() == 0:
             warn_of_one(strategy, nodes)
     weights = _weights(spec)

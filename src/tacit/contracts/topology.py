@@ -187,7 +187,17 @@ def made_for(topology: Topology, links: LinkRates) -> Topology:
 
 
 class NodeTopology(Topology):
-    """Combines the tensors of a node first; compressors meet between the nodes."""
+    """Combines the tensors of a node first; compressors meet between the nodes.
+
+    Attributes:
+        near: the levels inside a node that is a whole place: the ranks of a machine, and the machines.
+    """
+
+    near: tuple[int, ...]
+
+    @abstractmethod
+    def of_places(self, near: tuple[int, ...]) -> Topology:
+        """This topology, for nodes that are places with these levels."""
 
     @property
     @abstractmethod

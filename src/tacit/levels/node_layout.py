@@ -6,6 +6,7 @@ import logging
 import os
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -13,15 +14,17 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tacit.contracts import NODE, NodeTopology
 from tacit.errors import AttachError
-from tacit.links import Links
-from tacit.strategy import AnyStrategy
-from tacit.transports.probing import measure
+from tacit.links import Links, places_of
+from tacit.strategy import AnyStrategy, Strategy
+from tacit.transports.probing import latencies, measure
 from tacit.transports.process_groups import gathered, ranks_of
 
 _log = logging.getLogger("tacit")
 
 _SHORTLY = 0.05
 """Seconds of a transfer."""
+_PLACED = range(4, 65)
+"""Among so many nodes places are looked for: of more, the latency of each pair takes seconds."""
 VARIABLES = ("GROUP_RANK", "SLURM_NODEID", "NODE_RANK")
 """The variables by which torchrun, Slurm and Ray Train say which node a process is on."""
 
@@ -60,6 +63,38 @@ def measured_links(group: dist.ProcessGroup, mesh: DeviceMesh | None) -> Links:
     except AttachError:
         nodes = [[rank] for rank in range(group.size())]
     return measure(group, nodes, seconds=_SHORTLY)
+
+
+def by_places(
+    strategy: AnyStrategy, nodes: Sequence[Sequence[int]], group: dist.ProcessGroup
+) -> tuple[AnyStrategy, Sequence[Sequence[int]]]:
+    """The strategy and the nodes; where latencies show places, these count as nodes. A collective call.
+
+    For a strategy of one level that goes by nodes, among 4 to 64 of them.
+
+    Raises:
+        ProbeError: nothing comes through a link.
+    """
+    topology = strategy.levels[0].topology
+    if not isinstance(strategy, Strategy) or not isinstance(topology, NodeTopology):
+        return strategy, nodes
+    if topology.near or topology.needs_rates or len(nodes) not in _PLACED:
+        return strategy, nodes
+    places = places_of(latencies(group, nodes))
+    if len(places) == 1:
+        return strategy, nodes
+    unequal = len({*map(len, places)}) > 1
+    if group.rank() == 0:
+        told = f"by their latencies, nodes are at {len(places)} places: {places}"
+        if unequal:
+            _log.warning("%s; %r goes by nodes alone, as places differ in size", told, strategy.name)
+        else:
+            _log.info("%s; %r averages inside them first", told, strategy.name)
+    if unequal:
+        return strategy, nodes
+    levels = tuple(each for each in (len(nodes[0]), len(places[0])) if each > 1)
+    joined = [[rank for i in place for rank in nodes[i]] for place in places]
+    return replace(strategy, topology=topology.of_places(levels)), joined
 
 
 def warn_of_one(strategy: AnyStrategy, nodes: Sequence[Sequence[int]]) -> None:

@@ -1,11 +1,11 @@
-"""Inside the nodes first, then between them: the mean of a node crosses the network once."""
+"""Inside nodes or places first, then between them: the mean of each crosses the slower network once."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import torch
@@ -34,9 +34,12 @@ from tacit.contracts import (
     cut_factors,
 )
 from tacit.errors import ConfigError
-from tacit.exchange.joined_requests import average_
+from tacit.exchange.finite_checks import divide_
+from tacit.exchange.joined_requests import average_, conducted
+from tacit.topologies import schedules
 from tacit.topologies.auto import Auto
 from tacit.topologies.on_axis import OnAxis
+from tacit.topologies.shapes import check_numbers, followed
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,15 @@ class Hierarchical(NodeTopology, ByLinks):
             it in turn, one a round (DASO: Coquelin et al. 2021); for compressors without memory.
         far: how ranks with the same rank in their nodes exchange: `Flat` or `TwoPhase` on the axis "net", or
             whichever of them sends less; or `Uneven`, where the nodes' links differ.
+        near: the ranks of a machine, and the machines of a place, where a place counts as a node: then
+            there are three levels, and only 1 / (ranks of a machine) of the tensor leaves each rank for other
+            machines of its place. (): one level inside. Without a mesh, `attach` fills it in where latencies
+            show places.
     """
 
     by: Literal["slices", "leaders", "turns"] = "slices"
     far: OnAxis = Auto(NET)
+    near: tuple[int, ...] = ()
 
     scope = WORLD
     meets = NET
@@ -70,6 +78,13 @@ class Hierarchical(NodeTopology, ByLinks):
                 "TwoPhase(axis='net'), or leave it out"
             )
 
+        check_numbers(
+            "near",
+            self.near,
+            None,
+            "write (8, 4) for places of four machines of eight ranks, or leave it out",
+        )
+
     @property
     def needs_rates(self) -> bool:
         return isinstance(self.far, ByLinks) and self.far.needs_rates
@@ -79,6 +94,10 @@ class Hierarchical(NodeTopology, ByLinks):
         far = self.far.for_rates(links) if isinstance(self.far, ByLinks) else self.far
         assert isinstance(far, OnAxis)
         return replace(self, far=far)
+
+    def of_places(self, near: tuple[int, ...]) -> Hierarchical:
+        """This topology with these levels inside a node."""
+        return replace(self, near=near)
 
     @property
     def without_nodes(self) -> OnAxis:
@@ -102,7 +121,7 @@ class Hierarchical(NodeTopology, ByLinks):
             )
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
-        return f"{self.far.summary(compressors)} between nodes"
+        return f"{self.far.summary(compressors)} between {'places' if self.near else 'nodes'}"
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:
         return self.far.collectives(compressors)
@@ -120,13 +139,22 @@ class Hierarchical(NodeTopology, ByLinks):
         return self.far.keeps(numel, compressor, here)
 
     def spans(self, edges: Sequence[int] | range, near: AxisRank) -> Spans:
-        """Spans as equal as the edges allow; with "leaders" rank 0 has all, with "turns" every rank."""
+        """Spans as equal as the edges allow; with "leaders" rank 0 has all, with "turns" every rank.
+
+        Raises:
+            ConfigError: the levels inside a node are of another number of ranks.
+        """
+        if self.near:
+            schedules.refuse_product("Hierarchical", "near", self.near, near.peers)
         if self.by == "turns":
             return ((0, edges[-1]),) * near.peers
         if self.by == "leaders":
             return ((0, edges[-1]), *[(edges[-1], edges[-1])] * (near.peers - 1))
         cuts = [_nearest(edges, edges[-1] * i / near.peers) for i in range(near.peers + 1)]
-        return tuple(pairwise(cuts))
+        if not self.near:
+            return tuple(pairwise(cuts))
+        chunks = [schedules.chunk_of(rank, self.near) for rank in range(near.peers)]
+        return tuple((cuts[chunk], cuts[chunk + 1]) for chunk in chunks)
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """Three exchanges; the middle one is the compressor's."""
@@ -136,7 +164,7 @@ class Hierarchical(NodeTopology, ByLinks):
             return (yield from self.far.conduct(ctx.out, compressor, state, ctx))
         spans = self._shares(x, ctx)
         if not ctx.replicated_in_node:
-            yield ReduceScatter(ctx.out, spans, NODE, ctx.finite_probe)
+            yield from self._scattered(spans, ctx)
         if ctx.nonfinite_flags is not None:
             yield from average_(ctx.nonfinite_flags, NODE)
         start, stop = spans[ctx.near.rank]
@@ -147,9 +175,30 @@ class Hierarchical(NodeTopology, ByLinks):
             share, rescale = ctx.share * mine.numel() / x.numel(), cut_factors(ctx.rescale, start, stop)
             here = replace(ctx, out=mine, finite_probe=finite_probe, share=share, rescale=rescale)
             done = yield from self.far.conduct(mine, compressor, state, here)
-        yield AllGatherInto(ctx.out, spans, NODE)
+        yield from self._gathered(spans, ctx)
         yield from _pass_on(ctx.nonfinite_flags, spans)
         return done._replace(mean=ctx.out, finite=False)
+
+    @property
+    def _staged(self) -> bool:
+        return self.by == "slices" and len(self.near) > 1
+
+    def _scattered(self, spans: Spans, ctx: Context) -> Generator[Request, Any, None]:
+        """This rank's span of the mean of its node."""
+        if not self._staged:
+            yield ReduceScatter(ctx.out, spans, NODE, ctx.finite_probe)
+            return
+        divide_(ctx.out, ctx.near.peers, ctx.finite_probe)  # before the sum, which might overflow
+        down, _ = schedules.by_levels(ctx.near.peers, self.near)
+        yield from conducted(followed(down, ctx.out, ctx.inside("down"), ctx.near.rank, _edges(spans)), NODE)
+
+    def _gathered(self, spans: Spans, ctx: Context) -> Generator[Request, Any, None]:
+        """The spans of all ranks of the node."""
+        if not self._staged:
+            yield AllGatherInto(ctx.out, spans, NODE)
+            return
+        _, up = schedules.by_levels(ctx.near.peers, self.near)
+        yield from conducted(followed(up, ctx.out, ctx.inside("up"), ctx.near.rank, _edges(spans)), NODE)
 
     def _shares(self, x: Tensor, ctx: Context) -> Spans:
         """The span that each rank of the node sends between nodes in this round."""
@@ -171,6 +220,11 @@ def _pass_on(nonfinite_flags: Tensor | None, spans: Spans) -> Generator[Request,
     yield AllGatherInto(
         nonfinite_flags, tuple((n * (i > first), n * (i >= first)) for i in range(len(spans))), NODE
     )
+
+
+def _edges(spans: Spans) -> tuple[int, ...]:
+    """The starts of spans that lie side by side in any order, and the end of the last."""
+    return tuple(accumulate((stop - start for start, stop in sorted(spans)), initial=0))
 
 
 def _nearest(edges: Sequence[int] | range, target: float) -> int:

@@ -104,8 +104,24 @@ def by_factors(peers: int, factors: Sequence[int]) -> MessageSchedule:
             f"rings of {max(factors)} take {hops} messages among {peers} ranks, and a schedule can have "
             f"{_MOST_HOPS}: write HalvingDoubling(), or BlueConnect() with smaller factors"
         )
+    down, up = by_levels(peers, tuple(factors))
+    return MessageSchedule(peers, peers, (*down.rounds, *up.rounds))
+
+
+@lru_cache(_KEPT)
+def by_levels(peers: int, factors: tuple[int, ...]) -> tuple[MessageSchedule, MessageSchedule]:
+    """The halves of `by_factors`; between them each rank has the sum of the chunk that `chunk_of` names."""
     down, up = _scatter_and_gather(range(peers), factors, peers)
-    return MessageSchedule(peers, peers, (*down, *up))
+    return MessageSchedule(peers, peers, tuple(down)), MessageSchedule(peers, peers, tuple(up))
+
+
+def chunk_of(rank: int, factors: Sequence[int]) -> int:
+    """The chunk that a rank has between the halves of `by_levels`: the digits of its number in reverse."""
+    chunk = 0
+    for factor in factors:
+        rank, digit = divmod(rank, factor)
+        chunk = chunk * factor + digit
+    return chunk
 
 
 def found_factors(peers: int) -> tuple[int, ...]:

@@ -119,16 +119,24 @@ class Shape(Sums):
             for tensor, span in _laid(payload, whole):
                 span.copy_(tensor.reshape(-1))
         divide_(whole, ctx.peers, request.finite_probe)  # before the sum, which might overflow
-        yield from _followed(self.schedule(ctx.peers, numel * first.element_size()), whole, ctx)
+        schedule = self.schedule(ctx.peers, numel * first.element_size())
+        yield from followed(schedule, whole, ctx, ctx.rank, tuple(schedule.edges(numel)))
         if not alone:
             for tensor, span in _laid(payload, whole):
                 tensor.copy_(span.view(tensor.shape))
         return payload
 
 
-def _followed(schedule: MessageSchedule, x: Tensor, ctx: Context) -> Generator[Request, Any, None]:
-    """Take part in each round of the schedule with `x`, which becomes the sum."""
-    turns = _turns(schedule, ctx.rank, x.numel())
+def followed(
+    schedule: MessageSchedule, x: Tensor, ctx: Context, rank: int, edges: tuple[int, ...]
+) -> Generator[Request, Any, None]:
+    """Take part in each round of the schedule with `x`, which becomes the sum.
+
+    Args:
+        rank: this one's, among the peers of the schedule.
+        edges: the starts of the chunks in `x`, and the end of the last.
+    """
+    turns = _turns(schedule, rank, edges)
     longest = max((turn.into[1] - turn.into[0] for turn in turns if turn.adds), default=0)
     arrived = ctx.scratch("arrived", x, (longest,), x.dtype)
     for to, (start, stop), (begin, end), adds in turns:
@@ -151,9 +159,8 @@ class _Turn(NamedTuple):
 
 
 @lru_cache(1024)
-def _turns(schedule: MessageSchedule, rank: int, numel: int) -> tuple[_Turn, ...]:
-    """A rank's turns, for a tensor of `numel` elements, without empty messages on any rank."""
-    edges = schedule.edges(numel)
+def _turns(schedule: MessageSchedule, rank: int, edges: tuple[int, ...]) -> tuple[_Turn, ...]:
+    """A rank's turns, for a tensor that is cut there, without empty messages on any rank."""
     turns = []
     for each in schedule.rounds:
         to: list[int | None] = [None] * schedule.peers
@@ -328,9 +335,7 @@ class Torus(Shape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_numbers(
-            "sides", self.sides, (0, 2), "write (2, 4) for two rows of four ranks, or leave it out"
-        )
+        check_numbers("sides", self.sides, (0, 2), "write (2, 4) for two rows of four ranks, or leave it out")
 
     def schedule(self, peers: int, nbytes: int) -> MessageSchedule:
         return schedules.torus(peers, self.sides)
@@ -358,7 +363,7 @@ class BlueConnect(Shape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_numbers(
+        check_numbers(
             "factors", self.factors, None, "write (8, 4, 2) for two racks of four nodes of eight ranks"
         )
 
@@ -366,7 +371,7 @@ class BlueConnect(Shape):
         return schedules.blueconnect(peers, self.factors)
 
 
-def _check_numbers(name: str, given: object, counts: Sequence[int] | None, hint: str) -> None:
+def check_numbers(name: str, given: object, counts: Sequence[int] | None, hint: str) -> None:
     """Refuse a value that is no tuple of whole numbers from 1 on; `counts`: the allowed lengths."""
     fits = isinstance(given, tuple) and all(type(each) is int and each >= 1 for each in given)
     if not fits or (counts is not None and isinstance(given, tuple) and len(given) not in counts):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,7 +23,7 @@ from tacit.transports.process_groups import connections, control, own_groups
 
 FLOWS = 4
 """Streams of the measurement with several."""
-_PINGS = 25
+_PINGS, _FEW_PINGS = 25, 4
 _FIRST_BYTES, _MOST_BYTES = 64 << 10, 64 << 20
 _ENOUGH = 0.3
 """The share of the wanted time from which a transfer shows the rate well enough to choose the next size."""
@@ -62,24 +62,53 @@ def measure(
     Raises:
         ProbeError: a link carried nothing, or no large messages; names its nodes.
     """
-    host = control(group)
-    everyone = range(group.size())
-    flows = own_groups(group, everyone, timeout, "gloo", (0, "probe"), FLOWS)
-    me = dist.get_rank(group)
-    mine = next(number for number, node in enumerate(nodes) if me in node)
+    flows = own_groups(group, range(group.size()), timeout, "gloo", (0, "probe"), FLOWS)
     found = torch.zeros(len(MATRICES), len(nodes), len(nodes), dtype=torch.float64)
-    trouble, before = [], segments()
+    before = segments()
+    trouble = _in_turns(flows, group, nodes, seconds, lambda link, i, j: _fill(found, i, j, link))
+    return _shared(found, trouble, segments().resent_since(before), control(group), nodes)
+
+
+def latencies(group: dist.ProcessGroup, nodes: Sequence[Sequence[int]]) -> Matrix:
+    """Seconds of a small message from each node to each other, one way, by few messages. A collective call.
+
+    Raises:
+        ProbeError: nothing comes through a link; on the ranks at its ends.
+    """
+    host, found = control(group), torch.zeros(len(nodes), len(nodes), dtype=torch.float64)
+
+    def fill(link: _Link, i: int, j: int) -> None:
+        seconds = link.latency(_FEW_PINGS)
+        if link.lower and i != j:
+            found[i, j] = found[j, i] = seconds
+
+    if trouble := _in_turns([host], group, nodes, 0.0, fill):
+        raise ProbeError(trouble)
+    dist.all_reduce(found, group=host)
+    return _matrix(found)
+
+
+def _in_turns(
+    flows: Sequence[dist.ProcessGroup],
+    group: dist.ProcessGroup,
+    nodes: Sequence[Sequence[int]],
+    seconds: float,
+    fill: Callable[[_Link, int, int], None],
+) -> str:
+    """Have both ends of each link measure it, disjoint pairs at once. Returns what did not work."""
+    me, host, trouble = dist.get_rank(group), control(group), []
+    mine = next(number for number, node in enumerate(nodes) if me in node)
     for turn in (*_turns(len(nodes)), [(node, node) for node in range(len(nodes))]):
         for i, j in turn:
             ends = (nodes[i][0], nodes[j][0]) if i != j else nodes[i][:2]
             if mine in (i, j) and me in ends and len(ends) == 2:
                 other = ends[1] if me == ends[0] else ends[0]
                 try:
-                    _fill(found, i, j, _Link(flows, other, seconds, me == ends[0], (i, j)))
+                    fill(_Link(flows, other, seconds, me == ends[0], (i, j)), i, j)
                 except ProbeError as error:
                     trouble.append(str(error))
         dist.barrier(host)  # a rank that waited for a link that is down comes late
-    return _shared(found, "; ".join(trouble), segments().resent_since(before), host, nodes)
+    return "; ".join(trouble)
 
 
 def _turns(nodes: int) -> Iterator[list[tuple[int, int]]]:
@@ -123,10 +152,10 @@ class _Link:
     nodes: tuple[int, int]
     trip: float = 0.0
 
-    def latency(self) -> float:
+    def latency(self, pings: int = _PINGS) -> float:
         """Half of a round trip, in seconds: the shortest of many, as other load only adds to it."""
         try:
-            self.trip = min(self._ping(0) for _ in range(_PINGS))
+            self.trip = min(self._ping(0) for _ in range(pings))
         except RuntimeError as error:
             raise self._trouble(error) from None
         return self.trip / 2
