@@ -25,7 +25,8 @@ import argparse
 import math
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,22 +163,45 @@ class Task:
     rule: Rule = Rule()
 
 
+BY_ADAM = Rule(longest=600, scales={"demo": 0.5, "dion": 4.0})
 TASKS = {
     "cifar10": Task(
         "cifar10", "resnet8", 16, 48_000, rule=Rule(longest=9600, choosing=3, validation=VALIDATION)
     ),
     "cifar10-large": Task("cifar10", "resnet8", 32, 10_000, rule=Rule(searched=624, validation=VALIDATION)),
     "mnist": Task("mnist", "lenet", 32, 58_000, rule=Rule(validation=VALIDATION)),
-    "text": Task("bytes", rule=Rule(longest=600)),
-    "text-large": Task("bytes", judged=98_304, rule=Rule(longest=600)),
+    "text": Task("bytes", rule=BY_ADAM),
+    "text-large": Task("bytes", judged=98_304, rule=BY_ADAM),
     # Trained on a GPU, with the library of another Python: no pair is of both.
-    "text-gpu": Task("bytes", judged=98_304, rule=Rule(longest=600)),
+    "text-gpu": Task("bytes", judged=98_304, rule=BY_ADAM),
     "digits": Task("digits"),
 }
 STEPS = (600, 2400, 9600)
 
 
 STUDY = Study({name: each.rule for name, each in TASKS.items()}, PLAIN)
+LIKE = {
+    **dict.fromkeys(("ef21-sgdm", "oktopk", "sketched-sgd", "gradientflow", "adacomp"), "topk:ratio=0.01"),
+    "demo": "signsgd",
+    "three-lc": "efsign",
+    "natural-dithering": "qsgd",
+    "laq": "int8",
+    "gspar": "randomk",
+    "atomo": "powersgd:rank=4",
+    "gradient-tracking": "gossip:graph=ring",
+    "eager-diloco": "diloco:sync_every=32",
+    "sparta": "localsgd:sync_every=10",
+}
+ONCE = Study(
+    {name: replace(each.rule, choosing=0) for name, each in TASKS.items()}, PLAIN, (2.0, 4.0), LIKE, STUDY
+)
+"""For arms of one seed: most take the rate of a relative, and for the others one seed chooses among few."""
+
+
+def once(done: Mapping[StudyRun, Ended]) -> list[dict[str, Any]]:
+    """A row for each arm of one seed that has been trained."""
+    wanted = [("cifar10", arm, min(STEPS)) for arm in (*LIKE, "dion")]
+    return ONCE.rows(done, wanted, range(1))
 
 
 def trained(job: StudyRun, data: str | None, device: str = "cpu") -> Ended:
@@ -288,14 +312,15 @@ def main() -> None:
         raise SystemExit("there are no images: write --data PATH, or set TACIT_DATA")
     arms = list(dict.fromkeys([PLAIN, *arms]))
     wanted = [(task, arm, steps) for steps in lengths for task in tasks for arm in arms]
+    study = ONCE if options.seeds == 1 else STUDY
     path = options.runs or (RUNS if options.quick else RESULTS) / FILE
     seeds = range(2 if options.quick else options.seeds)
     if options.table:
         done = read(path)
-        wanted, seeds = STUDY.there(done), range(CHOOSING)
+        wanted, seeds = study.there(done), range(CHOOSING)
     else:
         done = carry_out(
-            lambda done: STUDY.missing(done, wanted, seeds),
+            lambda done: study.missing(done, wanted, seeds),
             partial(trained, data=options.data, device=options.device),
             read(path),
             path,
@@ -303,9 +328,9 @@ def main() -> None:
             minutes=options.minutes,
             tell=partial(print, file=sys.stderr, flush=True),
         )
-    found = STUDY.rows(done, wanted, seeds)
+    found = study.rows(done, wanted, seeds)
     if options.publish:
-        for written in publish(found, hardware(), PLAIN):
+        for written in publish(found, once(done), hardware(), PLAIN):
             print(f"wrote {written}", file=sys.stderr)
     result = {"benchmark": "accuracy", "quick": options.quick, "hardware": hardware(), "rows": found}
     conclude(result, table(found), options)

@@ -46,7 +46,7 @@ def test_a_fact_is_of_the_longest_training() -> None:
 
 
 def test_the_page_has_a_table_for_each_length() -> None:
-    page = accuracy_page.page(ROWS, {"cpu": "one", "cores": 2, "torch": "2"}, "dense")
+    page = accuracy_page.page(ROWS, [], {"cpu": "one", "cores": 2, "torch": "2"}, "dense")
     assert "| `topk:ratio=0.01,warmup_steps=60` | 5.00% | 97.00% | -1.00 ± 0.20 | 3 | 1 |" in page
     assert "| `topk:ratio=0.01,warmup_steps=240` | 5.00% | 97.75% | -0.25 ± 0.20 | 3 | 1 |" in page
     assert "+0.10 (one seed)" in page
@@ -54,15 +54,23 @@ def test_the_page_has_a_table_for_each_length() -> None:
     assert page.index("2,400 steps") < page.index("600 steps"), "the longest first"
 
 
+def test_what_has_one_seed_stands_apart() -> None:
+    about = {"cpu": "one", "cores": 2, "torch": "2"}
+    page = accuracy_page.page(ROWS[:4], [row("demo", 600, 0.003, None)], about, "dense")
+    before, apart = page.split("## With one seed")
+    assert "`demo`" not in before
+    assert "| `demo` | 5.00% | 98.30% | +0.30 (one seed) | 3 | 1 |" in apart
+
+
 def test_a_table_says_what_was_trained_on_a_gpu() -> None:
     about = {"cpu": "one", "cores": 2, "torch": "2"}
-    assert "Trained on" not in accuracy_page.page(ROWS, about, "dense")
+    assert "Trained on" not in accuracy_page.page(ROWS, [], about, "dense")
     moved = [{**each, "on": ["NVIDIA H100"]} if each["steps"] == 2400 else each for each in ROWS]
-    page = accuracy_page.page(moved, about, "dense")
+    page = accuracy_page.page(moved, [], about, "dense")
     assert page.count("learning rate. Trained on NVIDIA H100.") == 1
     assert page.index("Trained on") < page.index("600 steps")
     assert "Trained on CPU and NVIDIA H100." in accuracy_page.page(
-        [*moved[:3], ROWS[3], ROWS[4]], about, "dense"
+        [*moved[:3], ROWS[3], ROWS[4]], [], about, "dense"
     )
 
 
@@ -76,8 +84,8 @@ def test_the_fewest_bytes_are_told_where_a_loss_is_excluded() -> None:
     assert chosen is not None
     assert chosen["bytes"] == 0.03, "not one seed, and not a wide interval, whatever its mean"
     about = {"cpu": "one", "cores": 2, "torch": "2"}
-    assert "of 4 looked at, are 3.00%: `topk:" in accuracy_page.page([ROWS[1], *rows], about, "dense")
-    assert "is excluded for none of these 1." in accuracy_page.page([ROWS[1], rows[2]], about, "dense")
+    assert "of 4 looked at, are 3.00%: `topk:" in accuracy_page.page([ROWS[1], *rows], [], about, "dense")
+    assert "is excluded for none of these 1." in accuracy_page.page([ROWS[1], rows[2]], [], about, "dense")
 
 
 def test_the_figure_has_a_line_for_what_was_trained_for_two_lengths() -> None:

@@ -69,10 +69,10 @@ def trained() -> list[dict[str, Any]]:
 
 
 def test_the_tables_of_accuracies_are_made_of_the_trainings(trained: list[dict[str, Any]]) -> None:
-    text = accuracy_page.PAGE.read_text()
+    text, once = accuracy_page.PAGE.read_text(), accuracy.once(accuracy.read(RESULTS / accuracy.FILE))
     (machine,) = re.findall(r"` on (\S.+), (\d+) cores,\s+torch (\S+);", text)
     about = dict(zip(("cpu", "cores", "torch"), machine, strict=True))
-    assert accuracy_page.page(trained, about, accuracy.PLAIN) == text
+    assert accuracy_page.page(trained, once, about, accuracy.PLAIN) == text
 
 
 def test_the_gaps_of_the_summary_are_those_of_the_trainings(trained: list[dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from tacit.environment import INTERFACE, NODE, NODES
 from tacit.members.roster import Members
 from tacit.timelines import now
 from tacit_lab.recipes.progress import MemberSign
-from tacit_lab.recipes.recipe import Batch, Recipe
+from tacit_lab.recipes.recipe import Batch, Recipe, optimizer_of
 from tacit_lab.recipes.training import EVERY, Task
 from tacit_lab.testbed.network import counters
 
@@ -36,8 +36,8 @@ def train(task: Task, recipe: Recipe, silence: float) -> None:
     assert task.strategy is not None
     nodes = int(os.environ[NODES])
     module = recipe.model(task.seed)
-    optimizer = recipe.optimizer(module)
-    rates = [task.rate * group["lr"] for group in optimizer.param_groups]
+    optimizer = optimizer_of(recipe, module, task.strategy, task.rate)
+    rates = [group["lr"] for group in optimizer.param_groups]
     model = DistributedDataParallel(module, gradient_as_bucket_view=True)
     per_epoch = recipe.steps_per_epoch(nodes)
     session = attach(

@@ -9,6 +9,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from tacit.strategy import AnyStrategy
+
+OWN_MOMENTUM = ("demo", "dion")
+"""Algorithms that are for SGD without momentum, as they keep it themselves."""
 Batch: TypeAlias = tuple[Tensor, Tensor]
 """Inputs and targets; the first dim of both counts the samples."""
 
@@ -69,6 +73,23 @@ class Recipe(ABC):
     def rate(self, done: float) -> float:
         """The factor on the optimizer's learning rate after the share `done` (0..1) of the run."""
         return 1.0
+
+
+def optimizer_of(
+    recipe: Recipe, model: nn.Module, strategy: AnyStrategy | None, rate: float
+) -> torch.optim.Optimizer:
+    """The recipe's optimizer, at `rate` times its learning rate.
+
+    For an algorithm that keeps momentum itself it is SGD without, of the recipe's rates and weight decay.
+    """
+    found = recipe.optimizer(model)
+    if strategy is not None and strategy.name.partition(":")[0] in OWN_MOMENTUM:
+        kept = ("params", "lr", "weight_decay")
+        groups = [{key: group[key] for key in kept} for group in found.param_groups]
+        found = torch.optim.SGD(groups, lr=0.0)  # each group has its own
+    for group in found.param_groups:
+        group["lr"] *= rate
+    return found
 
 
 def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:

@@ -21,7 +21,7 @@ from tacit.timelines import Timeline
 from tacit_lab.recipes.curves import NO_CURVES, Curves
 from tacit_lab.recipes.meter import Meter, mean_over_ranks
 from tacit_lab.recipes.progress import Progress
-from tacit_lab.recipes.recipe import Recipe
+from tacit_lab.recipes.recipe import Recipe, optimizer_of
 from tacit_lab.recipes.timing import Timekeeper
 from tacit_lab.records import (
     CHOOSING,
@@ -169,9 +169,7 @@ def train(
 @contextmanager
 def _replica(task: Task, recipe: Recipe) -> Iterator[TrainingReplica]:
     module = recipe.model(task.seed)
-    optimizer = recipe.optimizer(module)
-    for group in optimizer.param_groups:
-        group["lr"] *= task.rate
+    optimizer = optimizer_of(recipe, module, task.strategy, task.rate)
     if task.strategy is None:
         yield TrainingReplica(module, module, optimizer, NoSession())
         return

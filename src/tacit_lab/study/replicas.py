@@ -39,7 +39,7 @@ from tacit.session.learning_rates import Rates
 from tacit.strategy import AnyStrategy, AutoStrategy
 from tacit.torch_compat import copy_each_, ddp_buckets
 from tacit.transports.loopback import Loopback, LoopbackTransport
-from tacit_lab.recipes.recipe import Batch, Recipe
+from tacit_lab.recipes.recipe import Batch, Recipe, optimizer_of
 from tacit_lab.study.graphed import GraphedGradients
 
 T = TypeVar("T")
@@ -167,10 +167,9 @@ class Worker:
         device: str,
     ) -> None:
         self.net = recipe.model(seed).to(device)
-        self.optimizer = recipe.optimizer(self.net)
-        for group in self.optimizer.param_groups:
-            group["lr"] *= rate
-            if device != CPU:  # a launch takes longer than a step of so few parameters
+        self.optimizer = optimizer_of(recipe, self.net, strategy, rate)
+        if device != CPU:  # a launch takes longer than a step of so few parameters
+            for group in self.optimizer.param_groups:
                 group.update(fused=True, foreach=False)
         self.first = [group["lr"] for group in self.optimizer.param_groups]
         self.named: dict[str, Tensor] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,8 @@ from tacit_lab.study.jobs import Ended, StudyRun, uncoded
 
 RATES = (0.5, 1.0, 2.0)
 """What the task's own learning rate is multiplied by, to choose from; more where the best is at an end."""
-SIGNS, SMALLER = "signsgd", 1 / 128
-"""signSGD moves each parameter by the rate itself, whatever the gradient: its rates are so much smaller."""
+BESIDE_SGD: Mapping[str, float] = {"signsgd": 1 / 128, "demo": 1 / 128, "dion": 1 / 16}
+"""These move parameters by the rate itself, whatever the gradient: their rates are so much smaller."""
 LIMITS = (1 / 1024, 16.0)
 Wanted = Sequence[tuple[str, str, int]]
 """What is to be known: of each (task, arm, steps) the gap."""
@@ -34,12 +34,14 @@ class Rule:
         choosing: how many other seeds judge the rates that seed `CHOOSING` does not tell apart, in trainings
             of up to `searched` steps. They are those of the claims, by the validation split.
         validation: the samples of the validation split; 0 where there is none, and losses count.
+        scales: what the rates of algorithms are multiplied by whose steps are of another size.
     """
 
     searched: int = 600
     longest: int = 2400
     choosing: int = 0
     validation: int = 0
+    scales: Mapping[str, float] = field(default_factory=lambda: BESIDE_SGD)
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,15 @@ class Study:
         rules: of each task.
         plain: the arm to which gaps are.
         rates: to choose from; a single one is taken as it is.
+        like: of arms that are not searched, whose rate each takes.
+        fuller: by which plain training's rate, and those of others in `like`, are chosen.
     """
 
     rules: Mapping[str, Rule]
     plain: str = "dense"
     rates: tuple[float, ...] = RATES
+    like: Mapping[str, str] = field(default_factory=dict)
+    fuller: Study | None = None
 
     # ---- learning rates -------------------------------------------------------------------------------
 
@@ -64,8 +70,8 @@ class Study:
         Where one seed does not tell rates apart, the task's other seeds train with each of those too.
         """
         rule = self.rules[task]
-        smaller = SMALLER if arm.partition(":")[0] == SIGNS else 1.0
-        rates, seeds = tuple(smaller * rate for rate in self.rates), rule.choosing
+        scale = rule.scales.get(arm.partition(":")[0], 1.0)
+        rates, seeds = tuple(scale * rate for rate in self.rates), rule.choosing
         steps = min(steps, max(rule.searched, rule.longest))
         tried_with = partial(StudyRun, task, arm, steps, CHOOSING)
         if steps > rule.searched:
@@ -88,6 +94,8 @@ class Study:
 
     def best(self, done: Done, task: str, arm: str, steps: int) -> float | None:
         """The rate that was best, and with which no seed has collapsed; None while it is searched."""
+        if self.fuller is not None and (arm == self.plain or arm in self.like):
+            return self.fuller.best(done, task, self.like.get(arm, arm), steps)
         if len(self.rates) == 1:
             return self.rates[0]
         for twin in _twins(done, task, arm):

@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch import nn
 
+from tacit.algorithms import parse
 from tacit.errors import ConfigError
 from tacit_lab import recipes
 from tacit_lab.recipes import Choices, lora
 from tacit_lab.recipes import digits as digits_module
 from tacit_lab.recipes import recommender as recommender_module
 from tacit_lab.recipes.bytes import Bytes
-from tacit_lab.recipes.recipe import Recipe, shard
+from tacit_lab.recipes.recipe import Recipe, optimizer_of, shard
 
 SMALL = pytest.mark.parametrize(
     "recipe", [recipes.get(name) for name in ("bytes", "digits", "lora", "recommender")], ids=lambda r: r.name
@@ -245,3 +246,18 @@ def test_a_byte_sees_only_what_came_before_it() -> None:
 def test_an_unknown_recipe_is_told_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown recipe 'digit'\. Did you mean 'digits'"):
         recipes.get("digit")
+
+
+@pytest.mark.parametrize("name", ["digits", "bytes"])
+def test_who_keeps_momentum_itself_is_stepped_by_sgd_without(name: str) -> None:
+    recipe = recipes.get(name)
+    own = recipe.optimizer(recipe.model(0)).param_groups[0]
+    for strategy in (None, parse("topk")):
+        (group,) = optimizer_of(recipe, recipe.model(0), strategy, 0.5).param_groups
+        assert group == {**own, "params": group["params"], "lr": 0.5 * own["lr"]}
+    for named in ("demo:k=8", "dion"):
+        found = optimizer_of(recipe, recipe.model(0), parse(named), 0.5)
+        assert type(found) is torch.optim.SGD
+        (group,) = found.param_groups
+        kept = (group["lr"], group["momentum"], group["weight_decay"])
+        assert kept == (0.5 * own["lr"], 0, own["weight_decay"])

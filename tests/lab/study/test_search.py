@@ -54,6 +54,22 @@ def test_the_search_goes_on_where_the_best_is_at_an_end() -> None:
 def test_the_rates_of_a_step_that_is_a_sign_are_far_smaller() -> None:
     rates = {arm: [job.rate for job in STUDY.searched({}, "digits", arm, 66)] for arm in ("topk", "signsgd")}
     assert rates == {"topk": [0.5, 1.0, 2.0], "signsgd": [0.5 / 128, 1 / 128, 2 / 128]}
+    by_adam = Study({"text": Rule(scales={"demo": 0.5})})
+    assert [job.rate for job in by_adam.searched({}, "text", "demo", 66)] == [0.25, 0.5, 1.0]
+    assert next(job.rate for job in STUDY.searched({}, "digits", "demo:k=8", 66)) == 0.5 / 128
+
+
+def test_where_one_seed_is_trained_an_arm_takes_the_rate_of_a_relative() -> None:
+    once = Study({"digits": Rule()}, rates=(2.0, 4.0), like={"oktopk": "topk"}, fuller=STUDY)
+    done = searched("topk", (0.7, 0.9, 0.8)) | searched("dense", (0.9, 0.95, 0.8))
+    wanted = [("digits", "oktopk", 66), ("digits", "dense", 66)]
+    missing = [*once.missing(done, wanted, range(1))]
+    assert missing == [StudyRun("digits", arm, 66, 0, 1.0) for arm in ("oktopk", "dense")]
+    alone = [job.rate for job in once.missing(done, [("digits", "gtopk", 66)], range(1))]
+    assert alone == [2.0, 4.0], "who has no relative is searched, among few"
+    done |= {job: ended(job, each) for job, each in zip(missing, (0.7, 0.8), strict=True)}
+    (row, _) = once.rows(done, wanted, range(1))
+    assert (row["rate"], round(row["gap"]["mean"], 6), row["gap"]["half"]) == (1.0, -0.1, None)
 
 
 def test_of_rates_that_the_validation_split_does_not_tell_apart_the_loss_decides() -> None:
