@@ -64,6 +64,8 @@ ALGORITHMS: dict[str, Callable[..., AnyStrategy]]
 ENTRIES: dict[str, Entry]
 """Name -> facts, in the order of `tacit list`, which has baselines last. Loads all."""
 
+_BY_PAPER = {"3lc": "three-lc", "1bit-sgd": "onebit", "1bit-adam": "onebit-adam", "01-adam": "zeroone-adam"}
+"""Names of papers that no function can have, and that of the algorithm here."""
 _builds: dict[str, Callable[..., AnyStrategy]] = {}
 _entries: dict[str, Entry] = {}
 
@@ -150,12 +152,19 @@ def known() -> list[str]:
     return list(dict.fromkeys([*_rows(), *_builds]))
 
 
+def canonical(text: str) -> str:
+    """The text of an algorithm, by its name here where its paper calls it otherwise."""
+    name, colon, rest = text.strip().partition(":")
+    return f"{_BY_PAPER.get(name.strip(), name)}{colon}{rest}"
+
+
 def parse(text: str) -> AnyStrategy:
     """The strategy of a text such as `"topk:ratio=0.01"`.
 
     Raises:
         ConfigError: unknown algorithm or parameter, or a value that cannot be; says what to write.
     """
+    text = canonical(text)
     name, pairs = split_text(text)
     if name.endswith(")"):
         first, _, rest = name.partition("(")
@@ -178,7 +187,7 @@ def parse(text: str) -> AnyStrategy:
             f"{build.__module__}.{build.__name__} has returned {made!r} as the algorithm {name!r}, and that "
             "is no strategy: return a tacit.Strategy(...)"
         )
-    return replace(made, name=text.strip())
+    return replace(made, name=text)
 
 
 def strategy_of(given: object) -> AnyStrategy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,9 @@ def command(
         str | None,
         typer.Argument(help="One algorithm, whose parameters are described, e.g. topk", show_default=False),
     ] = None,
+    family: Annotated[
+        str | None, typer.Option(help="Only the algorithms of one family, such as sparsification")
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print a list of JSON objects, e.g. tacit list --json | jq '.[].name'"),
@@ -32,12 +36,23 @@ def command(
     E.g. tacit list, or tacit list topk
     """
     from tacit import algorithms
-    from tacit.errors import unknown
+    from tacit.algorithms.registry import canonical
+    from tacit.errors import ConfigError, unknown
+    from tacit_lab.algorithm_facts import by_family
 
     import_own(modules)
-    names = algorithms.known() if name is None else [name]
+    families = by_family()
+    if name is not None and family is not None:
+        raise ConfigError(f"{name} and --family {family} are two questions: leave one of them out")
+    if family is not None and family not in families:
+        raise unknown("family", family, families)
+    if family is not None:
+        families = {family: families[family]}
+    name = None if name is None else canonical(name)
     if name is not None and name not in algorithms.known():
         raise unknown("algorithm", name, algorithms.known())
+    shown = {each for names in families.values() for each in names}
+    names = [each for each in algorithms.known() if each in shown] if name is None else [name]
     if as_json:
         typer.echo(json.dumps(_objects(names)))
     elif name is not None:
@@ -45,7 +60,7 @@ def command(
     else:
         from rich.console import Console
 
-        Console().print(_table())
+        Console().print(_table(families))
 
 
 def _described(name: str) -> list[str]:
@@ -84,7 +99,7 @@ def _objects(names: list[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _table() -> Table:
+def _table(families: Mapping[str, Sequence[str]]) -> Table:
     """A line for each algorithm, by family: what it changes, and what it costs as it is by its name alone."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -97,7 +112,7 @@ def _table() -> Table:
     table.add_column("algorithm", no_wrap=True)
     table.add_column("what it changes", overflow="fold")
     table.add_column("accuracy, points", no_wrap=True)  # of which training, after how many steps
-    for family, names in facts.by_family().items():
+    for family, names in families.items():
         table.add_row(f"[bold]{family}[/bold]", "", "")
         first = next((name for name in names if ENTRIES[name].instead), None)
         for name in names:

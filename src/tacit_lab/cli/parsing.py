@@ -241,12 +241,14 @@ def split_algorithms(text: str) -> list[str]:
     Raises:
         ConfigError: A name is missing.
     """
+    from tacit.algorithms.registry import canonical
+
     texts: list[str] = []
     for part in (part.strip() for part in text.split(",")):
         if not part:
             raise ConfigError(f"an algorithm is missing in {text!r}: write for example ddp,topk:ratio=0.01")
         if "=" not in part or ":" in part:
-            texts.append(part)
+            texts.append(canonical(part))
         elif texts and ":" in texts[-1]:
             texts[-1] += f",{part}"
         else:

@@ -127,6 +127,21 @@ def test_one_algorithm_is_described_with_its_parameters() -> None:
     assert "Did you mean 'topk'" in unknown.err
 
 
+def test_one_family_alone_and_names_of_papers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = facts.by_family()["low rank"]
+    assert {each["name"] for each in json.loads(called("list", "--family", "low rank", "--json").out)} == {
+        *names
+    }
+    table = called("list", "--family", "low rank").out
+    assert "  powersgd " in table
+    assert "  topk " not in table
+    assert called("list", "3lc").out == called("list", "three-lc").out
+    assert algorithms.parse("3lc") == algorithms.parse("three-lc")
+    assert "Did you mean 'sparsification'" in called("list", "--family", "sparse").err
+    assert "leave one of them out" in called("list", "topk", "--family", "gossip").err
+
+
 def test_the_table_fits_80_columns_and_has_all_by_family(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     done = called("list")
