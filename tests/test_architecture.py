@@ -18,7 +18,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 NAMES: dict[str, Any] = {
     # A module imports only lower floors, and siblings on a floor leave each other alone.
     "floors": [
-        ["errors", "environment", "_moved", "torch_compat"],
+        ["errors", "environment", "_moved", "torch_compat", "torch_fsdp"],
         [
             *("contracts", "checks", "described", "exports", "files", "json_lines"),
             *("kernels", "links", "model", "moments", "own_modules", "ranges", "scripts", "timelines"),
@@ -50,7 +50,8 @@ NAMES: dict[str, Any] = {
         ["tacit_lab"],
     ],
     # Everything may use the errors. A check knows what a compressor is. Compressors, topologies and
-    # transports combine or check exchanges; what is predicted is sent by compressors.
+    # transports combine or check exchanges; what is predicted is sent by compressors. A learning rate may
+    # follow what all ranks have seen.
     "beneath": {
         "checks": ["contracts"],
         "described": ["files"],
@@ -60,13 +61,14 @@ NAMES: dict[str, Any] = {
         "topologies": ["exchange"],
         "transports": ["exchange"],
         "prediction": ["compressors", "exchange"],
+        "optim": ["transports"],
     },
     # What measures, and what nothing else may import.
     "lab": ["tacit_lab"],
     # Where torch.distributed is called: files, or folders with all that is in them.
     "network": ["torch_compat.py", "transports", "stores/server", "tacit_lab"],
     # Where torch's private names stand.
-    "torch's own": ["torch_compat.py"],
+    "torch's own": ["torch_compat.py", "torch_fsdp.py"],
     # Private names of the standard library, which are documented.
     "documented": ["_asdict", "_exit", "_fields", "_getframe", "_make", "_replace"],
     "contracts": ["contracts"],

@@ -1535,5 +1535,27 @@ def links_are_measured_where_all_ranks_ask_for_it() -> None:
         assert session.links is None
 
 
+@check
+def a_rank_is_a_part_of_the_batch_whose_gain_is_measured() -> None:
+    """Ranks of equal batches gain nothing; others a rate that is the same on all, also through a hook."""
+    for algorithm in ("ddp", "int8"):
+        for alike in (True, False):
+            rank = 0 if alike else dist.get_rank()
+            net = wrapped()
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+            with tacit.attach(net, optimizer, algorithm):
+                scaled = tacit.optim.AdaScale(net, optimizer)
+                for step in range(3):
+                    optimizer.zero_grad()
+                    x = torch.randn(8, 20, generator=torch.Generator().manual_seed(100 * step + rank))
+                    net(x).square().mean().backward()
+                    optimizer.step()
+                assert (scaled.gain < 1.02) == alike, (algorithm, scaled.gain)
+                assert scaled.gain <= dist.get_world_size() + 1e-6
+                assert same_on_all_ranks(torch.tensor([scaled.progress]))
+                scaled.close()
+            assert same_on_all_ranks(flat(net))
+
+
 if __name__ == "__main__":
     CHECKS.run()
