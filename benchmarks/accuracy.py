@@ -195,7 +195,7 @@ LIKE = {
 ONCE = Study(
     {name: replace(each.rule, choosing=0) for name, each in TASKS.items()}, PLAIN, (2.0, 4.0), LIKE, STUDY
 )
-"""For arms of one seed: most take the rate of a relative, and for the others one seed chooses among few."""
+"""For arms of one seed: another one chooses their rates, for most around that of a relative."""
 
 
 def once(done: Mapping[StudyRun, Ended]) -> list[dict[str, Any]]:

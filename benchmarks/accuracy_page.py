@@ -32,10 +32,9 @@ SEEDS = 3
 Row = Mapping[str, Any]
 ONE_SEED = """## With one seed
 
-600 steps of CIFAR-10, 16 x 16 pixels, with one seed: read two points as none. `dion` has the best of its
-rates by another seed; each other one has the rate that was best for a relative, such as that of
-`topk:ratio=0.01`, so one of its own may lose less. `demo` and `dion` keep momentum themselves, so they are
-trained with SGD without."""
+600 steps of CIFAR-10, 16 x 16 pixels, with one seed: read two points as none. Another seed has chosen among
+three learning rates and more, around the rate that was best for a relative, such as `topk:ratio=0.01`.
+`demo` and `dion` keep momentum themselves, so they are trained with SGD without."""
 
 
 def publish(rows: Sequence[Row], once: Sequence[Row], about: Mapping[str, object], plain: str) -> list[Path]:

@@ -38,10 +38,11 @@ FUNCTIONS = {
     "log_metrics",
     "measure_consensus",
     "parse",
+    "quantize_shards",
     "report",
     "trial",
 }
-OTHERS = {"Attached", "CommState", "Levels", "MemberSampler", "Members", "Strategy"}
+OTHERS = {"Attached", "CommState", "Levels", "MemberSampler", "Members", "QuantizedShards", "Strategy"}
 SUBMODULES = {
     "testing",
     "algorithms",

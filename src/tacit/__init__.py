@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         TestbedError,
         UnevenData,
     )
+    from tacit.fsdp.quantized import QuantizedShards, quantize_shards
     from tacit.members.roster import Members
     from tacit.members.sampler import MemberSampler
     from tacit.reporting.scalars import log_metrics
@@ -88,6 +89,7 @@ __all__ = [
     "PayloadError",
     "PeerLost",
     "ProbeError",
+    "QuantizedShards",
     "RatesDiffer",
     "RoundError",
     "ServerLost",
@@ -102,6 +104,7 @@ __all__ = [
     "log_metrics",
     "measure_consensus",
     "parse",
+    "quantize_shards",
     "report",
     "trial",
 ]
@@ -114,6 +117,7 @@ _HOMES = {
     "tacit.api.attached": "Attached measure_consensus",
     "tacit.api.comm_hook": "CommState comm_hook",
     "tacit.checkpoint.session_state": "join_states",
+    "tacit.fsdp.quantized": "QuantizedShards quantize_shards",
     "tacit.members.roster": "Members",
     "tacit.members.sampler": "MemberSampler",
     "tacit.reporting.scalars": "log_metrics",
@@ -128,7 +132,7 @@ _HOMES = {
     "SignOfMean Squeezed TernGrad ThreeLC Threshold TopK Tracking TwoMagnitudes",
     "tacit.merges": "Average CommonPoint EagerStep Elastic LocalResidual Mix OuterStep Replace ServerParams "
     "SlowMo StaleMean",
-    "tacit.optim": "LAMB LARS GrowingBatches scale_lr",
+    "tacit.optim": "AdaScale LAMB LARS GrowingBatches scale_lr",
     "tacit.overlap": "Bucketwise Delayed Fused Prioritized",
     "tacit.rounds": "AdaComm ByLearningRate ByVariance Cycling During Every EveryEpoch EveryStep "
     "MomentPeriods NodeRounds OnPlateau Renewals Until",

@@ -1,8 +1,8 @@
 """Every name that is private to torch, or to a framework around it, and that tacit uses: here, nowhere else.
 
-All of them are in torch 2.9.0, 2.13.0 and 2.14.1, but where a function says since which version. Where torch
-takes one away, the function here that uses it raises an AttributeError, or the import of tacit an
-ImportError, unless the function says otherwise.
+But for FSDP2's, which are in `torch_fsdp`. All of them are in torch 2.9.0, 2.13.0 and 2.14.1, but where a
+function says since which version. Where torch takes one away, the function here that uses it raises an
+AttributeError, or the import of tacit an ImportError, unless the function says otherwise.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ __all__ = [
     "HashStore",
     "PrefixStore",
     "PythonGroup",
-    "ReduceGroup",
     "ShutdownNotice",
     "Store",
     "TCPStore",
@@ -364,90 +363,6 @@ in_function_mode: Callable[[], int] = torch._C._len_torch_function_stack
 
 is_profiling: Callable[[], bool] = partial(getattr, torch.autograd.profiler, "_is_profiler_enabled")
 """Whether a profiler of torch is on."""
-
-
-class ReduceGroup:
-    """Parameters whose gradients FSDP2 reduces together: those that one `fully_shard` took.
-
-    A face of its private `FSDPParamGroup`, to which `FSDPModule._get_fsdp_state` leads.
-
-    Args:
-        module: an FSDPModule.
-        group: one of its groups.
-    """
-
-    def __init__(self, module: Any, group: Any) -> None:
-        self._module, self._group = module, group
-
-    @staticmethod
-    def all_of(model: nn.Module) -> Iterator[ReduceGroup]:
-        """Those of the model with a parameter that is trained.
-
-        By `FSDPState._fsdp_param_groups`; before torch 2.12 by `_fsdp_param_group`, the only one.
-        """
-        seen: set[int] = set()
-        for each in model.modules():
-            module: Any = each
-            state = module._get_fsdp_state() if hasattr(module, "set_all_reduce_hook") else None
-            for group in _param_groups(state):
-                found = ReduceGroup(module, group)
-                if id(group) not in seen and found.widths():
-                    seen.add(id(group))
-                    yield found
-
-    def widths(self) -> list[tuple[Tensor, int]]:
-        """Each parameter that is trained, with the entries that it has in what a rank gets, padding included.
-
-        By `FSDPParam.sharded_param` and `padded_sharded_param_size`.
-        """
-        return [
-            (each.sharded_param, each.padded_sharded_param_size.numel())
-            for each in self._group.fsdp_params
-            if each.sharded_param.requires_grad
-        ]
-
-    @property
-    def has_hook(self) -> bool:
-        """Whether someone has given it an all-reduce hook; by `_all_reduce_hook`."""
-        return self._group._all_reduce_hook is not None
-
-    def hook(self, hook: Callable[[Tensor], None] | None) -> None:
-        """Give it the hook, by `set_all_reduce_hook`; or take it away, by `_all_reduce_hook`."""
-        if hook is None:
-            self._group._all_reduce_hook = None
-        else:
-            self._module.set_all_reduce_hook(hook)
-
-    @property
-    def all_reduces(self) -> bool:
-        """Whether this backward is to be all-reduced: `set_requires_all_reduce`; by `all_reduce_grads`."""
-        return bool(self._group.all_reduce_grads)
-
-    @property
-    def divide_factor(self) -> float | None:
-        """What `set_gradient_divide_factor` has set; by `gradient_divide_factor`."""
-        factor: float | None = self._group.gradient_divide_factor
-        return factor
-
-    def keeps_as_gradients(self, reduced: Tensor) -> bool:
-        """Whether its gradients will be views of this tensor, and nobody reads them before backward ends.
-
-        Not where torch divides it once more, converts it, or adds it to gradients that are there; nor where a
-        hook of a parameter looks at its gradient. By `foreach_reduce`'s way in torch 2.13.
-        """
-        params = [param for param, _ in self.widths()]
-        return (
-            reduced.dtype in (torch.float32, torch.bfloat16)
-            and not self._group.force_sum_reduction_for_comms
-            and all(p.dtype == reduced.dtype and p.grad is None for p in params)
-            and not any(getattr(p, "_post_accumulate_grad_hooks", None) for p in params)
-        )
-
-
-def _param_groups(state: Any) -> list[Any]:
-    if state is None or hasattr(state, "_fsdp_param_groups"):
-        return [] if state is None else [*state._fsdp_param_groups]
-    return [each for each in (state._fsdp_param_group,) if each is not None]
 
 
 # ---- numbers ------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import tacit
 from tacit.compressors import PowerSGD
 from tacit.errors import AttachError
 from tacit.model.trained_model import local
-from tacit.torch_compat import ReduceGroup
+from tacit.torch_fsdp import ReduceGroup
 
 FEEDBACK = tacit.Strategy(compressor=tacit.ErrorFeedback(tacit.TopK(ratio=0.1)))
 HALVES = tuple[Tensor, Tensor]

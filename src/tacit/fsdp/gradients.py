@@ -17,7 +17,8 @@ from tacit.gradients.ddp_hook import BucketFuture, HookDispatcher
 from tacit.model.not_copied import OnlyHere
 from tacit.model.sharded_model import Reduction, ShardedModel
 from tacit.model.torch_modes import shielded
-from tacit.torch_compat import ReduceGroup, at_end_of_backward
+from tacit.torch_compat import at_end_of_backward
+from tacit.torch_fsdp import ReduceGroup
 
 _log = logging.getLogger("tacit")
 

@@ -25,6 +25,8 @@ from tacit.torch_compat import ShutdownNotice
 from tacit.transports.started_collectives import Later
 from tacit.transports.thread_shutdown import settle
 
+_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 if TYPE_CHECKING:
     from tacit.transports.relayed_group import HubConnection
 
@@ -199,6 +201,20 @@ def gathered(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
     everyone = [torch.empty_like(mine) for _ in range(group.size())]
     _waited(group, lambda: dist.all_gather(everyone, mine, group=control(group)))
     return everyone
+
+
+def gather_rows(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Everyone's flat tensor, in rows by rank; they are there when this stream goes on."""
+    rows = mine.new_empty((group.size(), mine.numel()))
+    _gather_flat(rows.view(-1), mine, group=group)
+    return rows
+
+
+def swap_rows(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """What every rank has in its row of this rank's number, in rows by rank."""
+    arriving = torch.empty_like(rows)
+    dist.all_to_all_single(arriving.view(-1), rows.view(-1), group=group)
+    return arriving
 
 
 def gather_objects(mine: object, group: dist.ProcessGroup | None = None) -> list[Any]:

@@ -59,9 +59,12 @@ def test_the_rates_of_a_step_that_is_a_sign_are_far_smaller() -> None:
     assert next(job.rate for job in STUDY.searched({}, "digits", "demo:k=8", 66)) == 0.5 / 128
 
 
-def test_where_one_seed_is_trained_an_arm_takes_the_rate_of_a_relative() -> None:
+def test_where_one_seed_is_trained_an_arm_is_searched_around_the_rate_of_a_relative() -> None:
     once = Study({"digits": Rule()}, rates=(2.0, 4.0), like={"oktopk": "topk"}, fuller=STUDY)
     done = searched("topk", (0.7, 0.9, 0.8)) | searched("dense", (0.9, 0.95, 0.8))
+    tried = once.searched(done, "digits", "oktopk", 66)
+    assert [job.rate for job in tried] == [0.5, 1.0, 2.0]
+    done |= {job: ended(job, 0.0, each) for job, each in zip(tried, (0.7, 0.9, 0.8), strict=True)}
     wanted = [("digits", "oktopk", 66), ("digits", "dense", 66)]
     missing = [*once.missing(done, wanted, range(1))]
     assert missing == [StudyRun("digits", arm, 66, 0, 1.0) for arm in ("oktopk", "dense")]
