@@ -65,6 +65,9 @@ class Strategy:
         residual_bits: in how many bits an entry of a residual is kept between rounds: 32, or 16 of bf16, to
             which it is rounded at random; so are DGC's velocity and the residuals of means. In a round all
             are computed in float32.
+        anchor_bits: in how many bits an entry of an anchor and of an outer momentum is kept between rounds:
+            32, or 16, as residuals. Where replicas are made equal, and as the session closes, parameters
+            are numbers of bf16 then. Parameters of float64 are left out.
         name: the text form it was made from; without effect.
     """
 
@@ -79,6 +82,7 @@ class Strategy:
     buffers: Buffers = "averaged"
     variance: Variance | Renewals = "local"
     residual_bits: int = 32
+    anchor_bits: int = 32
     name: str = field(default="custom", compare=False)
 
     def __post_init__(self) -> None:
@@ -108,16 +112,20 @@ class Strategy:
             self._check_delta()
         if self.blocking is not None:
             self._check_blocking(self.blocking)
-        if type(self.residual_bits) is not int or self.residual_bits not in (16, 32):
-            raise ConfigError(
-                f"residual_bits={self.residual_bits!r} is no type in which residuals can be kept: write 32, "
-                "or 16 for bf16, rounded at random"
-            )
+        for name, what in (("residual_bits", "residuals"), ("anchor_bits", "anchors")):
+            given = getattr(self, name)
+            if type(given) is not int or given not in (16, 32):
+                raise ConfigError(
+                    f"{name}={given!r} is no type in which {what} can be kept: write 32, or 16 for bf16, "
+                    "rounded at random"
+                )
         if self.residual_bits == 16 and self.subject != "gradient":
             raise ConfigError(
                 f"residual_bits=16 with subject={self.subject!r} is not possible, as it is for residuals of "
                 "gradients: leave it out, or write subject='gradient'"
             )
+        if self.anchor_bits == 16:
+            self._check_narrow_anchor()
         self._check_replica_option("momentum", self.momentum, MomentumUse, "local")
         self._check_replica_option("buffers", self.buffers, Buffers, "averaged")
         self._check_replica_option("variance", self.variance, Variance, "local")
@@ -239,6 +247,21 @@ class Strategy:
             raise ConfigError(
                 f"merge={self.merge} does not fit topology={self.topology}, which gives all ranks one "
                 "mean: write merge=Average(), or topology=Gossip()"
+            )
+
+    def _check_narrow_anchor(self) -> None:
+        """Check that there is an anchor, which all ranks round alike, and a merge that allows for parts."""
+        merge, refused = self.merge, ""
+        if self.subject != "delta" or merge.mixes:
+            refused = f"merge={merge}, which keeps no anchor"
+        elif self.server is not None:
+            refused = f"topology={self.topology}, as a server keeps the anchor of each worker too, unrounded"
+        elif not merge.entrywise or merge.by_learning_rate:
+            refused = f"merge={merge}, as it needs whole buckets or their learning rates"
+        if refused:
+            raise ConfigError(
+                f"anchor_bits=16 with {refused}, is not possible: leave it out, or write subject='delta' "
+                "with merge=OuterStep() or CommonPoint()"
             )
 
     def _check_mean_feedback(self) -> None:

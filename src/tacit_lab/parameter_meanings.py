@@ -9,6 +9,8 @@ _OUTER = "the momentum of the outer steps; 0: none"
 
 BY_NAME = {
     "allow_lost": "whether the others go on without ranks that have died",
+    "anchor_bits": "bits an entry of anchors and outer momenta, as they are kept: 32, or 16 (bf16, rounded "
+    "at random)",
     "backup_workers": "so many workers need not be waited for",
     "bits": _PROGRESS,
     "buffers": "BatchNorm's statistics: averaged in each round; local until the session closes; on_sync also "

@@ -59,6 +59,7 @@ def diloco(
     outer_momentum: float = 0.9,
     bits: int = 32,
     topology: AdditiveWay = "auto",
+    anchor_bits: int = 32,
 ) -> Strategy:
     """An outer SGD with Nesterov momentum steps by the mean delta of `sync_every` inner steps."""
     _check(outer_lr, outer_momentum)
@@ -68,6 +69,7 @@ def diloco(
         compressor=of_bits(bits),
         topology=way(topology),
         merge=OuterStep(outer_lr, outer_momentum),
+        anchor_bits=anchor_bits,
     )
 
 
@@ -86,6 +88,7 @@ def streaming_diloco(
     outer_momentum: float = 0.9,
     bits: int = 4,
     topology: AdditiveWay = "auto",
+    anchor_bits: int = 32,
 ) -> Strategy:
     """DiLoCo in fragments that take turns, and are applied `fragment_sync_delay` steps late."""
     _check(outer_lr, outer_momentum)
@@ -99,6 +102,7 @@ def streaming_diloco(
         topology=way(topology),
         overlap=overlap,
         merge=OuterStep(outer_lr, outer_momentum, local=fragment_update_alpha),
+        anchor_bits=anchor_bits,
     )
 
 
@@ -114,6 +118,7 @@ def eager_diloco(
     outer_momentum: float = 0.6,
     bits: int = 32,
     topology: AdditiveWay = "auto",
+    anchor_bits: int = 32,
 ) -> Strategy:
     """DiLoCo whose deltas travel for a whole period; each replica steps at once by its part of the mean."""
     _check(outer_lr, outer_momentum)
@@ -124,6 +129,7 @@ def eager_diloco(
         topology=way(topology),
         overlap=Delayed(sync_every),
         merge=EagerStep(outer_lr, outer_momentum, period=sync_every),
+        anchor_bits=anchor_bits,
     )
 
 

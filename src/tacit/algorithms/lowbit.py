@@ -77,6 +77,7 @@ def lowbit(
     predictor: Fitted | None = None,
     variance: Variance | None = None,
     topology: Phases = "auto",
+    anchor_bits: int = 32,
 ) -> Strategy:
     """Send `bits` bits an entry every `sync_every` steps, and keep the rest.
 
@@ -119,6 +120,7 @@ def lowbit(
             topology=Star(StaleSynchronous(bound), pull=codec),
             overlap=overlap,
             merge=CommonPoint(),
+            anchor_bits=anchor_bits,
         )
     coded = MeanFeedback(codec)
     return Strategy(
@@ -130,4 +132,5 @@ def lowbit(
         merge=CommonPoint(),
         buffers="on_sync",
         variance="scaled" if variance is None else variance,
+        anchor_bits=anchor_bits,
     )

@@ -46,6 +46,7 @@ def zeroone_adam(
     sync_every: int = 1,
     entropy: bool = False,
     gradient_bits: int = 8,
+    anchor_bits: int = 32,
 ) -> Levels:
     """Adam's variance moves until `freeze_step`, then `refresh` steps at a time; progress in `bits` bits.
 
@@ -67,6 +68,7 @@ def zeroone_adam(
         merge=CommonPoint(),
         buffers="on_sync",
         variance=renewals,
+        anchor_bits=anchor_bits,
         name="progress",
     )
     return Levels((near, far))

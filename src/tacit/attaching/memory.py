@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tacit.contracts import state_dtype
+from tacit.replicas.narrow_anchors import anchor_like
 from tacit.session.buckets import Policy, fitting, make_buckets
 from tacit.session.narrow_states import FIELDS
 from tacit.strategy import AnyStrategy, Strategy
@@ -30,13 +30,10 @@ def state_bytes(
             size = 2 if narrow else tensor.element_size()
             found[name] = found.get(name, 0) + tensor.numel() * size
         if strategy.subject == "delta":
-            wide = bucket.numel * state_dtype(bucket.dtype).itemsize
-            found["anchor"] = found.get("anchor", 0) + wide
+            anchor = anchor_like(bucket, strategy.anchor_bits, "meta")
+            found["anchor"] = found.get("anchor", 0) + anchor.nbytes
             found["delta"] = found.get("delta", 0) + bucket.numel * bucket.dtype.itemsize
-            merge = strategy.merge.init(
-                torch.empty(bucket.numel, dtype=state_dtype(bucket.dtype), device="meta")
-            )
-            for field, tensor in merge.items():
+            for field, tensor in strategy.merge.init(anchor).items():
                 found[field] = found.get(field, 0) + tensor.numel() * tensor.element_size()
     return found
 
@@ -58,4 +55,7 @@ def too_large(
     )
 
 
-HINT = 'Write attach(..., exchange_on="host"), which keeps all of it in the host\'s memory'
+HINT = (
+    'Write attach(..., exchange_on="host"), which keeps all of it in the host\'s memory; or residual_bits=16 '
+    "or anchor_bits=16, where the algorithm has it, which keeps half as much"
+)

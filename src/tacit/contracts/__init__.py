@@ -40,7 +40,7 @@ from tacit.contracts.compressor import (
     stage_of,
     staged_on,
 )
-from tacit.contracts.context import AxisRank, Context, NoMemory, Workspace
+from tacit.contracts.context import AxisRank, Context, NoMemory, Workspace, seed_of
 from tacit.contracts.merge import Application, Merge, add_mean_
 from tacit.contracts.overlap import Overlap
 from tacit.contracts.rounds import AdaptiveRounds, Rounds, Sync
@@ -129,6 +129,7 @@ __all__ = [
     "made_for",
     "on_meta",
     "payload_like",
+    "seed_of",
     "stage_of",
     "staged_on",
     "state_dtype",

@@ -28,6 +28,11 @@ class Workspace(Protocol):
         """A buffer on the device of `like`; reserved until the end of the exchange."""
 
 
+def seed_of(*salt: object) -> int:
+    """A seed of 62 bits for kernels, by all that is to make a difference."""
+    return int.from_bytes(blake2b("|".join(map(str, salt)).encode(), digest_size=8).digest()) >> 2
+
+
 class NoMemory(Workspace):
     """A workspace of meta tensors, for dry runs."""
 
@@ -126,7 +131,7 @@ class Context:
 
     def draw(self, *salt: object) -> int:
         """A seed of 62 bits for kernels, equal on all peers unless the rank is part of `salt`."""
-        return int.from_bytes(blake2b(self._salted(salt), digest_size=8).digest()) >> 2
+        return seed_of(self.seed, self.round, self.name, self.prefix, *salt)
 
     def _salted(self, salt: tuple[object, ...]) -> bytes:
         return "|".join(map(str, (self.seed, self.round, self.name, self.prefix, *salt))).encode()

@@ -13,7 +13,9 @@ from tacit.contracts import NODE, Application, State, Transmitted
 from tacit.exchange.joined_requests import average_
 from tacit.kernels import deltas
 from tacit.merges import LocalResidual
-from tacit.replicas.replica import Replica, Run, largest_of_types, wide_like
+from tacit.replicas import narrow_anchors
+from tacit.replicas.narrow_anchors import is_narrow
+from tacit.replicas.replica import Replica, Run, largest_of_types, wide, wide_like
 from tacit.session import Session
 from tacit.topologies import Flat, TwoPhase
 
@@ -31,7 +33,7 @@ class BucketDeltas:
     Args:
         session: its strategy has the merge.
         replica: the parameters.
-        anchors: the anchor of each bucket, in the wide type.
+        anchors: the anchor of each bucket, in the wide type, or in bf16.
         flats: the tensor of each bucket that is exchanged; its mean, once that is there.
         variances: names of buffers that are never below 0, and may be so at a server.
 
@@ -59,31 +61,36 @@ class BucketDeltas:
         merge, late = session.strategy.merge, session.strategy.late
         self._session, self._replica, self._anchors, self._flats = session, replica, anchors, flats
         self._merge, self._variances = merge, variances
+        self._narrow = [*map(is_narrow, anchors)]
         deltas.prepare()
         keeps = merge.needs_local_delta in (("always", "late") if late else ("always",))
+        kinds = [wide(flat.dtype) for flat in flats]
         self._again = [
-            _computes_again(session) and bucket.compressor.sent_lasts and flat.dtype == anchor.dtype
-            for bucket, flat, anchor in zip(session.buckets, flats, anchors, strict=True)
+            _computes_again(session) and bucket.compressor.sent_lasts and flat.dtype == kind
+            for bucket, flat, kind in zip(session.buckets, flats, kinds, strict=True)
         ]
         self.mine = [
-            torch.zeros_like(anchor) if keeps and not again else None
-            for anchor, again in zip(anchors, self._again, strict=True)
+            torch.zeros_like(flat, dtype=kind) if keeps and not again else None
+            for flat, kind, again in zip(flats, kinds, self._again, strict=True)
         ]
         self.unsent = [
             None if again or not merge.keeps_unsent
-            else mine if flat.dtype == anchor.dtype else torch.zeros_like(flat)
-            for again, flat, mine, anchor in zip(self._again, flats, self.mine, anchors, strict=True)
+            else mine if flat.dtype == kind else torch.zeros_like(flat)
+            for again, flat, mine, kind in zip(self._again, flats, self.mine, kinds, strict=True)
         ]  # fmt: skip
         self.outgoing = [
             unsent if unsent is not None else mine if mine is not None and mine.dtype == flat.dtype else flat
             for unsent, mine, flat in zip(self.unsent, self.mine, flats, strict=True)
         ]
         given = late and merge.keeps_unsent
-        self._given = [torch.zeros_like(anchor) if given else None for anchor in anchors]
+        self._given = [
+            torch.zeros_like(flat, dtype=kind) if given else None
+            for flat, kind in zip(flats, kinds, strict=True)
+        ]
         self.is_aside = merge.ends_at_anchor
         self._aside = [  # in what is of no use between two rounds
-            flat if again else torch.zeros_like(anchor) if late or mine is None else mine
-            for again, flat, anchor, mine in zip(self._again, flats, anchors, self.mine, strict=True)
+            flat if again else torch.zeros_like(flat, dtype=kind) if late or mine is None else mine
+            for again, flat, kind, mine in zip(self._again, flats, kinds, self.mine, strict=True)
             if self.is_aside
         ]
         self.states: list[State] = [merge.init(anchor) for anchor in anchors]
@@ -127,10 +134,12 @@ class BucketDeltas:
         diverged_in_node: bool,
         leaves: bool,
         sent: Transmitted | None,
+        step: int,
     ) -> None:
         """Apply the answer about bucket `i`.
 
         Args:
+            step: the one that the round followed.
             sent: what this rank contributed; None: the round was complete before a checkpoint.
             rates: the learning rate of each parameter, for a merge that depends on it.
             diverged_in_node: whether the replicas of a node may differ; they are averaged first.
@@ -140,7 +149,10 @@ class BucketDeltas:
         anchor, before = self._anchors[i], None
         if self._again[i]:
             assert sent is not None, "answers that come late are not applied so"
-            self._replica.apply_kept(i, anchor, self._flats[i], sent.subtract_from_)
+            move = deltas.move_anchor_
+            if self._narrow[i]:
+                move = partial(narrow_anchors.move_anchor_, salt=self._salt(i, step))
+            self._replica.apply_kept(i, anchor, self._flats[i], sent.subtract_from_, move)
             return
         if leaves:
             before = self._before[self._session.buckets[i].dtype][: len(anchor)]
@@ -150,7 +162,10 @@ class BucketDeltas:
         for run, params in self._replica.overwritten(i, reads, entrywise):
             if diverged_in_node:
                 self._average_in_node(i, params)
-            self._apply(i, run, params, at, rates)
+            if self._narrow[i]:
+                self._apply_narrow(i, run, params, at, step)
+            else:
+                self._apply(i, run, params, at, rates)
         if before is not None:
             deltas.subtract(before, anchor, self.outgoing[i])
 
@@ -182,6 +197,18 @@ class BucketDeltas:
         for param in run.params if self._variances else ():
             if param.name in self._variances:
                 params[run.within([param])].clamp_(min=0.0)
+
+    def _apply_narrow(self, i: int, run: Run, params: Tensor, at: Application, step: int) -> None:
+        """`_apply` by an anchor in bf16."""
+        state = {field: each[run.here] for field, each in self.states[i].items()}
+        mine = self._of_answer(i, run, params)
+        mean = self._replica.widened(i, self._flats[i][run.here])
+        given = self._anchors[i][run.here], mean, None if mine is None else mine.view(-1), state, at
+        narrow_anchors.apply_(self._merge, params, *given, (*self._salt(i, step), run.here.start))
+
+    def _salt(self, i: int, step: int) -> tuple[object, ...]:
+        """What the rounding of the anchor of bucket `i` after this step follows from, on all ranks."""
+        return self._session.context.training.seed, step, self._session.buckets[i].name
 
     def _of_answer(self, i: int, run: Run, params: Tensor) -> Tensor | None:
         """The merge's `local_delta` for an answer about these parameters of bucket `i`, now `params`."""

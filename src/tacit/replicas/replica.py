@@ -200,7 +200,7 @@ class Replica:
     Args:
         buckets: which parameters travel together.
         named: the parameters, looked up again in each round.
-        common: the anchor of each bucket, in the `wide` type; overwritten with the parameters.
+        common: the anchor of each bucket, in the `wide` type or bf16; overwritten with the parameters.
         stays: whether replicas are always set to the anchor, so that unrounded values need not be stored.
         whole: whether rounds need all parameters of a bucket in a row.
     """
@@ -220,7 +220,7 @@ class Replica:
         self._wide = {dtype: wide_like(bucket) for dtype, bucket in narrow.items()}
         self._rounded = {dtype: bucket.like(bucket.device) for dtype, bucket in narrow.items()}
         self.put: list[Tensor | None] = [
-            None if bucket.dtype not in narrow else anchor if stays else torch.empty_like(anchor)
+            None if bucket.dtype not in narrow else anchor if stays else wide_like(bucket)
             for bucket, anchor in zip(buckets, common, strict=True)
         ]
         """The unrounded values of each bucket; None for types that are not rounded."""
@@ -278,12 +278,19 @@ class Replica:
                 also[run.here] = moved
         return out
 
-    def apply_kept(self, i: int, anchor: Tensor, mean: Tensor, subtract: Callable[[Tensor], None]) -> None:
+    def apply_kept(
+        self,
+        i: int,
+        anchor: Tensor,
+        mean: Tensor,
+        subtract: Callable[[Tensor], None],
+        move: Callable[[Tensor, Tensor, Tensor], None],
+    ) -> None:
         """Add `mean` to the anchor, and set the parameters to the anchor and what is left of their delta.
 
         All in place: `mean` is overwritten with the delta from the anchor before, from which `subtract`
-        subtracts what was sent. Of a bucket whose type is not rounded, whose parameters have been looked up
-        for this round.
+        subtracts what was sent. `move`: `deltas.move_anchor_`, or what stands for it. Of a bucket whose type
+        is not rounded, whose parameters have been looked up for this round.
         """
         runs = self._placed[i].runs
         for run in runs:
@@ -291,7 +298,7 @@ class Replica:
             if params is None:
                 params = self._row(i, run.numel)
                 run.read(params)
-            deltas.move_anchor_(common.view(params.shape), by.view(params.shape), params)
+            move(common.view(params.shape), by.view(params.shape), params)
         subtract(mean)
         for run in runs:
             common, left, params = anchor[run.here], mean[run.here], run.lies

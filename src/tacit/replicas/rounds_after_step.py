@@ -19,10 +19,11 @@ from tacit.replicas.bucket_deltas import MINE, BucketDeltas
 from tacit.replicas.buffers import ReplicaBuffers
 from tacit.replicas.consensus import Consensus, ConsensusMeter
 from tacit.replicas.fragments import buckets_of_parts
+from tacit.replicas.narrow_anchors import anchor_like, is_narrow, round_anchor_
 from tacit.replicas.observations import Observations
 from tacit.replicas.optimizer_state import OptimizerState
 from tacit.replicas.outside_writes import OutsideWrites
-from tacit.replicas.replica import Replica, wide_like
+from tacit.replicas.replica import Replica
 from tacit.replicas.rounds_under_way import COMMON, MEAN, MERGE, PUT, UnappliedRound, fields_of
 from tacit.session import Session
 from tacit.session.buckets import StateSlice
@@ -88,7 +89,7 @@ class OptimizerHook:
         session, buckets, strategy = self._session, self._session.buckets, self._session.strategy
         merge = self._merge = strategy.merge
         self._late, self._meets, self._starts = strategy.late, merge.meets, strategy.rounds.start_step
-        self._anchor = [wide_like(bucket) for bucket in buckets]
+        self._anchor = [anchor_like(bucket, strategy.anchor_bits) for bucket in buckets]
         rows = not merge.entrywise or session.context.by_node or session.schedule.leaves_first
         self._replica = Replica(
             buckets, self._named, self._anchor, stays=self._meets and not self._late, whole=rows
@@ -294,7 +295,10 @@ class OptimizerHook:
             own = self._replica.params(i)
             mean = self._replica.widened(i, flat)
             self.consensus.add(own, anchor, mean)
-            self._merge.consolidate_(anchor, mean, own if len(session.ranks) == 1 else None)
+            exact = anchor.float() if is_narrow(anchor) else anchor
+            self._merge.consolidate_(exact, mean, own if len(session.ranks) == 1 else None)
+            if exact is not anchor:
+                round_anchor_(exact, anchor, session.context.training.seed, session.step, bucket.name, "mean")
             self._replica.write(i, anchor)
         self.consensus.end()
         session.store.begin_anew()
@@ -440,7 +444,7 @@ class OptimizerHook:
         diverged = lag > 0 and session.context.by_node and session.schedule.sync_at(step).diverged_in_node
         for i in way.buckets:
             sent = None if pending is None else pending.outcomes[i].sent
-            self._deltas.apply(i, at, rates, diverged, leaves, sent)
+            self._deltas.apply(i, at, rates, diverged, leaves, sent, way.step)
         if (buffers := self._beside(way.buckets)) is not None:
             buffers.complete(lag)
         self._end(way)
