@@ -46,6 +46,30 @@ def test_what_is_coded_is_decoded_with_and_without_numba(numel: int, bits: int, 
 
 
 @for_each("bits", [2, 3, 4])
+def test_many_pieces_are_coded_each_by_itself(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their words lie one behind the other; those of the last piece are what is left."""
+    numel = 512 * 60 + 77
+    codes = codes_of(numel, bits)
+    monkeypatch.setattr(entropy, "PIECE", 1 << 20)
+    whole = entropy.encode_codes(codes, bits, numel)
+    monkeypatch.setattr(entropy, "PIECE", 1024)
+    pieces, messages = entropy.piece_count(numel, bits), []
+    assert pieces >= 7
+    for backend in ("numba", "torch"):
+        monkeypatch.setattr(dispatch, "active_backend", lambda device="cpu", found=backend: found)
+        messages.append(entropy.encode_codes(codes, bits, numel))
+        back = torch.full_like(codes, 7)
+        entropy.decode_codes(messages[-1], bits, numel, back)
+        assert torch.equal(back, codes)
+    assert torch.equal(*messages)
+    assert abs(messages[0].numel() - whole.numel() - 34 * (pieces - 1)) <= 16 * pieces
+    counts = messages[0][1 + 2 * ((1 << bits) - 1) :][: 2 * (pieces - 1)]
+    counts[:2], counts[2:4] = counts[2:4].clone() + 1, counts[:2].clone()
+    with pytest.raises(PayloadError):
+        entropy.decode_codes(messages[0], bits, numel, back)
+
+
+@for_each("bits", [2, 3, 4])
 def test_it_takes_the_entropy_and_little_more(bits: int) -> None:
     numel = 512 * 400
     codes = codes_of(numel, bits)

@@ -26,7 +26,7 @@ pytest.importorskip(
 
 CHECKS = Path(__file__).with_name("triton_checks.py")
 FAMILIES = [
-    *("signs or payloads or means", "levels", "int8 or exponents or fp8 or rounding", "blocks"),
+    *("signs or payloads or means", "levels", "int8 or exponents or fp8 or rounding", "blocks or entropy"),
     *(
         "pass or chosen or chunk or buffer",
         "positions or scattering or outside or orthogonal or products or predictions",
@@ -119,7 +119,7 @@ def test_on_a_gpu(family: str, on_gpu: dict[str, str]) -> None:
 
 KINDS = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.float16: "*fp16", torch.bfloat16: "*i16",
-    torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64",
+    torch.uint8: "*u8", torch.uint16: "*u16", torch.int32: "*i32", torch.int64: "*i64",
 }  # fmt: skip
 
 
@@ -134,7 +134,16 @@ def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], capabi
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from tacit.kernels.triton import launch, mp2_network, orthogonal, positions, products, select, signs
+    from tacit.kernels.triton import (
+        entropy,
+        launch,
+        mp2_network,
+        orthogonal,
+        positions,
+        products,
+        select,
+        signs,
+    )  # fmt: skip
 
     written: list[str] = []
 
@@ -156,7 +165,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], capabi
             assert made.asm["cubin"]
             written.append(made.asm["ptx"])
 
-    for module in (launch, mp2_network, orthogonal, positions, products, select, signs):
+    for module in (entropy, launch, mp2_network, orthogonal, positions, products, select, signs):
         monkeypatch.setattr(module, "launch", launched)
     call()
     return written
@@ -230,13 +239,14 @@ def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
 
 def calls_of_fp32() -> dict[str, Callable[[], object]]:
     """Those that take fp32 only, or no entries."""
-    from tacit.kernels.triton import narrow, orthogonal, positions, products, select, signs
+    from tacit.kernels.triton import entropy, narrow, orthogonal, positions, products, select, signs
 
     matrices = ((0, 16, 32), (512, 32, 16))
     x, many, units = torch.ones(1024), torch.ones(512 * 1025), torch.ones(1024, dtype=torch.bfloat16)
     codes, index = torch.zeros(70_000, dtype=torch.uint8), torch.zeros(1024, dtype=torch.int32)
     room, few = EntryBuffer(index, x), (3_000_000, 300)
     size = position_bytes(*few)  # in low parts of two bytes
+    coded, length = codes.clone(), torch.zeros((), dtype=torch.int32)
     return {
         "times Q": lambda: products.times_q_(x, x, x, matrices, 4),
         "times Q of rank 1": lambda: products.times_q_(x, x, x, matrices, 1),
@@ -260,6 +270,14 @@ def calls_of_fp32() -> dict[str, Callable[[], object]]:
             orthogonal.scale_(x[:1], (1,), 1),
             orthogonal.orthogonalize_(x[:1], (1,), 1),
             select.select_reaching(x[:1], 0.5, room, x, x),
+        ],
+        "entropy": lambda: [entropy.encode_codes(codes[:30_900], 2, 153_600, coded)],
+        "entropy of 3 bits": lambda: [entropy.encode_codes(codes[:192], 3, 512, coded)],
+        "entropy back": lambda: [entropy.decode_codes(coded, length, 2, 153_600, codes[:30_900])],
+        "entropy back of 3 bits": lambda: [entropy.decode_codes(coded, length, 3, 512, codes[:192])],
+        "entropy of one": lambda: [
+            entropy.encode_codes(codes[:2], 4, 3, coded),
+            entropy.decode_codes(coded, length, 4, 3, codes[:2]),
         ],
         "scale": lambda: orthogonal.scale_(x, (100, 156), 4),
         "orthogonalize": lambda: orthogonal.orthogonalize_(x, (100, 156), 4),

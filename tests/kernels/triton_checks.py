@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tacit.kernels import (
     blockwise,
+    entropy,
     exponents,
     fp8,
     int8,
@@ -306,6 +307,37 @@ def test_fp8_payloads(dtype: torch.dtype, kind: torch.dtype, numel: int) -> None
     every = (torch.arange(256) * 37 % 256).to(torch.uint8)  # NaN and infinity too
     slow = [every.repeat(-(-numel // 256))[:numel].clone(), torch.tensor([0.37])]
     sums_are_the_same(fp8.add_fp8_, fp8_reference.add_fp8_, slow, kind, numel, dtype)
+
+
+@pytest.mark.parametrize(
+    ("numel", "bits"), [(0, 3), (70, 2), *[(n, b) for n in (1100, *LARGE) for b in (2, 3, 4)]]
+)
+def test_entropy_coded_as_on_the_host(numel: int, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of numbers that get shorter, and of such as do not; and nothing is written of a damaged message."""
+    from tacit.kernels.triton import entropy as fast
+
+    if not LARGE:
+        monkeypatch.setattr(entropy, "PIECE", 64)
+    for x in (numbers(numel), numbers(numel) * (torch.arange(numel) % 512 == 0)):
+        codes, units = rubbish((blocks_bytes(numel, bits), torch.uint8), (block_count(numel), torch.bfloat16))
+        blockwise_reference.encode_blocks(x, bits, codes, units)
+        message = entropy.encode_codes(codes, bits, numel)
+        (told,) = there(rubbish((entropy.longest(numel, bits), torch.uint8)))
+        length = fast.encode_codes(codes.to(ON), bits, numel, told)
+        assert int(length) == message.numel()
+        same([told[: len(message)]], [message])
+        (back,) = there(rubbish((codes.numel(), torch.uint8)))
+        assert fast.decode_codes(told, length, bits, numel, back) != 0
+        same([back], [codes])
+        if message[0] != entropy.CODED or bits == 4:
+            continue
+        for spot in (1, len(message) - 3):
+            damaged = told.clone()
+            damaged[spot] ^= 4
+            (kept,) = there(rubbish((codes.numel(), torch.uint8)))
+            assert fast.decode_codes(damaged, length, bits, numel, kept) == 0
+            same([kept], rubbish((codes.numel(), torch.uint8)))
+        assert fast.decode_codes(told, length - 2, bits, numel, back) == 0
 
 
 @pytest.mark.parametrize("numel", SIZES)

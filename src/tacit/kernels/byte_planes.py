@@ -108,10 +108,15 @@ def _coded(plane: Plane) -> Iterator[Plane]:
     counts = columns.sum(0)
     shares = np.maximum(counts * SLOTS // size, counts > 0)
     shares[int(shares.argmax())] += SLOTS - int(shares.sum())
-    states, words = np.empty(STREAMS, np.uint32), np.empty(size + 1, np.uint16)
-    used = _streams().encode(plane, shares.astype(np.uint32), states, words)
+    states, words, count = (
+        np.empty((1, STREAMS), np.uint32),
+        np.empty(size + 1, np.uint16),
+        np.zeros(1, np.int64),
+    )
+    _streams().encode(plane, size, shares.astype(np.uint32), states, words, count)
+    used = int(count[0])
     table = shares[shares > 0].astype(np.uint16)
-    head = np.array([used], np.uint32), np.packbits(shares > 0), table, states, words[len(words) - used :]
+    head = np.array([used], np.uint32), np.packbits(shares > 0), table, states[0], words[len(words) - used :]
     parts = [np.array([CODED], np.uint8), *(each.view(np.uint8) for each in head)]
     yield from parts if sum(map(len, parts)) <= size else raw
 
@@ -161,6 +166,7 @@ class _Reader:
                 f"the shares of bytes add up to {int(shares.sum())}, where {SLOTS} are expected: the message "
                 "is damaged"
             )
-        states = self._take(4 * STREAMS).copy().view(np.uint32)
-        if not _streams().decode(shares, states, self._take(2 * used).copy().view(np.uint16), out):
+        states = self._take(4 * STREAMS).copy().view(np.uint32)[None]
+        words, count = self._take(2 * used).copy().view(np.uint16), np.array([used])
+        if not _streams().decode(shares, len(out), states, count, words, out):
             raise PayloadError(f"a plane of {len(out)} bytes does not end as it began: it is damaged")

@@ -2,14 +2,15 @@
 
 Levels near zero are frequent, so that a code takes fewer bits than its packed width. Codes are coded in
 groups, as that takes fewer steps: the five of a byte where they have 2 bits, else two. A message says how
-often each code occurs, in 4096ths, and then all groups in as many bits as these shares ask for. There are
-eight streams that take turns, so that a processor works on them in parallel. It is for the host alone, and
-its length is known only when it is made.
+often each code occurs, in 4096ths, and then all groups in as many bits as these shares ask for. Pieces of
+16384 groups are coded each by itself, so that a GPU works on all of them in parallel; in each there are
+eight streams that take turns, for a processor's sake. The length is known only when it is made.
 
     kind: a byte       0: the packed codes follow, as they would be no longer; 1: what stands below
     shares             uint16 for each of 2^bits - 1 codes; their sum is 4096
-    states             8 of uint32: where the streams end, and decoding begins
-    words              uint16, as the streams take them
+    counts             uint16 for each piece but the last: its words
+    states             8 of uint32 for each piece: where the streams end, and decoding begins
+    words              uint16, as the streams take them, piece by piece
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from tacit.kernels.reference import entropy as reference
 PACKED, CODED = 0, 1
 SHARES = 1 << 12
 """What the shares of a message add up to."""
+PIECE = 1 << 14
+"""Groups that are coded by themselves; 34 bytes are added for each of them but the first."""
 GROUPS = {2: (3, TRITS), 3: (8, 2), 4: (16, 2)}
 """By bits, how a group is made of codes: as the digits of a number, and how many."""
 
@@ -42,12 +45,16 @@ def encode_codes(codes: Tensor, bits: int, numel: int) -> Tensor:
     """The message (uint8) of the packed codes of `numel` entries of 2 to 4 bits, as of `encode_blocks`."""
     groups = _groups(codes, bits, numel)
     shares = _shares(_counted(groups, bits))
-    states, words = np.empty(reference.STREAMS, np.uint32), np.empty(len(groups) + 1, np.uint16)
-    used = _coder().encode(groups, _frequencies(shares, bits), states, words)
-    size = 1 + 2 * len(shares) + states.nbytes + 2 * used
+    pieces = piece_count(numel, bits)
+    states, counts = np.empty((pieces, reference.STREAMS), np.uint32), np.empty(pieces, np.int64)
+    words = np.empty(len(groups) + 1, np.uint16)
+    _coder().encode(groups, PIECE, _frequencies(shares, bits), states, words, counts)
+    used = int(counts.sum())
+    size = head_bytes(numel, bits) + 2 * used
     if not numel or size >= longest(numel, bits):
         return torch.cat((torch.tensor([PACKED], dtype=torch.uint8), codes))
-    parts = (np.array([CODED], np.uint8), shares.astype(np.uint16), states, words[len(words) - used :])
+    table, ahead = shares.astype(np.uint16), counts[:-1].astype(np.uint16)
+    parts = np.array([CODED], np.uint8), table, ahead, states.reshape(-1), words[len(words) - used :]
     return torch.from_numpy(np.concatenate([part.view(np.uint8) for part in parts]))
 
 
@@ -59,7 +66,7 @@ def decode_codes(message: Tensor, bits: int, numel: int, codes: Tensor) -> None:
     """
     count = (1 << bits) - 1
     raw: NDArray[np.uint8] = message.numpy()
-    head = 1 + 2 * count + 4 * reference.STREAMS
+    head, pieces = head_bytes(numel, bits), piece_count(numel, bits)
     if len(raw) == longest(numel, bits) and raw[0] == PACKED:
         codes.copy_(message[1:])
         return
@@ -71,13 +78,35 @@ def decode_codes(message: Tensor, bits: int, numel: int, codes: Tensor) -> None:
             f"the shares of {count} codes add up to {int(shares.sum())}, where {SHARES} are expected: the "
             "message is damaged"
         )
-    states = raw[1 + 2 * count : head].copy().view(np.uint32)
-    groups, words = np.empty(_group_count(numel, bits), np.uint8), raw[head:].copy().view(np.uint16)
-    if not _coder().decode(_frequencies(shares, bits), states, words, groups):
+    ahead = 1 + 2 * count + 2 * (pieces - 1)
+    states = raw[ahead:head].copy().view(np.uint32).reshape(pieces, -1)
+    groups, words = np.empty(group_count(numel, bits), np.uint8), raw[head:].copy().view(np.uint16)
+    counts = np.zeros(pieces, np.int64)
+    counts[:-1] = raw[1 + 2 * count : ahead].copy().view(np.uint16)
+    counts[-1] = len(words) - counts.sum()
+    freqs = _frequencies(shares, bits)
+    if counts[-1] < 0 or not _coder().decode(freqs, PIECE, states, counts, words, groups):
         raise PayloadError(
             f"a message about {numel} codes of {bits} bits does not end as it began: it is damaged"
         )
     _ungroup(groups, bits, numel, codes.numpy())
+
+
+def group_count(numel: int, bits: int) -> int:
+    """How many groups the packed codes of `numel` entries make."""
+    size = blocks_bytes(numel, bits)
+    return size // 3 * 4 if bits == 3 else size
+
+
+def piece_count(numel: int, bits: int) -> int:
+    """How many pieces these are coded in; one at least."""
+    return max(1, -(-group_count(numel, bits) // PIECE))
+
+
+def head_bytes(numel: int, bits: int) -> int:
+    """The bytes of a coded message before its words."""
+    pieces = piece_count(numel, bits)
+    return 1 + 2 * ((1 << bits) - 1) + 2 * (pieces - 1) + 4 * reference.STREAMS * pieces
 
 
 def _coder() -> Any:
@@ -121,11 +150,6 @@ def _filled(parts: NDArray[np.int64], total: int) -> NDArray[np.int64]:
     return parts
 
 
-def _group_count(numel: int, bits: int) -> int:
-    size = blocks_bytes(numel, bits)
-    return size // 3 * 4 if bits == 3 else size
-
-
 def _groups(codes: Tensor, bits: int, numel: int) -> NDArray[np.uint8]:
     """The groups of all codes, which may be `codes` itself."""
     packed: NDArray[np.uint8] = codes.numpy()
@@ -135,7 +159,7 @@ def _groups(codes: Tensor, bits: int, numel: int) -> NDArray[np.uint8]:
         groups = packed.copy()
         _exchange_padding(groups, numel)
         return groups
-    groups = np.empty(_group_count(numel, bits), np.uint8)
+    groups = np.empty(group_count(numel, bits), np.uint8)
     _coder().split(packed, groups)
     return groups
 

@@ -95,30 +95,33 @@ def _pushed(x: Any, row: Any, words: Any, at: Any) -> Any:
     return x + (row[3] >> np.uint64(32)) + q * (row[3] & np.uint64(0xFFFFFFFF)), at - full
 
 
-def _encode(groups: Any, freqs: Any, states: Any, words: Any) -> int:
-    """Write the states in the end, and words from the end of `words` backwards; how many words that were.
+def _encode(groups: Any, piece: Any, freqs: Any, states: Any, words: Any, counts: Any) -> None:
+    """Write each piece's states in the end, how many words it takes, and these, up to the end of `words`.
 
-    `words` has one element more than there are groups.
+    `piece`: so many groups are a piece. `words` has one element more than there are groups.
     """
     table = divisors(freqs)
     x = np.empty(STREAMS, np.uint64)
-    x[:] = LOWEST
     at = np.uint64(words.shape[0])
-    n = groups.shape[0]
-    whole = n - n % STREAMS
-    for back in range(n - whole):
-        i = n - 1 - back
-        x[i - whole], at = pushed(x[i - whole], table[groups[i]], words, at)
-    for first in range(whole - STREAMS, -1, -STREAMS):
-        for back in range(STREAMS):
-            j = STREAMS - 1 - back
-            x[j], at = pushed(x[j], table[groups[first + j]], words, at)
-    for j in range(STREAMS):
-        states[j] = np.uint32(x[j])
-    return int(np.uint64(words.shape[0]) - at)
+    for back_piece in range(states.shape[0]):
+        p = states.shape[0] - 1 - back_piece
+        part, before = groups[p * piece : (p + 1) * piece], at
+        x[:] = LOWEST
+        n = part.shape[0]
+        whole = n - n % STREAMS
+        for back in range(n - whole):
+            i = n - 1 - back
+            x[i - whole], at = pushed(x[i - whole], table[part[i]], words, at)
+        for first in range(whole - STREAMS, -1, -STREAMS):
+            for back in range(STREAMS):
+                j = STREAMS - 1 - back
+                x[j], at = pushed(x[j], table[part[first + j]], words, at)
+        for j in range(STREAMS):
+            states[p, j] = np.uint32(x[j])
+        counts[p] = np.int64(before - at)
 
 
-def _decode(freqs: Any, states: Any, words: Any, groups: Any) -> bool:
+def _decode(freqs: Any, piece: Any, states: Any, counts: Any, words: Any, groups: Any) -> bool:
     """Write the groups; whether all words were used, and the states are those of the beginning."""
     owner = np.empty(SLOTS, np.uint8)
     table = np.zeros((freqs.shape[0], 2), np.uint64)
@@ -129,31 +132,36 @@ def _decode(freqs: Any, states: Any, words: Any, groups: Any) -> bool:
         owner[slot : slot + freqs[s]] = s
         slot += freqs[s]
     x = np.empty(STREAMS, np.uint64)
-    for j in range(STREAMS):
-        x[j] = np.uint64(states[j])
-    n, at, used = groups.shape[0], 0, words.shape[0]
-    first = 0
-    while first + STREAMS <= n and at + STREAMS <= used:
+    at, used = 0, 0
+    for p in range(states.shape[0]):
+        part = groups[p * piece : (p + 1) * piece]
         for j in range(STREAMS):
-            s, y = popped(x[j], owner, table)
-            groups[first + j] = s
-            low = np.uint64(y < LOWEST)
-            x[j] = (y << (low << np.uint64(4))) | (np.uint64(words[at]) & (np.uint64(0) - low))
-            at += int(low)
-        first += STREAMS
-    for i in range(first, n):
-        s, y = popped(x[i & (STREAMS - 1)], owner, table)
-        groups[i] = s
-        if y < LOWEST:
-            if at >= used:
-                return False
-            y = (y << np.uint64(16)) | np.uint64(words[at])
-            at += 1
-        x[i & (STREAMS - 1)] = y
-    good = at == used
-    for j in range(STREAMS):
-        good = good and x[j] == LOWEST
-    return bool(good)
+            x[j] = np.uint64(states[p, j])
+        n, used = part.shape[0], used + counts[p]
+        first = 0
+        while first + STREAMS <= n and at + STREAMS <= used:
+            for j in range(STREAMS):
+                s, y = popped(x[j], owner, table)
+                part[first + j] = s
+                low = np.uint64(y < LOWEST)
+                x[j] = (y << (low << np.uint64(4))) | (np.uint64(words[at]) & (np.uint64(0) - low))
+                at += int(low)
+            first += STREAMS
+        for i in range(first, n):
+            s, y = popped(x[i & (STREAMS - 1)], owner, table)
+            part[i] = s
+            if y < LOWEST:
+                if at >= used:
+                    return False
+                y = (y << np.uint64(16)) | np.uint64(words[at])
+                at += 1
+            x[i & (STREAMS - 1)] = y
+        good = at == used
+        for j in range(STREAMS):
+            good = good and x[j] == LOWEST
+        if not good:
+            return False
+    return True
 
 
 def _popped(x: Any, owner: Any, table: Any) -> Any:
@@ -168,5 +176,6 @@ _BYTES, _WORDS, _STATES = "uint8[::1]", "uint16[::1]", "uint32[::1]"
 split = compile_now(_split, [f"void({_BYTES}, {_BYTES})"])
 join = compile_now(_join, [f"void({_BYTES}, {_BYTES})"])
 count = compile_now(_count, [f"void({_BYTES}, int64[:,::1])"])
-encode = compile_now(_encode, [f"int64({_BYTES}, {_STATES}, {_STATES}, {_WORDS})"])
-decode = compile_now(_decode, [f"boolean({_STATES}, {_STATES}, {_WORDS}, {_BYTES})"])
+_ROWS, _COUNTS = "uint32[:,::1]", "int64[::1]"
+encode = compile_now(_encode, [f"void({_BYTES}, int64, {_STATES}, {_ROWS}, {_WORDS}, {_COUNTS})"])
+decode = compile_now(_decode, [f"boolean({_STATES}, int64, {_ROWS}, {_COUNTS}, {_WORDS}, {_BYTES})"])

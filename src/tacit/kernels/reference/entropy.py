@@ -1,4 +1,4 @@
-"""`kernels.entropy` in numpy, all streams at a time."""
+"""`kernels.entropy` in numpy, all streams of a piece at a time."""
 
 from __future__ import annotations
 
@@ -50,8 +50,17 @@ def count(groups: Bytes, counts: NDArray[np.int64]) -> None:
     counts[0] += np.bincount(groups, minlength=counts.shape[1])
 
 
-def encode(groups: Bytes, freqs: Numbers, states: Numbers, words: Words) -> int:
+def encode(
+    groups: Bytes, piece: int, freqs: Numbers, states: Numbers, words: Words, counts: NDArray[np.int64]
+) -> None:
     """`numba.entropy.encode`."""
+    at = len(words)
+    for p in reversed(range(len(states))):
+        counts[p] = _encode(groups[p * piece : (p + 1) * piece], freqs, states[p], words[:at])
+        at -= int(counts[p])
+
+
+def _encode(groups: Bytes, freqs: Numbers, states: Numbers, words: Words) -> int:
     starts, at = np.cumsum(freqs) - freqs, len(words)
     x = np.full(STREAMS, LOWEST, np.uint64)
     for first in range(len(groups) - 1 - (len(groups) - 1) % STREAMS, -1, -STREAMS):
@@ -67,8 +76,17 @@ def encode(groups: Bytes, freqs: Numbers, states: Numbers, words: Words) -> int:
     return len(words) - at
 
 
-def decode(freqs: Numbers, states: Numbers, words: Words, groups: Bytes) -> bool:
+def decode(
+    freqs: Numbers, piece: int, states: Numbers, counts: NDArray[np.int64], words: Words, groups: Bytes
+) -> bool:
     """`numba.entropy.decode`."""
+    parts = np.split(words, np.cumsum(counts)[:-1])
+    return all(
+        _decode(freqs, states[p], part, groups[p * piece : (p + 1) * piece]) for p, part in enumerate(parts)
+    )
+
+
+def _decode(freqs: Numbers, states: Numbers, words: Words, groups: Bytes) -> bool:
     owner = np.repeat(np.arange(len(freqs), dtype=np.uint8), freqs)
     beyond = np.arange(SLOTS) - (np.cumsum(freqs) - freqs)[owner]
     x, at, padded = states.astype(np.uint64), 0, np.append(words, np.zeros(STREAMS, np.uint16))
