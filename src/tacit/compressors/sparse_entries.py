@@ -72,9 +72,8 @@ class Entries(FusedCodec):
         numel = x.numel()
         most = self.most(numel)
         places = (buffer_size(numel, most),)
-        found = EntryBuffer(
-            ctx.scratch("index", x, places, torch.int32), ctx.scratch("entries", x, places, x.dtype)
-        )
+        taken = thread_scratch("index", *places, torch.int32, x.device)  # as positions are unpacked to, later
+        found = EntryBuffer(taken, ctx.scratch("entries", x, places, x.dtype))
         index, values = self.choose(x, most, found, residual, new_residual, ctx.look)
         packed = ctx.scratch("positions", x, (position_bytes(numel, most),), torch.uint8)
         pack_positions(index, numel, most, packed)
