@@ -31,6 +31,15 @@ def test_who_has_gone_on_beyond_the_round_is_the_source_of_all_shards() -> None:
     assert [period.behind(shard) for shard in range(2)] == [[], [0]]  # it keeps what it has done in one
 
 
+def test_where_answers_come_late_shards_go_on_after_the_step_of_the_furthest() -> None:
+    """A round has ended on one shard of a member, and another member has gone on a step without it."""
+    ended = arrived("ended", 8, [5, 4], [True, True])
+    on = arrived("on", 9, [4, 4], [True, False])
+    period = after(ended, on)
+    assert period.sources == [0, 1]
+    assert [period.reached(shard) for shard in range(2)] == [(9, False), (9, True)]
+
+
 def test_newcomers_alone_take_the_state_of_the_first() -> None:
     period = after(*(arrived(id, 0, [0, 0], [True, True], ready=False) for id in "ab"))
     assert period.sources == [0, 0]

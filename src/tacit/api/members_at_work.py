@@ -188,6 +188,7 @@ class MembersAtWork:
             self._spec.sharded.reshard()
         while True:
             values = {} if kept is None else kept.session
+            rounds, schedule = sum(values.get("rounds", ())), values.get("schedule_state", "")
             mine = MemberArrival(
                 id="",
                 name="",
@@ -195,7 +196,7 @@ class MembersAtWork:
                 step=values["steps"][-1] + (not acted) if values else 0,
                 closing=closing,
                 says=dict(self._says()),
-                ranks=[RankArrival(sum(values["rounds"]) if values else 0, acted)],
+                ranks=[RankArrival(rounds, acted, schedule=schedule)],
             )
             period = self.roster.meet(mine)
             self._lost += period.lost if kept is not None else 0
@@ -249,14 +250,14 @@ class MembersAtWork:
     def _take(self, period: Period, found: CarriedState, kept: CarriedState | None) -> CarriedState:
         """Take the state, when all ranks of this member have found one; `kept`: what this one had."""
         place, rank = self.roster.place, self._ranks.rank
-        first = period.members[period.sources[rank]]
-        self._unacted, self._error = not first.ranks[rank].acted, None
+        (step, self._unacted), self._error = period.reached(rank), None
+        schedule = period.members[period.sources[rank]].ranks[rank].schedule
         own, late = place not in period.behind(rank), None
         if not own and not period.members[place].ready:
             late = kept  # the others have ended a round without it
-        carried.take(found, self._spec_now, self.now.levels, first.step - self._unacted, own, late)
+        carried.take(found, self._spec_now, self.now.levels, step, self._unacted, own, late, schedule)
         if not own:
-            self._sent = self._rounds, first.step
+            self._sent = self._rounds, step
         if rank == 0:
             if period.number > 1 and not any(each.ready for each in period.members):
                 _log.warning(

@@ -101,24 +101,31 @@ def take(
     spec: AttachSpec,
     levels: Sequence[Level],
     step: int,
+    unacted: bool,
     own: bool,
     late: CarriedState | None = None,
+    schedule: str = "",
 ) -> None:
     """Go on from a state, after `step` steps.
 
     What this rank alone had not sent stays its own; what it kept for all ranks, such as the residual of a
-    mean, begins anew, as others keep it now.
+    mean, begins anew, as others keep it now. Answers that came in the period before and that are due by then
+    are applied: some members have applied them there, and what a round exchanges depends on it.
 
     Args:
+        unacted: whether what follows the last step is still to come.
         own: whether it is this member's; else it is another one's, of which this one takes what is common,
             and begins where all agree.
         late: this member's, if others have ended rounds without it: its own steps are added to that.
+        schedule: the schedules' state of those that are furthest, if there is one: where rounds follow
+            measurements, some members may have seen the last ones, and others not.
     """
     fresh = present(spec, levels).session
     rank, peers = levels[0].session.transport.place(WORLD)
     mixing = [level.session.store.mixing for level in levels]
-    session = {**state.session, "ranks": peers, "steps": [step for _ in levels]}
+    session = {**state.session, "ranks": peers, "steps": [step - unacted for _ in levels]}
     session["topologies"] = fresh["topologies"]
+    session["schedule_state"] = schedule or session["schedule_state"]
     tensors = {key: value for key, value in fresh.items() if KEY.fullmatch(key)}
     for key, value in state.session.items():
         match = KEY.fullmatch(key)
@@ -135,7 +142,10 @@ def take(
         _put(state, spec)
     session_state.load({**session, **tensors}, spec.strategy, levels)
     for i, level in enumerate(levels):
-        if not own and level.progress is not None and _has_anchor(level):
+        if level.progress is None:
+            continue
+        level.progress.catch_up(step - 1, state.session["ranks"])
+        if not own and _has_anchor(level):
             level.progress.go_to_anchor({} if late is None else late.moved[i])
 
 

@@ -23,12 +23,14 @@ class RankArrival:
         acted: whether what follows the member's last step is over.
         address: where those that watch it connect to; "": nowhere.
         port: of that address.
+        schedule: the state of its rounds' schedules, as in a checkpoint; "": it has none yet.
     """
 
     round: Whole = 0
     acted: bool = True
     address: str = ""
     port: Whole = 0
+    schedule: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,11 @@ class Period:
         ]
         return {place: able[i % len(able)] for i, place in enumerate(behind)}
 
+    def reached(self, rank: int) -> tuple[int, bool]:
+        """The step after which all go on, and whether what follows it is still to come on this rank."""
+        step, source = max(self.members[each].step for each in self.sources), self.members[self.sources[rank]]
+        return step, source.step == step and not source.ranks[rank].acted
+
     def to_text(self) -> str:
         """As JSON."""
         return json.dumps(asdict(self))
@@ -145,8 +152,8 @@ def following(
 ) -> Period:
     """The period after `now`: those of its members that have arrived, in its order, then the newcomers.
 
-    A round may have ended on some ranks of a member, and failed on others, so each rank has a source. All
-    sources have taken equally many steps: whoever goes on beyond a round has ended it on all its ranks.
+    A round may have ended on some ranks of a member, and failed on others, so each rank has a source. Where
+    answers are applied late the sources may have taken unequal numbers of steps.
     """
     old = [there[each.id] for each in now.members if each.id in there]
     ready = [each for each in old if each.ready]

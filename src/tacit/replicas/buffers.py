@@ -147,6 +147,10 @@ class ReplicaBuffers:
         self._moved.zero_()
         self._unlike = frozenset()
 
+    def forget_arrived(self) -> None:
+        """Forget the means that have come in a round that has failed."""
+        self._moved.zero_()
+
     def average(self) -> None:
         """Average the buffers now. A collective call.
 

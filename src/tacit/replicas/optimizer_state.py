@@ -85,10 +85,14 @@ class OptimizerState:
         if self._kept is not None:
             self._kept.count_by(step)
 
-    def completed(self, names: Collection[str]) -> None:
-        """Average or reset the state of these parameters, after a round's answer has been applied to them."""
+    def completed(self, names: Collection[str], alone: bool = False) -> None:
+        """Average or reset the state of these parameters, after a round's answer has been applied to them.
+
+        `alone`: whether the others do not do so now; then it is not averaged.
+        """
         if self._kind == "averaged":
-            self._average(names)
+            if not alone:
+                self._average(names)
         elif self._kind == "reset":
             for state in self._states(names).values():
                 _zero(state)

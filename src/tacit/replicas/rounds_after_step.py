@@ -322,8 +322,20 @@ class OptimizerHook:
         for way in [*self.under_way]:
             if way.pending is not None and not way.pending.ended:
                 self.under_way.remove(way)
+                if (buffers := self._beside(way.buckets)) is not None:
+                    buffers.forget_arrived()
             elif not self._late:
-                self._apply(way, way.step, is_there=True)
+                self._apply(way, way.step, alone=True)
+
+    def catch_up(self, step: int, peers: int) -> None:
+        """Apply, without the others, what those that are as far as this step have applied.
+
+        `peers`: how many they were then.
+        """
+        for way in [way for way in self.under_way if way.apply_at <= step]:
+            self._apply(way, way.apply_at, alone=True, peers=peers)
+        if self._buffers is not None:
+            self._buffers.forget()  # so that all of them compare theirs
 
     def moved(self) -> dict[tuple[str, str], Tensor]:
         """How far the parameters are from the common point, by the keys of `saved_state`."""
@@ -423,13 +435,23 @@ class OptimizerHook:
         for way in [way for way in self.under_way if every or way.apply_at <= step]:
             self._apply(way, step)
 
-    def _apply(self, way: UnappliedRound, step: int, leaves: bool = False, is_there: bool = False) -> None:
-        """Apply an answer. `leaves`: whether the next round sends the delta from before it.
+    def _apply(
+        self,
+        way: UnappliedRound,
+        step: int,
+        leaves: bool = False,
+        alone: bool = False,
+        peers: int | None = None,
+    ) -> None:
+        """Apply an answer.
 
-        `is_there`: whether it has come, so that it need not be waited for.
+        Args:
+            leaves: whether the next round sends the delta from before it.
+            alone: whether it has come, and others have applied theirs, or may not: nothing is exchanged.
+            peers: how many replicas have answered, if not as many as there are now.
         """
         session, pending, lag = self._session, way.pending, max(0, step - way.step)
-        if pending is not None and not is_there:
+        if pending is not None and not alone:
             if self._observed is None:
                 session.pending.wait(pending)
             else:
@@ -439,7 +461,8 @@ class OptimizerHook:
             lr = max(rates.values(), default=0.0)
         else:  # they are as the round has read them
             rates, lr = {}, pending.context["lr"]
-        at = Application(len(session.ranks), lag, lr, self._parties, way.step + 1 - self.last_equal)
+        many, parties = (len(session.ranks), self._parties) if peers is None else (peers, peers)
+        at = Application(many, lag, lr, parties, way.step + 1 - self.last_equal)
         session.stats.totals.apply(lag)
         diverged = lag > 0 and session.context.by_node and session.schedule.sync_at(step).diverged_in_node
         for i in way.buckets:
@@ -447,17 +470,16 @@ class OptimizerHook:
             self._deltas.apply(i, at, rates, diverged, leaves, sent, way.step)
         if (buffers := self._beside(way.buckets)) is not None:
             buffers.complete(lag)
-        self._end(way)
+        self._end(way, alone)
 
-    def _end(self, way: UnappliedRound) -> None:
+    def _end(self, way: UnappliedRound, alone: bool = False) -> None:
         self.under_way.remove(way)
-        self._completed(way.buckets)
+        self._completed(way.buckets, alone)
 
-    def _completed(self, buckets: Iterable[int]) -> None:
+    def _completed(self, buckets: Iterable[int], alone: bool = False) -> None:
         if self._moments is not None and self._moments.in_rounds:
-            self._moments.completed(
-                [param.name for i in buckets for param in self._session.buckets[i].slices]
-            )
+            names = [param.name for i in buckets for param in self._session.buckets[i].slices]
+            self._moments.completed(names, alone)
 
     # ---- checkpoints --------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,7 +39,9 @@ class PendingRound(RoundTimer):
         skipped: whether its states are dropped, as a scaled gradient was not finite.
         seconds: how long it took, once it is complete.
         idle: the parameters that had no gradient on any rank.
-        over: set when it is complete, or has failed.
+        complete: whether all of its exchanges have ended.
+        ended: whether its states are committed, as it is complete and all that began before it are.
+        over: set when it has ended, or has failed.
         began: in stream order, an event on the device that marks its start.
         device_report: in stream order, the device's notes, which are read when the device has run the round.
     """
@@ -55,6 +58,7 @@ class PendingRound(RoundTimer):
     seconds: float = 0.0
     idle: set[str] = field(default_factory=set)
     over: threading.Event = field(default_factory=threading.Event)
+    complete: bool = False
     ended: bool = False
     began: Any = None
     device_report: DeviceReport | None = None
@@ -97,10 +101,15 @@ class PendingRound(RoundTimer):
 
     def end(self) -> bool:
         """Whether all of its exchanges have ended. True only once: for the first caller."""
-        if self.ended or len(self.outcomes) < len(self.buckets) or self.beside:
+        if self.complete or len(self.outcomes) < len(self.buckets) or self.beside:
             return False
-        self.ended = True
+        self.complete = True
         return True
+
+    def committed(self) -> None:
+        """Note that its states are committed."""
+        self.ended = True
+        self.over.set()
 
     def report_from(self, report: DeviceReport) -> None:
         """Read errors of this round from this report."""
@@ -129,6 +138,7 @@ class PendingRounds:
     def __init__(self, failure: SessionFailure, stats: CommStats, rescaling: Rescaling | None) -> None:
         self._failure, self._stats, self._rescaling = failure, stats, rescaling
         self.by_bucket: dict[int, PendingRound] = {}
+        self._order: deque[PendingRound] = deque()
         self._ending = threading.Lock()
         self.begun = self.finished = 0
         self.skipped = False
@@ -143,6 +153,7 @@ class PendingRounds:
         if self._first_of_step[0] != pending.step:
             self._first_of_step = pending.step, self.begun
         self.begun += 1
+        self._order.append(pending)
         for i in pending.buckets:
             self.by_bucket[i] = pending
 
@@ -160,8 +171,10 @@ class PendingRounds:
                 return
             for each in pending.buckets:
                 del self.by_bucket[each]
-        self._ended(pending)
-        pending.over.set()
+            while self._order and self._order[0].complete:  # so n rounds are the same ones on all ranks
+                first = self._order.popleft()
+                self._ended(first)
+                first.committed()
 
     def _ended(self, pending: PendingRound, seconds: tuple[float, float] | None = None) -> None:
         """Commit the states of a round, unless it is skipped. `seconds`: as measured on the device."""
@@ -227,6 +240,7 @@ class PendingRounds:
     def begin_anew(self) -> None:
         """Commit the rounds that have ended (`verify`), and forget the results of an unfinished one."""
         self.by_bucket.clear()
+        self._order.clear()
         self.begun = self.finished
 
     def take_back(self, step: int) -> None:
@@ -243,4 +257,5 @@ class PendingRounds:
     def resume(self, finished: int) -> None:
         """Continue counting from this number of rounds."""
         self.begun = self.finished = finished
+        self._order.clear()
         self._first_of_step = -1, 0
