@@ -36,20 +36,25 @@ def main() -> None:
     where: dict[str, Any] = {"hub": store[4:]} if store.startswith("hub:") else {"store": store}
     least = 2 if how == "two" else 1
     members = tacit.Members(name=name, silence=1.5, patience=8.0, min=least, **where, **more)
-    session = tacit.attach(model, optimizer, algorithm, members=members)
+    scaler = torch.amp.GradScaler("cpu", enabled=how == "scaler")
+    session = tacit.attach(model, optimizer, algorithm, scaler=scaler, members=members)
     assert isinstance(session, MemberSession)
     say(begun=session.step, period=session.members.number, members=session.members.names)
     data = torch.Generator().manual_seed(len(name))
     teacher = torch.randn(16, 4, generator=torch.Generator().manual_seed(5))
-    first = None
+    first, overflowed = None, -1
     while session.step < int(steps):
         x = torch.randn(32, 16, generator=data)
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(x), (x @ teacher).argmax(1))
-        loss.backward()
+        scaler.scale(loss).backward()
         if how == "nan" and session.step > 30:
             next(network.parameters()).grad.fill_(torch.nan)  # type: ignore[union-attr]
-        optimizer.step()
+        if how == "scaler" and session.step % 8 == 0 and session.step != overflowed:
+            overflowed = session.step
+            next(network.parameters()).grad.fill_(torch.inf)  # type: ignore[union-attr]
+        scaler.step(optimizer)
+        scaler.update()
         first = first or float(loss.detach())
         say(step=session.step, period=session.members.number, members=session.members.names)
         if how == "leaves" and session.step >= 20:

@@ -1,6 +1,8 @@
 """A member that is alone, in this process: what it would send another one; what it says once it has left."""
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import tacit
 from tacit.api.member_changes import MembersChange
 from tacit.api.members import MemberSession
 from tacit.checkpoint import carried
+from tacit.members.record import RankArrival
 from tacit.transports.member_links import served
 
 
@@ -54,6 +57,35 @@ def test_what_need_not_travel_to_another_member_is_left_out(store: str, algorith
     assert "1.running_mean" in new.model
     assert any(key.startswith("rank0/") for key in kept.session) == (algorithm == "lowbit")
     assert not any(key.startswith("rank0/") for key in new.session)
+
+
+def test_rounds_that_follow_measurements_go_on_as_the_source_says(store: str) -> None:
+    with at_work(store, "localsgd:sync_every=2") as session:
+        at, level = session.members, session.levels[0]
+        kept = carried.present(session.options, session.levels)
+        schedule = json.dumps([{"period": 5.0}])
+        of = replace(at.roster.period.members[0], step=4, ranks=[RankArrival(1, schedule=schedule)])
+        at._take(replace(at.roster.period, members=[of]), kept, kept)
+        assert (session.step, level.session.schedule.state) == (4, {"period": 5.0})
+
+
+@pytest.mark.parametrize("algorithm", ["lowbit", "dense"])
+def test_a_step_that_its_scaler_skips_is_not_counted(store: str, algorithm: str) -> None:
+    """So the others wait for the step that it takes in its place."""
+    model = DistributedDataParallel(torch.nn.Linear(8, 4))
+    optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    members = tacit.Members(store=store)
+    with tacit.attach(model, optimizer, algorithm, scaler=scaler, members=members) as session:
+        steps = []
+        for factor in (1.0, float("inf"), 1.0):
+            optimizer.zero_grad()
+            scaler.scale(factor * model(torch.ones(4, 8)).square().sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            steps.append(session.step)
+    assert steps == [1, 1, 2]
+    assert scaler.get_scale() == 2.0**15
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
 def test_it_may_be_asked_when_it_has_left(store: str) -> None:

@@ -56,12 +56,12 @@ def test_members_that_were_not_asked_for(model: DistributedDataParallel) -> None
         _ = session.members
 
 
-def test_a_scaler(model: DistributedDataParallel) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def test_gradients_that_are_unscaled_behind_their_exchange(model: DistributedDataParallel) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     scaler = torch.amp.GradScaler("cpu")
     members = tacit.Members(store="127.0.0.1:1")
-    with pytest.raises(AttachError, match="scaler= is not supported with members"):
-        tacit.attach(model, optimizer, "lowbit", scaler=scaler, members=members)
+    with pytest.raises(AttachError, match=r"a fused SGD unscales them in it.*fused=False"):
+        tacit.attach(model, optimizer, "dense", scaler=scaler, members=members)
 
 
 def test_no_store(model: DistributedDataParallel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,8 @@ def attach(
             what the first steps have measured; where a rank is alone, it is "ddp".
         scaler: the GradScaler that scales the loss, if there is one. All ranks then skip a step in which a
             gradient overflows, where infinity is an error without it; replicas that step alone skip steps
-            alone. Steps are then counted by backward passes: accumulate under `no_sync`.
+            alone. Steps are then counted by backward passes: accumulate under `no_sync`. With `members` each
+            skips steps alone, and steps are counted as without a scaler.
         policy: `(name, parameter) -> Compressor | None` chooses the compressor of each parameter; None: it is
             sent dense. By default it is the strategy's compressor, or dense for parameters that this exempts,
             mostly those of fewer than two dimensions.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 from tacit.api.attached import Attached
 from tacit.api.member_changes import PeriodChange
@@ -28,7 +29,8 @@ class MemberSession(Attached):
     def __init__(self, spec: AttachSpec, members: Members) -> None:
         check_members(spec, members.quorum)
         self._members = members
-        super().__init__(fitted(spec))
+        # A member whose scaler skips a step has not taken it: it takes the next one in its place.
+        super().__init__(replace(fitted(spec), scaler=None))
 
     def _begun(self, spec: AttachSpec) -> MembersAtWork:
         self._membership = MembersAtWork(spec, self._members)

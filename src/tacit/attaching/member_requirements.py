@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch.amp import GradScaler
+
 from tacit.contracts import WORLD
 from tacit.errors import AttachError
 from tacit.levels.spec import AttachSpec
@@ -71,8 +73,14 @@ def check_members(spec: AttachSpec, quorum: int | None) -> None:
             )
     if momentum.planned(spec.strategy, spec.policy, spec.optimizers, spec.named) is not None:  # by policy=
         raise _takes_momentum(spec.strategy)
-    if spec.scaler is not None and spec.scaler.is_enabled():
-        raise AttachError("scaler= is not supported with members: train in bfloat16, which needs none")
+    gradients = any(level.subject == "gradient" for level in spec.strategy.levels)
+    fused = [each for each in spec.optimizers if any(group.get("fused") for group in each.param_groups)]
+    if isinstance(spec.scaler, GradScaler) and spec.scaler.is_enabled() and gradients and fused:
+        raise AttachError(
+            f"with scaler= and members {spec.strategy.name!r} exchanges gradients before the optimizer's step, "
+            f"and a fused {type(fused[0]).__name__} unscales them in it, each member's by its own scale: make it "
+            "with fused=False, or train in bfloat16 without a scaler"
+        )
 
 
 def _check_sharded(spec: AttachSpec, model: ShardedModel) -> None:
