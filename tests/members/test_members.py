@@ -1,6 +1,7 @@
 """Replicas that join, leave and die, as processes: those that live go on, and end equal."""
 
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -67,15 +68,23 @@ def test_one_leaves_by_a_word_and_the_others_go_on(members: Members) -> None:
     assert ends[0]["sums"] == ends[1]["sums"] != left["sums"]
 
 
-def test_preemption_is_a_leave(members: Members) -> None:
-    a, b = (members.member(name, "lowbit:sync_every=2", 120) for name in "ab")
-    b.until("members")
-    while len(a.until("step")["members"]) < 2:
+def test_preemption_is_a_leave_also_of_one_that_waits_in_a_round(members: Members) -> None:
+    a, b, c = (members.member(name, "lowbit:sync_every=2", 160) for name in "abc")
+    for each in (b, c):
+        each.until("members")
+    while len(a.until("step")["members"]) < 3:
         pass
+    c.signal(signal.SIGTERM)
+    assert c.process.wait(SECONDS) == -signal.SIGTERM
+    while len(a.until("step")["members"]) > 2:
+        pass
+    a.signal(signal.SIGSTOP)
+    time.sleep(0.3)  # b is in its next round
     b.signal(signal.SIGTERM)
     assert b.process.wait(SECONDS) == -signal.SIGTERM
+    a.signal(signal.SIGCONT)
     assert a.ended()["end"]["members"] == 1
-    assert "b is to end (SIGTERM), and leaves after step" in b.error()
+    assert all("is to end (SIGTERM), and leaves after step" in each.error() for each in (b, c))
 
 
 def test_the_store_may_be_away_and_is_filled_again(members: Members) -> None:
