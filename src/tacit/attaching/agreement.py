@@ -83,6 +83,7 @@ def _compared(spec: AttachSpec) -> dict[str, _Compared]:
     """The compared arguments, in order: a difference in an earlier one explains those in later ones."""
     strategy, named = spec.strategy, spec.named
     numbers = sum(p.numel() for p in named.values())
+    types = " and ".join(sorted({str(p.dtype).removeprefix("torch.") for p in named.values()}))
     return {
         "version of tacit": _Compared(text=f"payloads of format {FORMAT}"),
         "strategy": _Compared(
@@ -91,7 +92,7 @@ def _compared(spec: AttachSpec) -> dict[str, _Compared]:
         ),
         "model": _Compared(
             text="\n".join(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named.items()),
-            shown=f"{len(named)} parameters of {numbers} numbers: {', '.join(named)}",
+            shown=f"{len(named)} parameters of {numbers} numbers in {types}: {', '.join(named)}",
         ),
         "buffers": _Compared(
             text="\n".join(_buffers(strategy, spec.model)), shown="see their names, shapes and types"

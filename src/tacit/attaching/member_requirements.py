@@ -77,8 +77,8 @@ def check_members(spec: AttachSpec, quorum: int | None) -> None:
     fused = [each for each in spec.optimizers if any(group.get("fused") for group in each.param_groups)]
     if isinstance(spec.scaler, GradScaler) and spec.scaler.is_enabled() and gradients and fused:
         raise AttachError(
-            f"with scaler= and members {spec.strategy.name!r} exchanges gradients before the optimizer's step, "
-            f"and a fused {type(fused[0]).__name__} unscales them in it, each member's by its own scale: make it "
+            f"with scaler= and members {spec.strategy.name!r} exchanges gradients before the optimizer's "
+            f"step, and a fused {type(fused[0]).__name__} unscales them in it, each by its scale: make it "
             "with fused=False, or train in bfloat16 without a scaler"
         )
 
