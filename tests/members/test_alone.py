@@ -14,6 +14,7 @@ import tacit
 from tacit.api.member_changes import MembersChange
 from tacit.api.members import MemberSession
 from tacit.checkpoint import carried
+from tacit.errors import PeerLost
 from tacit.members.record import RankArrival
 from tacit.transports.member_links import served
 
@@ -67,6 +68,16 @@ def test_rounds_that_follow_measurements_go_on_as_the_source_says(store: str) ->
         of = replace(at.roster.period.members[0], step=4, ranks=[RankArrival(1, schedule=schedule)])
         at._take(replace(at.roster.period, members=[of]), kept, kept)
         assert (session.step, level.session.schedule.state) == (4, {"period": 5.0})
+
+
+def test_who_has_given_up_waiting_is_in_no_later_period(store: str) -> None:
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    two = tacit.Members(store=store, min=2, patience=0.5)
+    with pytest.raises(PeerLost, match="there are 1 members, and min is 2: start others, or write a lower"):
+        tacit.attach(model, optimizer, "lowbit", members=two)
+    with at_work(store, "lowbit") as session:
+        assert (session.members.number, session.members.size) == (1, 1)
 
 
 @pytest.mark.parametrize("algorithm", ["lowbit", "dense"])

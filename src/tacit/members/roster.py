@@ -262,9 +262,11 @@ class Roster:
         missing = [each for each in now.members if each.id not in there]
         if any(each.id not in late for each in lives.of(missing)):
             return ""  # they take their present step to its end
-        if len(there) < self._given.min:
-            return f"there are {len(there)} members, and min is {self._given.min}"
-        found = following(now, there, {each.id: lives.last_of(each) for each in missing}, self._given.max)
+        here = {id: each for id, each in there.items() if now.place_of(id) >= 0 or lives.is_alive(each)}
+        if len(here) < self._given.min:
+            why = f"there are {len(here)} members, and min is {self._given.min}"
+            return f"{why}: start others, or write a lower min"
+        found = following(now, here, {each.id: lives.last_of(each) for each in missing}, self._given.max)
         self._ask.store(lambda store: store.compare_set("period", text, found.to_text()))
         return ""
 
@@ -325,12 +327,11 @@ class Roster:
             self._thread.join(2 * ANSWER)
         self._ask.close()
         self._ask = StoreLink(self.way, 0.0)
-        if self.place >= 0:
-            with contextlib.suppress(PeerLost):
-                gone = json.dumps(asdict(replace(Life(**self._life()), waits=GONE)))
-                self._ask.store(lambda store: store.set(life_key(self.id, self._ranks.rank), gone))
-            if calls and len(self.period.members) > 1:
-                self.call()
+        with contextlib.suppress(PeerLost):  # a newcomer may have arrived for a period
+            gone = json.dumps(asdict(replace(Life(**self._life()), waits=GONE)))
+            self._ask.store(lambda store: store.set(life_key(self.id, self._ranks.rank), gone))
+        if self.place >= 0 and calls and len(self.period.members) > 1:
+            self.call()
         self._ask.close()
 
     # ---- the thread -----------------------------------------------------------------------------------
