@@ -9,6 +9,7 @@ from batchnorm_replicas import Member, Normed, network
 
 from tacit.algorithms import parse
 from tacit.checkpoint import carried
+from tacit.merges import EagerStep
 from tacit.replicas.buffers import MOVED
 from tacit.strategy import Strategy
 
@@ -98,3 +99,28 @@ def test_of_a_round_that_has_failed_nothing_is_left_of_its_buffers() -> None:
         carried.present(of(member), [member])
         assert float(member.progress.saved_state()[flag].tensor) == (0 if failed else 1)
     crew.close()
+
+
+def test_what_a_dropped_round_carried_is_not_taken_for_an_eager_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    (strategy,) = parse("eager-diloco:sync_every=6").levels
+    crew = trained(strategy)
+    step, since = crew.members[0].session.step, list[int]()
+    for member in crew.members:
+        member.progress.under_way[0].pending.ended = False  # type: ignore[union-attr]
+    kept = [carried.present(of(each), [each]) for each in crew.members]
+    modules = iter([each.module for each in crew.members])
+    after = Normed(strategy, 2, lambda: next(modules))
+    for each, state in zip(after.members, kept, strict=True):
+        carried.take(state, of(each), [each], step, unacted=False, own=True)
+    apply = EagerStep.apply_
+
+    def noted(*given: Any) -> None:
+        since.append(given[-1].since_equal)
+        apply(*given)
+
+    monkeypatch.setattr(EagerStep, "apply_", noted)
+    after.train(13)
+    assert since
+    assert since[0] <= 6 < since[-1]
+    crew.close()
+    after.close()

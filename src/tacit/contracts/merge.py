@@ -22,7 +22,7 @@ class Application(NamedTuple):
     parties: int = 1
     """How many were averaged: the number of replicas; by node, that of nodes."""
     since_equal: int = 0
-    """Steps at the start of the round since all replicas were last equal."""
+    """Steps at the start of the round since all replicas were last equal, or have met in a new period."""
 
 
 class Merge(ABC):

@@ -1,15 +1,21 @@
-"""Finds the step and parameter in which NaN began in a replica that steps alone, between two rounds."""
+"""Finds the step and parameter in which NaN began in a replica that steps alone, between two rounds or behind
+the last one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tacit.exchange.finite_checks import finite
+from tacit.exchange.joined_requests import gather
 from tacit.kernels.dispatch import on_host
 from tacit.model.trained_model import local
+from tacit.session import Session
 from tacit.session.health.nonfinite_origin import Origin
 
 
@@ -74,3 +80,22 @@ def _finite(x: Tensor) -> bool:
     x = x.detach()
     values = x.coalesce().values() if x.is_sparse else x
     return bool(torch.isfinite(values).all())
+
+
+def refuse_nonfinite(session: Session, means: Sequence[Tensor], read: Callable[[int, Tensor], None]) -> None:
+    """Raise an error on all ranks, if the replicas' mean of a bucket is not finite.
+
+    `read`: overwrites a tensor with this replica's parameters of a bucket.
+
+    Raises:
+        NonFinite: names the ranks and their first such parameter.
+    """
+    for i, (bucket, mean) in enumerate(zip(session.buckets, means, strict=True)):
+        if finite(mean):
+            continue
+        step, mine, nonfinite = session.step, torch.empty_like(mean), session.nonfinite
+        read(i, mine)
+        broken = [each.name for each in bucket.slices if not finite(mine[each.start : each.stop])]
+        code = torch.tensor([nonfinite.parameter_code(step, broken[0]) if broken else 0])
+        codes = session.ask(partial(gather, code, session.strategy.topology.scope), "nonfinite")
+        raise nonfinite.error_of([int(each) for each in codes], step)

@@ -20,6 +20,7 @@ from tacit.replicas.buffers import ReplicaBuffers
 from tacit.replicas.consensus import Consensus, ConsensusMeter
 from tacit.replicas.fragments import buckets_of_parts
 from tacit.replicas.narrow_anchors import anchor_like, is_narrow, round_anchor_
+from tacit.replicas.nonfinite_since import refuse_nonfinite
 from tacit.replicas.observations import Observations
 from tacit.replicas.optimizer_state import OptimizerState
 from tacit.replicas.outside_writes import OutsideWrites
@@ -108,7 +109,7 @@ class OptimizerHook:
             if buffers is not None:
                 buffers.forget()
         self._equal_at: int | None = None
-        self._equal_before = met
+        self._equal_before, self._whole_since = met, 0
         self._same_at: int | None = None
         self.under_way: list[UnappliedRound] = list(under_way)
         self.writes.note()
@@ -285,15 +286,15 @@ class OptimizerHook:
         """Average the replicas densely, including what they have not sent or not mixed."""
         session = self._session
         self.consensus.begin()
-        for i, (bucket, anchor) in enumerate(zip(session.buckets, self._anchor, strict=True)):
-            flat = self._flat[i]
-            self._replica.progress(i, anchor, flat)
+        for i, (bucket, flat) in enumerate(zip(session.buckets, self._flat, strict=True)):
+            self._replica.progress(i, self._anchor[i], flat)
             if self._share != 1.0:
                 flat.mul_(self._share)
             session.store.counted_(i, flat)
             session.ask(partial(average_, flat, session.strategy.topology.scope), bucket.name, of=flat)
-            own = self._replica.params(i)
-            mean = self._replica.widened(i, flat)
+        refuse_nonfinite(session, self._flat, self._replica.read)
+        for i, (bucket, anchor) in enumerate(zip(session.buckets, self._anchor, strict=True)):
+            own, mean = self._replica.params(i), self._replica.widened(i, self._flat[i])
             self.consensus.add(own, anchor, mean)
             exact = anchor.float() if is_narrow(anchor) else anchor
             self._merge.consolidate_(exact, mean, own if len(session.ranks) == 1 else None)
@@ -328,14 +329,13 @@ class OptimizerHook:
                 self._apply(way, way.step, alone=True)
 
     def catch_up(self, step: int, peers: int) -> None:
-        """Apply, without the others, what those that are as far as this step have applied.
-
-        `peers`: how many they were then.
-        """
+        """Apply, without the others, what is due by this step, as the `peers` that there were have."""
         for way in [way for way in self.under_way if way.apply_at <= step]:
             self._apply(way, way.apply_at, alone=True, peers=peers)
         if self._buffers is not None:
             self._buffers.forget()  # so that all of them compare theirs
+        if not self.under_way:  # one may have been dropped, whose deltas go with the next one
+            self._whole_since = step + 1
 
     def moved(self) -> dict[tuple[str, str], Tensor]:
         """How far the parameters are from the common point, by the keys of `saved_state`."""
@@ -436,19 +436,14 @@ class OptimizerHook:
             self._apply(way, step)
 
     def _apply(
-        self,
-        way: UnappliedRound,
-        step: int,
-        leaves: bool = False,
-        alone: bool = False,
-        peers: int | None = None,
+        self, way: UnappliedRound, step: int, leaves: bool = False, alone: bool = False, peers: int = 0
     ) -> None:
         """Apply an answer.
 
         Args:
             leaves: whether the next round sends the delta from before it.
             alone: whether it has come, and others have applied theirs, or may not: nothing is exchanged.
-            peers: how many replicas have answered, if not as many as there are now.
+            peers: how many replicas have answered; 0: as many as there are now.
         """
         session, pending, lag = self._session, way.pending, max(0, step - way.step)
         if pending is not None and not alone:
@@ -461,8 +456,10 @@ class OptimizerHook:
             lr = max(rates.values(), default=0.0)
         else:  # they are as the round has read them
             rates, lr = {}, pending.context["lr"]
-        many, parties = (len(session.ranks), self._parties) if peers is None else (peers, peers)
-        at = Application(many, lag, lr, parties, way.step + 1 - self.last_equal)
+        many = peers or len(session.ranks)
+        at = Application(
+            many, lag, lr, peers or self._parties, way.step + 1 - max(self.last_equal, self._whole_since)
+        )
         session.stats.totals.apply(lag)
         diverged = lag > 0 and session.context.by_node and session.schedule.sync_at(step).diverged_in_node
         for i in way.buckets:

@@ -136,9 +136,14 @@ class NonfiniteChecks:
             return True
         # Where replicas do not wait for each other, the flags are not averaged: they are this rank's.
         times = 1 if self._context.strategy.independent else len(nonfinite_flags)
-        found = self.origins_of([float(w) * times for w in nonfinite_flags])
+        raise self.error_of([float(w) * times for w in nonfinite_flags], step)
+
+    def error_of(self, codes: Sequence[float], step: int) -> NonFinite:
+        """The error of the ranks' `parameter_code`s."""
+        found = self.origins_of(codes)
         where = ", ".join(f"{began.name} on rank {rank}" for rank, began in found.items())
-        raise self._error(where, step, "this rank has pushed nothing", found)
+        where = where or "summed over the ranks, each of which is finite"
+        return self._error(where, step, "this rank has pushed nothing", found)
 
     def mean_error(self, bucket: Bucket, mean: Tensor, nonfinite_flags: Tensor, step: int) -> NonFinite:
         """The error for a mean that is not finite. `nonfinite_flags`: the mean of the ranks' `mean_code`s."""
