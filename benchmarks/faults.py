@@ -3,6 +3,7 @@
     python benchmarks/faults.py                  # hours; goes on where it was stopped
     python benchmarks/faults.py --quick          # 37 trials: 12 faults, two layouts, all scenes
     python benchmarks/faults.py --only faults    # or worlds, or scenes
+    python benchmarks/fault_members.py           # 300 faults among members that come and go: by themselves
 
 * `worlds`: every family of algorithms on 1 to 8 ranks, in every layout on nodes, without a fault.
 * `faults`: one fault a trial, of kinds that end a training (a rank is killed, freezes, exits, raises, has a
