@@ -23,7 +23,7 @@ from tacit.compressors import (
     TopK,
 )
 from tacit.contracts import Context, FusedCodec, Matrix, OneShot, Payload
-from tacit.kernels import merge, products, select
+from tacit.kernels import entropy, merge, products, select
 from tacit.kernels.entry_buffers import EntryBuffer
 from tacit.kernels.narrow import round_at_random
 from tacit.kernels.orthogonal import orthogonalize_
@@ -64,6 +64,10 @@ COUNTED = {
     ("blocks of 3 bits", "decode 4"): 0.69,
     ("blocks of 4 bits", "decode 4"): 0.75,
     ("residual in bf16", "round"): 0.75,
+    ("blocks of 2 bits", "entropy code"): 0.08,
+    ("blocks of 3 bits", "entropy code"): 0.19,
+    ("blocks of 2 bits", "and back"): 0.08,
+    ("blocks of 3 bits", "and back"): 0.20,
 }
 """What reading and writing memory alone would take, in copies: by counting bytes."""
 DECODED = 1.5
@@ -208,6 +212,34 @@ def rounding(setting: Setting) -> Row:
     return {"copy_us": copy, "rows": [measured(setting, numel, "residual in bf16", "round", call, copy)]}
 
 
+def entropy_coding(setting: Setting) -> Row:
+    """Blocks of 2 and 3 bits in as many bits as their frequencies ask for, and back."""
+    numel = TINY if setting.small else LARGE
+    x, out = (torch.randn(numel, device=setting.device) for _ in range(2))
+    copy, found = microseconds(partial(out.copy_, x), setting.device), []
+    for bits in (2, 3):
+        codes = Blockwise(bits).encode(x, Context(out=out, work=Scratch(), peers=4))[0].view(-1)
+        back = torch.empty_like(codes)
+        if x.is_cuda:
+            from tacit.kernels.triton import entropy as fast
+
+            message = codes.new_empty(entropy.longest(numel, bits))
+            length = fast.encode_codes(codes, bits, numel, message)
+            tasks: dict[str, Callable[[], object]] = {
+                "entropy code": partial(fast.encode_codes, codes, bits, numel, message),
+                "and back": partial(fast.decode_codes, message, length, bits, numel, back),
+            }
+        else:
+            message = entropy.encode_codes(codes, bits, numel)
+            tasks = {
+                "entropy code": partial(entropy.encode_codes, codes, bits, numel),
+                "and back": partial(entropy.decode_codes, message, bits, numel, back),
+            }
+        name = f"blocks of {bits} bits"
+        found += [measured(setting, numel, name, task, call, copy) for task, call in tasks.items()]
+    return {"copy_us": copy, "rows": found}
+
+
 def merges(setting: Setting) -> Row:
     """One swap of gTop-k: two lists of 1 % become one, and a rank finds which of its entries were kept."""
     numel = TINY if setting.small else LARGE
@@ -248,6 +280,7 @@ CHECKS = [
     Check("kernels: others", 20, "what all other codecs take", partial(codecs, numel=LARGE, names=OTHERS)),
     Check("kernels: PowerSGD", 8, "PowerSGD's products by Triton and by torch", thin_products),
     Check("kernels: rounding", 4, "what rounding residuals to bf16 takes", rounding),
+    Check("kernels: entropy", 5, "what entropy coding of 2 and 3 bits takes, and back", entropy_coding),
     Check("kernels: gTop-k", 6, "what a swap of gTop-k takes, by torch alone", merges),
     Check("kernels: MP2", 6, "what MP²'s network takes", predictions),
     Check("kernels: less", 12, "the same of 6.5 million entries", partial(codecs, numel=MEDIUM, names=SOME)),

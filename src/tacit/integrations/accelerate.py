@@ -135,7 +135,8 @@ def mesh_of(accelerator: Any, managed: ManagedSession) -> DeviceMesh | None:
     if not accelerator.is_fsdp2:
         raise AttachError(
             "fsdp_version=1 makes a FullyShardedDataParallel (FSDP1), and only FSDP2 is supported: write "
-            "FullyShardedDataParallelPlugin(fsdp_version=2), or with Trainer fsdp_config={'version': 2}"
+            "FullyShardedDataParallelPlugin(fsdp_version=2), or with Trainer fsdp_config={'version': 2}; "
+            "Transformers before 5.0 ignores that, and wants FSDP_VERSION=2 in the environment"
         )
     if config is None or not config.dp_replicate_enabled or "dp_replicate" in config.fsdp_dim_names:
         raise AttachError(

@@ -93,28 +93,16 @@ class Slots:
 
     Attributes:
         message: all of it, flat (uint8).
-        size: bytes of a payload.
+        size: bytes from one payload to the next: up to seven more than it has, so that all lie aligned.
     """
 
     def __init__(self, like: Payload, copies: int) -> None:
         self._form = [(each.shape, each.dtype) for each in like]
-        self.size, self.message = nbytes(like), empty_message(like, copies)
+        self._bytes, unit = nbytes(like), max(map(_ELEMENT, like))
+        self.size = -(-self._bytes // unit) * unit
+        self.message = torch.zeros(copies * self.size, dtype=torch.uint8, device=like[0].device)
         self._slots = self.message.view(copies, self.size).unbind()
-        self._moved: tuple[list[Tensor], list[Tensor]] = [], []
-        self._payloads = [self._laid(slot, like) for slot in self._slots]
-
-    def _laid(self, slot: Tensor, like: Payload) -> Payload:
-        """Views of the slot; what does not lie aligned there is copied elsewhere when it is read."""
-        places, start = {}, 0
-        for i in order(like):
-            stop = start + like[i].nbytes
-            places[i] = slot[start:stop]
-            if places[i].storage_offset() % like[i].itemsize:
-                self._moved[1].append(places[i])
-                places[i] = torch.empty_like(places[i])
-                self._moved[0].append(places[i])
-            start = stop
-        return tuple(places[i].view(each.dtype).view(each.shape) for i, each in enumerate(like))
+        self._payloads = [_laid(slot, like) for slot in self._slots]
 
     def fit(self, payload: Payload, copies: int) -> bool:
         """Whether they are for so many payloads of this form."""
@@ -127,13 +115,22 @@ class Slots:
 
     def pack(self, payload: Payload, at: int) -> Tensor:
         """Write a payload to slot `at`; its bytes."""
-        pack_(payload, self._slots[at])
+        pack_(payload, self._slots[at][: self._bytes])
         return self._slots[at]
 
     def payloads(self, first: int = 0) -> list[Payload]:
         """Those of all slots from the first on; overwritten when the memory is used again."""
-        copy_each_(*self._moved)
         return self._payloads[first:]
+
+
+def _laid(slot: Tensor, like: Payload) -> Payload:
+    """Views of the slot."""
+    places, start = {}, 0
+    for i in order(like):
+        stop = start + like[i].nbytes
+        places[i] = slot[start:stop].view(like[i].dtype).view(like[i].shape)
+        start = stop
+    return tuple(places[i] for i in range(len(like)))
 
 
 def ring_bytes(request: Collective, place: AxisRank) -> int:

@@ -86,9 +86,13 @@ def cost_on(profile: Profile, algorithm: str, nodes: int, ranks: int) -> Strateg
         return found[nodes]
     few = sorted(found)[-2:]
     if len(few) < 2:
+        known = ", ".join(
+            f"{each.nodes}x{each.ranks}" for each in profile.costs if each.algorithm == algorithm
+        )
         raise ConfigError(
-            f"the profile does not say what {algorithm!r} costs a rank among {nodes} nodes of {ranks}: "
-            f"measure it with tacit profile --algorithms {algorithm} --layout {nodes}x{ranks}"
+            f"the profile does not say what {algorithm!r} costs a rank among {nodes} nodes of {ranks}, but "
+            f"for {known or 'nothing'}: measure it with tacit profile --algorithms {algorithm} --layout "
+            f"{nodes}x{ranks}"
         )
     return _line(found[few[0]], found[few[1]], nodes)
 
