@@ -28,7 +28,7 @@ TEARDOWN = 8.0
 """Seconds that `tacit run` gives the other nodes to end by themselves once one has failed."""
 START = 150.0
 """Seconds after which a trial whose fault has not come yet has failed to start, on however busy a machine."""
-MARK = "TACIT_TRIAL"
+MARK = "FAULT_RUNS_MARK"
 RANK = Path(__file__).with_name("fault_rank.py")
 
 

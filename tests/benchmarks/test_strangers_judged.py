@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from fault_runs import MARK
 from strangers import Row, blame, judge, page, reasons, wrong_alone
+
+
+def test_what_marks_a_benchmarks_processes_is_no_variable_of_tacits() -> None:
+    assert not MARK.startswith("TACIT_"), "TACIT_TRIAL ended workers that `tacit compare` had not started"
 
 
 def row(attack: str = "garbage", opened: int = 3, ended: int = 3, begun: int = 0) -> Row:
