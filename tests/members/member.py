@@ -53,8 +53,15 @@ def main() -> None:
         if how == "scaler" and session.step % 8 == 0 and session.step != overflowed:
             overflowed = session.step
             next(network.parameters()).grad.fill_(torch.inf)  # type: ignore[union-attr]
+        if how == "large" and session.step > 30:
+            for p in network.parameters():
+                p.grad.mul_(1e6)  # type: ignore[union-attr]
         scaler.step(optimizer)
         scaler.update()
+        if how == "large" and session.step > 30:
+            with torch.no_grad():
+                for p in network.parameters():
+                    p.add_(1000.0)
         first = first or float(loss.detach())
         say(step=session.step, period=session.members.number, members=session.members.names)
         if how == "leaves" and session.step >= 20:

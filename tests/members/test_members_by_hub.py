@@ -24,7 +24,7 @@ class Hubs:
         self.start()
 
     def start(self) -> None:
-        self._hub = Hub(("127.0.0.1", self._port), SECRET, (1, 8), TlsServer(*self._files))
+        self._hub = Hub(("127.0.0.1", self._port), SECRET, (1, 8), TlsServer(*self._files), clip=50.0)
         self._port = self._hub.port
 
     def end(self) -> None:
@@ -88,3 +88,19 @@ def test_gradients_wait_for_the_hub(members: Members, hubs: Hubs) -> None:
     ends = [each.ended() for each in (a, b)]
     assert ends[0]["sums"] == ends[1]["sums"]
     assert all(each["end"]["members"] == 2 for each in ends)
+
+
+def test_who_pushes_far_too_much_is_put_out_and_told(
+    members: Members, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = (members.member(name, "lowbit:sync_every=2", 120) for name in "ab")
+    c = members.member("c", "lowbit:sync_every=2", 120, "large")
+    while len(c.until("step")["members"]) < 3:
+        pass
+    assert c.process.wait(60) == 1
+    assert "PayloadError: the hub has put this member out: its share is" in c.error()
+    ends = [each.ended() for each in (a, b)]
+    assert ends[0]["sums"] == ends[1]["sums"]
+    assert ends[0]["last"] < ends[0]["first"]
+    (told,) = (each for each in caplog.messages if "is put out" in each)
+    assert told.startswith("c (127.0.0.1:")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from tacit.api.member_changes import MembersChange
 from tacit.environment import HUB
+from tacit.errors import PayloadError
 from tacit.levels.level import Level
 from tacit.members.roster import Members, Roster
 from tacit.members.ways import StoreWay, Way
@@ -32,7 +33,14 @@ def way_of(given: Members) -> Way:
 
 
 def end_under_way(levels: Sequence[Level]) -> None:
-    """End what is exchanged in the present period, from which nothing comes any more."""
+    """End what is exchanged in the present period, from which nothing comes any more.
+
+    Raises:
+        PayloadError: a hub has put this member out.
+    """
+    for level in levels:
+        if isinstance(level.session.failure.error, PayloadError):
+            raise level.session.failure.error
     for level in levels:
         level.session.failure.fail(MembersChange("the members change"))
         level.transport.abort(level.session.failure.error)

@@ -223,7 +223,8 @@ class MembersAtWork:
         place, size, rank = self.roster.place, len(period.members), self._ranks.rank
         gives, limit = period.givers(rank), timedelta(seconds=2 * self._given.silence + 5)
         called = self.roster.called.is_set
-        meeting = self.roster.way.meeting(f"period/{period.number}/{rank}", limit, called)
+        name = f"period/{period.number}/{rank}"
+        meeting = self.roster.way.meeting(name, self.roster.name, limit, called)
         # In it only small messages travel, and a state piece by piece: one that is frozen is not waited for.
         self._group = member_group(meeting, place, size, limit)
         self._spec_now = replace(self._spec, members=self._group, timeout=self._spec.time_limit)

@@ -51,8 +51,8 @@ class Way(Protocol):
     def ties(self, me: str) -> Watching:
         """What tells whose process has ended; `me`: the name of this member's rank."""
 
-    def meeting(self, name: str, limit: timedelta, is_off: Callable[[], bool]) -> Meeting:
-        """Where the members of a period meet to make process groups; see there."""
+    def meeting(self, name: str, me: str, limit: timedelta, is_off: Callable[[], bool]) -> Meeting:
+        """Where the members of a period meet to make process groups; see there. `me`: this one's name."""
 
 
 class StoreWay:
@@ -73,7 +73,7 @@ class StoreWay:
         """See `Way`."""
         return Ties(self._address)
 
-    def meeting(self, name: str, limit: timedelta, is_off: Callable[[], bool]) -> Meeting:
+    def meeting(self, name: str, me: str, limit: timedelta, is_off: Callable[[], bool]) -> Meeting:
         """See `Way`."""
         store = PrefixStore(name, connected(*self._address, limit.total_seconds()))
         return meeting_by(store, name, limit, is_off)

@@ -14,7 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tacit.contracts import AllGather, AllToAll, Collective, Payload, ReduceScatter
+from tacit.errors import PayloadError
 from tacit.torch_compat import PythonGroup
+from tacit.transports.message_layout import order
 
 Done = Callable[[Tensor | BaseException], None]
 
@@ -44,7 +47,8 @@ class RelayedWork(dist.Work):
         if error is None:
             self._future.set_result(self._tensors)
         else:
-            self._future.set_exception(RuntimeError(str(error)))
+            kept = isinstance(error, PayloadError)  # which is about this rank
+            self._future.set_exception(error if kept else RuntimeError(str(error)))
 
     def wait(self, timeout: object = None) -> bool:
         """Wait for its end; raises its error."""
@@ -61,6 +65,11 @@ class RelayedWork(dist.Work):
 
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+def kind_of(x: Tensor) -> str:
+    """The name of its type, such as "float32"."""
+    return str(x.dtype).removeprefix("torch.")
 
 
 def _bytes(x: Tensor) -> Tensor:
@@ -83,6 +92,20 @@ class RelayedGroup(PythonGroup):
         self._numbers = itertools.count()
         self._works: dict[RelayedWork, None] = {}
         self._over: BaseException | None = None
+        self._said: dict[str, Any] = {}
+
+    def says(self, request: Collective, bucket: str, stage: int) -> None:
+        """What the next collective is about, for a hub that judges it: it sees nothing but bytes."""
+        payloads: Sequence[Payload] = ()
+        if isinstance(request, AllGather):
+            payloads = (request.payload,)
+        elif isinstance(request, AllToAll):
+            payloads = request.payloads
+        elif isinstance(request, ReduceScatter):
+            payloads = ((request.x,),)
+        parts = [[(kind_of(each[i]), each[i].nbytes) for i in order(each)] for each in payloads]
+        alike = all(each == parts[0] for each in parts)
+        self._said = {"bucket": bucket, "stage": stage, "parts": parts[:1] if alike else parts}
 
     def _share(
         self,
@@ -115,7 +138,8 @@ class RelayedGroup(PythonGroup):
                     out.copy_(_typed(part, out))
             work.end()
 
-        about = {"do": what, "rank": self._rank, "size": self._size, **more}
+        about = {"do": what, "rank": self._rank, "size": self._size, **self._said, **more}
+        self._said = {}
         about["key"] = f"{next(self._numbers)}" if key is None else key
         self._relay.share(self._called, about, body, done)
         return work
@@ -126,8 +150,7 @@ class RelayedGroup(PythonGroup):
         """Sum, minimum or maximum, in place."""
         (x,) = tensors
         op = next(name for name, each in _OPERATIONS.items() if opts is None or opts.reduceOp == each)
-        kind = str(x.dtype).removeprefix("torch.")
-        return self._share("reduce", [x], [_bytes(x)], op=op, dtype=kind)
+        return self._share("reduce", [x], [_bytes(x)], op=op, dtype=kind_of(x))
 
     def allgather(self, outs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> dist.Work:
         """Every rank's tensor."""

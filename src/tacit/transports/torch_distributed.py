@@ -91,6 +91,7 @@ class TorchTransport:
     _exchanges: Counter[dist.ProcessGroup] = field(default_factory=Counter, repr=False)
     _joined: set[dist.ProcessGroup] = field(default_factory=set, repr=False)
     _spread: bool | None = None
+    _relayed: bool = False
     _connections: int = 1
 
     def open(self, stages: Mapping[str, int]) -> None:
@@ -100,6 +101,7 @@ class TorchTransport:
         """
         self._messages.clear()
         self._gathered.clear()
+        self._relayed = process_groups.is_relayed(self.parent)
         if self._spread is None:
             self._spread = self._is_spread()
         channel = process_groups.channel_of(self)
@@ -155,7 +157,9 @@ class TorchTransport:
         if place.peers == 1 and not ALONE_TOO:
             return Now(_alone(request), sent)
         self.sent += sent
-        group = self._groups[request.axis, 0 if self.in_order or isinstance(request, Permute) else stage]
+        group: Any = self._groups[request.axis, 0 if self.in_order or isinstance(request, Permute) else stage]
+        if self._relayed:
+            group.says(request, key, stage)
         match request:
             case AllReduce():
                 posted = self._all_reduce(request, group, (key, request.axis, stage))
@@ -244,7 +248,7 @@ class TorchTransport:
         Otherwise a ring sends each payload between two nodes once, and an all-to-all once for each rank
         there.
         """
-        if process_groups.is_relayed(self.parent):
+        if self._relayed:
             return False
         if self.nodes or self.in_order or self.parent.size() == 1:
             return len(self.nodes) == 1 or all(len(node) == 1 for node in self.nodes)
@@ -312,7 +316,7 @@ class TorchTransport:
         self, arriving: Tensor, leaving: Tensor, sizes: Sizes, group: dist.ProcessGroup, total: int
     ) -> Sequence[dist.Work | Pairwise | None]:
         """Start it: in rounds of pairs if its bytes, equal on all ranks, make Gloo's slower."""
-        together = self.in_order or process_groups.is_relayed(self.parent)
+        together = self.in_order or self._relayed
         if together or total <= group.size() * IN_ROUNDS:
             return [dist.all_to_all_single(arriving, leaving, *sizes, group, async_op=not self.in_order)]
         return [self._pairwise(torch.split(arriving, [*sizes[0]]), torch.split(leaving, [*sizes[1]]), group)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,11 @@ import torch.distributed as dist
 from shared_secret import SECRET
 from torch import Tensor
 
+from in_process_command import called
 from in_threads import in_threads
-from tacit.errors import AttachError, ConfigError
+from tacit.errors import AttachError, ConfigError, PayloadError
+from tacit.members.lives import life_key
+from tacit.members.record import GONE, Life, MemberArrival, Period
 from tacit.stores.hub.hub import Hub
 from tacit.stores.hub.link import HubLink, HubTies, HubWay
 from tacit.stores.secret import Secret
@@ -221,11 +226,15 @@ def test_what_no_member_sends_ends_its_connection_alone(
 
 def test_shares_that_do_not_fit_are_refused(hub: Hub) -> None:
     def other_shape(group: RelayedGroup, rank: int) -> str:
-        with pytest.raises(RuntimeError) as caught:
-            group.allreduce([torch.ones(1 + rank)]).wait()
+        with pytest.raises(PayloadError if rank == 2 else RuntimeError) as caught:
+            group.allreduce([torch.ones(5 if rank == 2 else 4)]).wait()
         return str(caught.value)
 
-    assert all("do all train the same model" in said for said in grouped(hub, other_shape))
+    ours, others, theirs = grouped(hub, other_shape)
+    assert ours == others
+    why = "its share has 20 bytes, and the others' 16: does it train the same model?"
+    assert f"was put out: {why}" in ours
+    assert theirs == f"the hub has put this member out: {why}"
 
 
 def test_strangers_are_kept_out_and_tls_is_spoken(tmp_path: Path) -> None:
@@ -249,10 +258,33 @@ def test_options_of_a_hub(capsys: pytest.CaptureFixture[str]) -> None:
         (["--workers", "2", "--min", "1"], "has either --workers"),
         (["--min", "0"], "--min=0"),
         (["--min", "3", "--max", "2"], "--max=2"),
+        (["--min", "1", "--clip", "1"], "--clip=1.0"),
+        (["--workers", "2", "--clip", "9"], "--clip is for members"),
         (["--min", "1", "--checkpoint", "a.pt"], "are for --workers: members keep the state"),
     ):
         assert main(["--port", "0", *words]) == 2
         assert wrong in capsys.readouterr().err
+
+
+def test_tacit_serve_says_who_is_there(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TACIT_SERVER_SECRET", "a secret of the tests alone")
+    monkeypatch.setenv("TACIT_HUB", f"127.0.0.1:{hub.port}")
+    assert f"at 127.0.0.1:{hub.port}: period 0, 0 members (min 1, max 8)" in called("serve", "--status").out
+    link = linked(hub)
+    there = [MemberArrival("1", "here", step=7), MemberArrival("2", "off", step=8), MemberArrival("3", "new")]
+    link.set("period", Period(4, there).to_text())
+    link.set(life_key("1", 0), json.dumps(asdict(Life(step=12, unsent=2))))
+    link.set(life_key("2", 0), json.dumps(asdict(Life(step=9, waits=GONE))))
+    done = called("serve", "--status")
+    assert done.code == 0
+    assert "period 4, 3 members" in done.out
+    assert "here: step 12, 2 since its last round" in done.out
+    assert "off: step 9, gone" in done.out
+    hub.close()
+    done = called("serve", "--status")
+    assert done.code == 1
+    assert "cannot be asked" in done.err
+    assert called("serve", "--min", "3", "--max", "2").code == 2
 
 
 def test_a_way_needs_a_secret_and_an_address(monkeypatch: pytest.MonkeyPatch) -> None:

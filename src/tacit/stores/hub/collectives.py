@@ -13,7 +13,7 @@ from tacit import described
 from tacit.described import Whole
 from tacit.errors import PayloadError
 
-_TYPES = {
+TYPES = {
     str(each).removeprefix("torch."): each
     for each in (
         *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -38,6 +38,11 @@ class ShareSpec:
         op, dtype: how "reduce" adds them up.
         sizes: for "exchange", the bytes for each rank.
         root: whose share "broadcast" is about, and who gets what "gather to" gathers.
+        by: the member's name.
+        bucket: what the share is about, where it is to be compared with the others'; `stage`: the how
+            manieth message of it.
+        parts: the types of the numbers that follow each other in it, and the bytes of each; for "exchange"
+            for each rank, or for all alike.
     """
 
     group: str
@@ -49,14 +54,22 @@ class ShareSpec:
     dtype: str = "float32"
     sizes: list[Whole] = field(default_factory=list)
     root: Whole = 0
+    by: str = ""
+    bucket: str = ""
+    stage: Whole = 0
+    parts: list[list[tuple[str, Whole]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not (self.rank < self.size and self.root < self.size):
             raise PayloadError(f"a share of rank {self.rank}, root {self.root}, of {self.size}")
-        if self.do == "reduce" and (self.op not in _OPERATIONS or self.dtype not in _TYPES):
+        if self.do == "reduce" and (self.op not in _OPERATIONS or self.dtype not in TYPES):
             raise PayloadError(f"a share to be reduced by {self.op:.20} as {self.dtype:.20}")
         if self.do == "exchange" and len(self.sizes) != self.size:
             raise PayloadError(f"a share in {len(self.sizes)} parts, for {self.size} ranks")
+        if any(dtype not in TYPES for row in self.parts for dtype, _ in row):
+            raise PayloadError("a share of numbers of an unknown type")
+        if len(self.parts) not in (0, 1, self.size):
+            raise PayloadError(f"a share that says of {len(self.parts)} ranks what it holds for them")
 
     @property
     def waits_for(self) -> int:
@@ -68,6 +81,11 @@ class ShareSpec:
         """What must be equal in all shares of one collective."""
         kind = "send" if self.do == "receive" else self.do
         return kind, self.size, self.op, self.dtype, self.root
+
+    @property
+    def form(self) -> str:
+        """What says how its bytes are read; equal in all shares that most collectives take."""
+        return repr((self.bucket, self.stage, self.sizes, self.parts))
 
 
 def read_spec(text: bytes) -> ShareSpec:
@@ -113,7 +131,7 @@ def answers(specs: Mapping[int, ShareSpec], shares: Mapping[int, Tensor]) -> dic
 
 def _reduced(whole: Sequence[Tensor], spec: ShareSpec) -> Tensor:
     """In the order of ranks, so that all get the same bits whoever came first."""
-    dtype = _TYPES[spec.dtype]
+    dtype = TYPES[spec.dtype]
     if len({each.numel() for each in whole}) > 1 or whole[0].numel() % dtype.itemsize:
         sizes = sorted({each.numel() for each in whole})
         raise PayloadError(f"shares of {sizes} bytes cannot be added up: do all train the same model?")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import PayloadError, PeerLost, TacitError
+from tacit.stores.hub.bounds import Bounds, Norms, norms
 from tacit.stores.hub.collectives import ShareSpec, answers, read_spec
 from tacit.stores.protocol import Channel, FrameKind, Header, as_body
 from tacit.stores.secret import Secret
@@ -57,6 +58,7 @@ class _Peer:
 class _Collective:
     specs: dict[int, ShareSpec] = field(default_factory=dict)
     shares: dict[int, Tensor] = field(default_factory=dict)
+    norms: dict[int, Norms] = field(default_factory=dict)
     asked: dict[int, tuple[_Peer, int]] = field(default_factory=dict)
 
 
@@ -81,14 +83,21 @@ class Hub:
         secret: that members have, too.
         members: how many there must be, and how many there may be.
         tls: its certificate, and those that members must show; None: plain text.
+        clip: see `Bounds`.
 
     Raises:
         ConfigError: it cannot listen there.
     """
 
     def __init__(
-        self, where: tuple[str, int], secret: Secret, members: tuple[int, int], tls: TlsServer | None = None
+        self,
+        where: tuple[str, int],
+        secret: Secret,
+        members: tuple[int, int],
+        tls: TlsServer | None = None,
+        clip: float | None = None,
     ) -> None:
+        self._bounds = Bounds(clip)
         self._texts: dict[str, str] = {"limits": json.dumps(members)}
         self._most = CONNECTIONS * members[1] + 16
         self._peers: set[_Peer] = set()
@@ -162,9 +171,10 @@ class Hub:
             peer.channel.body(whole)
             about = _LENGTH + int.from_bytes(whole[:_LENGTH].numpy().tobytes(), "big")
             spec = read_spec(whole[_LENGTH:about].numpy().tobytes())
-            # A copy, so that numbers lie where their type wants them.
+            share = whole[about:].clone()  # so that numbers lie where their type wants them
+            found = Norms() if self._bounds.clip is None else norms(spec, share)
             with self._lock:
-                self._shared(peer, header.sequence, spec, whole[about:].clone())
+                self._shared(peer, header.sequence, spec, share, found)
         elif header.kind == FrameKind.LEAVE:
             name = peer.channel.text(header, MOST_TEXT).decode(errors="replace")
             with self._lock:
@@ -206,7 +216,7 @@ class Hub:
 
     # ---- collectives --------------------------------------------------------------------------------------
 
-    def _shared(self, peer: _Peer, number: int, spec: ShareSpec, share: Tensor) -> None:
+    def _shared(self, peer: _Peer, number: int, spec: ShareSpec, share: Tensor, found: Norms) -> None:
         group = self._groups.setdefault(spec.group, _Group())
         group.peers.add(peer)
         peer.groups.add(spec.group)
@@ -216,23 +226,35 @@ class Hub:
         which = group.under_way.setdefault(spec.key, _Collective())
         others = next(iter(which.specs.values()), spec)
         if others.together != spec.together or spec.rank in which.specs:
-            self._refuse(
-                peer, number, PayloadError(f"a share of {spec.do!r}, where others are at {others.do!r}")
-            )
+            text = f"a share of {spec.do!r}, where others are at {others.do!r}"
+            self._refuse(peer, number, PeerLost(text))
             return
-        which.specs[spec.rank], which.shares[spec.rank] = spec, share
+        which.specs[spec.rank], which.shares[spec.rank], which.norms[spec.rank] = spec, share, found
         which.asked[spec.rank] = peer, number
         if len(which.specs) < spec.waits_for:
             return
+        sizes = {rank: each.numel() for rank, each in which.shares.items()}
+        refused = self._bounds.refused(which.specs, sizes, which.norms)
+        for rank, why in refused.items():
+            self._put_out(*which.asked.pop(rank), which.specs[rank], why)
+        if refused:
+            return
         del group.under_way[spec.key]
         try:
-            found = answers(which.specs, which.shares)
+            answer = answers(which.specs, which.shares)
         except PayloadError as error:
             for each in which.asked.values():
-                self._refuse(*each, error)
+                self._refuse(*each, PeerLost(str(error)))
             return
         for rank, (to, asked) in which.asked.items():
-            self._send(to, Header(FrameKind.ANSWER, sequence=asked), found[rank])
+            self._send(to, Header(FrameKind.ANSWER, sequence=asked), answer[rank])
+
+    def _put_out(self, peer: _Peer, number: int, spec: ShareSpec, why: str) -> None:
+        """Refuse a member's share, and end the group: the others begin their round again without it."""
+        name = f"{spec.by or 'a member':.100} ({peer.address})"
+        _log.warning("%s is put out: %s", name, why)
+        self._refuse(peer, number, PayloadError(f"the hub has put this member out: {why}"))
+        self._quit(peer, spec.group, f"{name} was put out: {why}")
 
     def _refuse(self, peer: _Peer, number: int, error: Exception) -> None:
         kind = FrameKind.PEER_LOST if isinstance(error, PeerLost) else FrameKind.REFUSED
@@ -260,6 +282,7 @@ class Hub:
         group.under_way.clear()
         if not group.peers:
             del self._groups[name]
+            self._bounds.forget(name)
 
     def _gone(self, peer: _Peer) -> None:
         with self._lock:

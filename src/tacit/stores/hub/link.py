@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.errors import PeerLost, ServerLost, first_line
+from tacit.errors import PayloadError, PeerLost, ServerLost, first_line
 from tacit.failure.bounded_store import KeyValueStore
 from tacit.stores.client.connecting import open_channel
 from tacit.stores.client.placement import addresses, shared_secret
@@ -37,6 +37,7 @@ class HubLink(KeyValueStore):
         secret: that hub and members share.
         tls: which certificates are trusted; None: it speaks no TLS.
         seconds: to connect, and for each answer to a question.
+        me: this member's name, where it takes part in collectives.
 
     Raises:
         AttachError: it is not trusted, or has another secret or version.
@@ -44,8 +45,14 @@ class HubLink(KeyValueStore):
     """
 
     def __init__(
-        self, address: tuple[str, int], secret: Secret, tls: TlsWorker | None, seconds: float
+        self,
+        address: tuple[str, int],
+        secret: Secret,
+        tls: TlsWorker | None,
+        seconds: float,
+        me: str = "",
     ) -> None:
+        self._me = me
         self.name = f"the hub at {address[0]}:{address[1]}"
         self._seconds = seconds
         self._numbers = itertools.count(1)
@@ -104,7 +111,7 @@ class HubLink(KeyValueStore):
 
     def share(self, group: str, about: Mapping[str, Any], body: Sequence[Tensor], done: Done) -> None:
         """Send a share of a collective; see `HubConnection`."""
-        text = json.dumps({"group": group, **about}).encode()
+        text = json.dumps({"group": group, "by": self._me, **about}).encode()
         head = torch.frombuffer(bytearray(len(text).to_bytes(4, "big") + text), dtype=torch.uint8)
         # A copy: whoever has asked may write there as soon as a call has failed.
         self._send(FrameKind.SHARE, [torch.cat([head, *body])], done)
@@ -145,7 +152,8 @@ class HubLink(KeyValueStore):
                 if header.kind == FrameKind.ANSWER:
                     done(answer)
                 else:
-                    done(PeerLost(answer.numpy().tobytes().decode(errors="replace")))
+                    kind = PayloadError if header.kind == FrameKind.REFUSED else PeerLost
+                    done(kind(answer.numpy().tobytes().decode(errors="replace")))
         except Exception as error:
             self._fail(error)
         finally:
@@ -220,14 +228,14 @@ class HubWay:
         self.name = f"the hub at {text}"
         self.start = "python -m tacit.stores.server --min 1 --max 64 --host 0.0.0.0 --port PORT"
 
-    def connected(self, seconds: float) -> HubLink:
+    def connected(self, seconds: float, me: str = "") -> HubLink:
         """A connection that nobody else uses: to the address that answered last, or the next one.
 
         Raises:
             RuntimeError: there is none.
         """
         try:
-            return HubLink(self._addresses[self._which], self._secret, self._tls, seconds)
+            return HubLink(self._addresses[self._which], self._secret, self._tls, seconds, me)
         except RuntimeError:
             self._which = (self._which + 1) % len(self._addresses)
             raise
@@ -236,7 +244,7 @@ class HubWay:
         """Who is connected."""
         return HubTies(partial(self.connected, 2.0), me)
 
-    def meeting(self, name: str, limit: timedelta, is_off: Callable[[], bool]) -> Meeting:
+    def meeting(self, name: str, me: str, limit: timedelta, is_off: Callable[[], bool]) -> Meeting:
         """Where the members of a period make groups, whose collectives go by the hub."""
-        link = self.connected(limit.total_seconds())
+        link = self.connected(limit.total_seconds(), me)
         return meeting_at(link, name, limit, is_off, link.close)

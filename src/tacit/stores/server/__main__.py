@@ -75,7 +75,7 @@ def _serve_members(options: argparse.Namespace, tls: TlsServer | None) -> int:
     from tacit.stores.hub.hub import Hub
 
     where = options.host, options.port
-    hub = Hub(where, _secret(options.secret_file), _limits(options), tls)
+    hub = Hub(where, _secret(options.secret_file), _limits(options), tls, options.clip)
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
@@ -109,7 +109,13 @@ def _check(options: argparse.Namespace) -> None:
         least, most = _limits(options)
         checks.whole("--min", least, 1, None, "it is how many must be there")
         checks.whole("--max", most, least, None, "it is how many may be there, at least --min")
+        if options.clip is not None:
+            checks.real(
+                "--clip", options.clip, "write how many times as much as others, such as 100", above=1
+            )
         return
+    if options.clip is not None:
+        raise ConfigError("--clip is for members (--min, --max): leave it out")
     checks.whole("--workers", options.workers, 1, None, "write how many there are, such as 4")
     checks.whole("--number", options.number, 0, None, "write which server it is, from 0")
     checks.real("--every", options.every, "write seconds, such as 30", above=0)
@@ -156,6 +162,12 @@ def arguments() -> argparse.ArgumentParser:
         "are so many, such as 1",
     )
     parser.add_argument("--max", type=int, help="how many members there may be, such as 64")
+    parser.add_argument(
+        "--clip",
+        type=float,
+        help="put a member out that pushes more than so many times as much as the others do in the median, "
+        "or NaN, such as 100. Where not given, only what has another size than the others' is refused",
+    )
     parser.add_argument("--port", type=int, required=True, help="where workers find it, such as 29600")
     parser.add_argument(
         "--host",
