@@ -12,7 +12,7 @@ import typer
 
 import tacit
 from tacit.errors import ConfigError, TacitError
-from tacit_lab.cli import certificate, diagnose, listing, plan, probe, profile, report, study
+from tacit_lab.cli import certificate, diagnose, listing, plan, probe, profile, report, serve, study
 from tacit_lab.cli.compare import command as compare_command
 from tacit_lab.cli.interrupts import Interrupted
 from tacit_lab.cli.parsing import shortened
@@ -44,6 +44,7 @@ app.command(name="profile")(profile.command)
 app.command(name="diagnose")(diagnose.command)
 app.command(name="plan", epilog=plan.EPILOG)(plan.command)
 app.command(name="certificate")(certificate.command)
+app.command(name="serve")(serve.command)
 app.add_typer(predictor_commands.app, name="predictor")
 
 
