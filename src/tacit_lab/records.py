@@ -32,6 +32,7 @@ from tacit.errors import ConfigError, unknown
 from tacit.json_lines import VERSION, L, Line, build, is_of, parse_object, read_lines
 
 __all__ = [
+    "BY_HUB",
     "CHOOSING",
     "COMPUTE_ONLY",
     "UNDER_CHURN",
@@ -49,6 +50,7 @@ __all__ = [
     "parse_also",
     "read",
     "read_lines",
+    "undisturbed",
 ]
 
 COMPUTE_ONLY = "compute-only"
@@ -56,6 +58,8 @@ COMPUTE_ONLY = "compute-only"
 
 UNDER_CHURN = " under churn"
 """What follows the name of an algorithm whose replicas come and go, as it may be trained without that."""
+BY_HUB = " by a hub"
+"""What stands before that, where they exchange by one."""
 
 Status: TypeAlias = Literal["ok", "failed", "interrupted"]
 
@@ -322,6 +326,11 @@ def _parsed(line: str, kinds: Mapping[str, type[L]]) -> L:
     if kind is None:
         raise unknown("kind of record", values["kind"], kinds)
     return kind._from_mapping(values)
+
+
+def undisturbed(algorithm: str) -> str:
+    """The name of an algorithm without what was done to its replicas."""
+    return algorithm.removesuffix(UNDER_CHURN).removesuffix(BY_HUB)
 
 
 def read(path: Path) -> Iterator[Record]:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from tacit import algorithms
-from tacit.environment import CLUSTER, MEMBERS
+from tacit.environment import CLUSTER, HUB, MEMBERS
 from tacit.files import spared
 from tacit.reporting import scalars
 from tacit_lab import recipes
@@ -62,7 +62,7 @@ def _train(options: argparse.Namespace) -> None:
     if options.tensorboard is not None:
         scalars.check_installed()
     dist.init_process_group("gloo", timeout=timedelta(seconds=options.timeout))
-    if MEMBERS in os.environ:
+    if MEMBERS in os.environ or HUB in os.environ:
         members.train(task, recipe, options.silence)
     elif dist.get_rank() == 0:
         curves = _curves(options)

@@ -12,13 +12,13 @@ from tacit_lab.intervals import Mean
 from tacit_lab.records import (
     CHOOSING,
     COMPUTE_ONLY,
-    UNDER_CHURN,
     ChurnRecord,
     EndRecord,
     Record,
     RunKey,
     RunRecord,
     Status,
+    undisturbed,
 )
 
 BASE = "ddp"
@@ -196,10 +196,10 @@ def _goodput(
     batches = {each.key: each.batch_per_rank for each in records if isinstance(each, RunRecord)}
     found = []
     for end in ends.values():
-        churn, stays = churned.get(end.key), end.key._replace(algorithm=name.removesuffix(UNDER_CHURN))
-        undisturbed, batch = all_.get(stays), batches.get(stays)
-        if churn is not None and undisturbed is not None and undisturbed.steps and batch:
-            seconds = _ratio(undisturbed.seconds, undisturbed.steps * batch)
+        churn, stays = churned.get(end.key), end.key._replace(algorithm=undisturbed(name))
+        calm, batch = all_.get(stays), batches.get(stays)
+        if churn is not None and calm is not None and calm.steps and batch:
+            seconds = _ratio(calm.seconds, calm.steps * batch)
             if (share := _ratio(churn.useful * (seconds or 0.0), churn.up)) is not None:
                 found.append(share)
     return fmean(found) if found else None

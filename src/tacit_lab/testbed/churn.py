@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Went: TypeAlias = Literal["killed", "frozen"]
+HUB_AWAY = 5.0
+"""Seconds."""
 _WAYS: tuple[Went, Went] = ("killed", "frozen")
 
 
@@ -36,6 +38,7 @@ class Churn:
         every: seconds.
         seed: decides which replica it is, and how it goes.
         ready: asked until it says that all replicas are at work: the first goes `every` seconds after that.
+        hub_goes: seconds after that at which the hub is killed; it is started again after `HUB_AWAY`.
 
     Attributes:
         events: what was done until now.
@@ -43,8 +46,10 @@ class Churn:
         over: whether nothing is to be done any more.
     """
 
-    def __init__(self, every: float, seed: int, ready: Callable[[], bool]) -> None:
-        self.every, self._ready = every, ready
+    def __init__(
+        self, every: float, seed: int, ready: Callable[[], bool], hub_goes: Sequence[float] = ()
+    ) -> None:
+        self.every, self._ready, self._hub_goes = every, ready, [*hub_goes]
         self.events: list[ChurnEvent] = []
         self.away: ChurnEvent | None = None
         self.over = False
@@ -56,7 +61,15 @@ class Churn:
         """Whether a replica is to go now."""
         if self.due is None and self._ready():
             self.due = now + self.every
+            self._hub_goes = [now + each for each in self._hub_goes]
         return self.due is not None and now >= self.due
+
+    def hub_is_due(self, now: float) -> bool:
+        """Whether the hub is to be killed now; True once for each time."""
+        if self.due is None or not self._hub_goes or now < self._hub_goes[0]:
+            return False
+        del self._hub_goes[0]
+        return True
 
     def strike(self, present: Sequence[int]) -> ChurnEvent:
         """Decide which of these nodes' replicas goes now, and note it."""

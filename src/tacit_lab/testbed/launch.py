@@ -110,6 +110,12 @@ def server_arguments(cluster: Cluster, number: int, point: tuple[str, int], serv
     return [sys.executable, "-u", "-m", "tacit.stores.server", *words]
 
 
+def hub_arguments(point: tuple[str, int], members: int) -> list[str]:
+    """The command line of a hub at this point, for so many members at most."""
+    words = ["--min", "1", "--max", str(members), "--host", point[0], "--port", str(point[1])]
+    return [sys.executable, "-u", "-m", "tacit.stores.server", *words]
+
+
 def arguments(
     cluster: Cluster,
     node: int,

@@ -15,7 +15,7 @@ from typing import Any
 from tacit import files
 from tacit.errors import TestbedError
 from tacit_lab.testbed import wire
-from tacit_lab.testbed.churn import Churn
+from tacit_lab.testbed.churn import HUB_AWAY, Churn
 from tacit_lab.testbed.failure_attribution import Node, agreed, parted, silent
 from tacit_lab.testbed.outputs import OnLine, Output
 from tacit_lab.testbed.results import TIMED_OUT, Failure, Relayed, Result
@@ -85,6 +85,7 @@ class RunMonitor:
         self._churn: Churn | None = None
         self._messages: dict[int, Mapping[str, Any]] = {}
         self._returning: set[int] = set()
+        self._hub_back = 0.0
         self._holding, self._ranks_per_node = holding, ranks_per_node
         self._outputs: list[Output] = []
         self._start = time.monotonic()
@@ -124,9 +125,12 @@ class RunMonitor:
         """Have the supervisor delay packets until the run is over, if the network needs that."""
         wire.send(self._control, {"do": "relay"})
 
-    def churn(self, churn: Churn, message: Mapping[str, Any]) -> None:
-        """Have nodes go and come back by this schedule; the supervisor runs the members' store meanwhile."""
+    def churn(self, churn: Churn) -> None:
+        """Have nodes go and come back by this schedule; a server is then a hub, which ends last."""
         self._churn = churn
+
+    def store(self, message: Mapping[str, Any]) -> None:
+        """Have the supervisor run the members' store until the run is over."""
         wire.send(self._control, {"do": "store", **message})
 
     def load(self, node: int, rate: float) -> None:
@@ -260,7 +264,7 @@ class RunMonitor:
 
     @property
     def _dismissal(self) -> float:
-        return SAVING if self._saving else DISMISSAL
+        return 0.0 if self._churn is not None else SAVING if self._saving else DISMISSAL
 
     def _grace(self) -> float:
         """Seconds to print errors; fewer once all ranks but stopped ones have ended."""
@@ -269,7 +273,7 @@ class RunMonitor:
 
     def _bearable(self, failed: Node) -> bool:
         went = self._churn is not None and failed.stopped
-        return failed.server is None and (self._alone or went)
+        return went or (failed.server is None and self._alone)
 
     @property
     def _first_ended(self) -> float | None:
@@ -281,6 +285,7 @@ class RunMonitor:
         """Have a replica go if it is time, and those start again that are due back and have ended."""
         if self._first_ended is not None:
             churn.end()
+        self._churn_hub(churn, now)
         if churn.over:
             if churn.away is not None:
                 self._strike(churn.away.node, signal.SIGKILL)
@@ -300,6 +305,17 @@ class RunMonitor:
                 churn.came_back(away.node)
             event = churn.strike(present)
             self._strike(event.node, signal.SIGKILL if event.what == "killed" else signal.SIGSTOP)
+
+    def _churn_hub(self, churn: Churn, now: float) -> None:
+        """Have the hub go if it is time, and start it again."""
+        for node in [each for each in self._nodes if each.server is not None]:
+            if self._hub_back and now >= self._hub_back and node.code is not None:
+                self._hub_back = 0.0
+                self._nodes[node.number] = Node(node.number, node.server)
+                self.start(self._messages[node.number])
+            elif not churn.over and churn.hub_is_due(now):
+                self._hub_back = now + HUB_AWAY
+                self._strike(node.number, signal.SIGKILL)
 
     def _strike(self, node: int, number: signal.Signals) -> None:
         """Send a signal to all processes of a node; it is no failure that they end."""

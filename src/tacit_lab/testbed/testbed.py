@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from tacit.environment import MEMBERS, SERVER_SECRET, SERVERS, WORKER, WORKERS
+from tacit.environment import HUB, MEMBERS, SERVER_SECRET, SERVERS, WORKER, WORKERS
 from tacit.errors import ConfigError, TestbedError
 from tacit_lab.cluster import Cluster
 from tacit_lab.testbed import launch, wire
@@ -124,7 +124,7 @@ class Testbed:
                 again up to so many times when it fails, while the others go on. None: the ranks are one
                 world, and end together.
             churn: When which rank is killed or frozen, and started again; each is a world of its own, and
-                gets the address of a store by which members find each other.
+                gets the address of a store by which members find each other, or of a hub: the one server.
             hold_errors: Print no traceback that a rank ends by, and nothing that torchrun says of it: for
                 callers that print the result's endings.
         """
@@ -144,7 +144,8 @@ class Testbed:
             )
         if churn is not None:
             check_churn(self.cluster)
-        points = [] if servers is None else launch.server_points(self.cluster, self._runs)
+        hub = churn is not None and bool(self.cluster.servers)
+        points = [] if servers is None and not hub else launch.server_points(self.cluster, self._runs)
         run = RunMonitor(
             control,
             self.cluster.nodes,
@@ -166,7 +167,9 @@ class Testbed:
                 env = {**env, SERVERS: where, SERVER_SECRET: secrets.token_hex(32)}
                 self._launch_servers(run, points, servers, env)
             if churn is not None:
-                restarts, env = 0, {**env, MEMBERS: self._launch_store(run, churn)}
+                run.churn(churn)
+                env = {**env, **(self._launch_hub(run, points[0]) if hub else self._launch_store(run))}
+                restarts = 0
             self._launch(run, argv, env, restarts)
             return run.follow()
         except BaseException:
@@ -192,12 +195,19 @@ class Testbed:
             command = launch.server_arguments(self.cluster, number, point, serving)
             self._begin(run, self.cluster.nodes + number, command, {**env, "PYTHONPATH": _path()})
 
-    def _launch_store(self, run: RunMonitor, churn: Churn) -> str:
-        """Start the store of members. Returns its host:port."""
+    def _launch_store(self, run: RunMonitor) -> dict[str, str]:
+        """Start the store of members. Returns what tells them where it is."""
         point = launch.store_point(self._runs)
         env = {**os.environ, "PYTHONPATH": _path(), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        run.churn(churn, {"argv": launch.store_arguments(point), "env": env})
-        return f"{point[0]}:{point[1]}"
+        run.store({"argv": launch.store_arguments(point), "env": env})
+        return {MEMBERS: f"{point[0]}:{point[1]}"}
+
+    def _launch_hub(self, run: RunMonitor, point: tuple[str, int]) -> dict[str, str]:
+        """Start the hub of members, on the server's node. Returns what tells them where it is."""
+        env = {HUB: f"{point[0]}:{point[1]}", SERVER_SECRET: secrets.token_hex(32)}
+        command = launch.hub_arguments(point, self.cluster.nodes)
+        self._begin(run, self.cluster.nodes, command, {**env, "PYTHONPATH": _path()})
+        return env
 
     def _begin(self, run: RunMonitor, node: int, command: Sequence[str], env: Mapping[str, str]) -> None:
         message = {
@@ -248,10 +258,10 @@ def check_churn(cluster: Cluster) -> None:
             f"replicas of {cluster} cannot come and go, as ranks of one node are started together: use a "
             f"cluster with one rank a node, such as {cluster.world_size}x1"
         )
-    if cluster.nodes < 2 or cluster.servers:
+    if cluster.nodes < 2 or cluster.servers > 1:
         raise ConfigError(
-            f"replicas of {cluster} cannot come and go: use a cluster of 2 nodes or more without parameter "
-            "servers, such as 6x1@100mbit"
+            f"replicas of {cluster} cannot come and go: use a cluster of 2 nodes or more, such as "
+            "6x1@100mbit, with one server as their hub, or none"
         )
 
 

@@ -53,7 +53,8 @@ def command(
     servers: Annotated[
         int,
         typer.Option(
-            help="Number of parameter servers, each on a separate node, for ps and the like, e.g. 1"
+            help="Number of parameter servers, each on a separate node, for ps and the like; with --churn "
+            "1 is a hub by which the replicas exchange, e.g. 1"
         ),
     ] = 0,
     model: Annotated[

@@ -21,7 +21,7 @@ from tacit_lab.cli import parsing
 from tacit_lab.cli.run.options import checked_script
 from tacit_lab.cluster import Cluster
 from tacit_lab.recipes import NO_CHOICES, Choices
-from tacit_lab.records import CHOOSING, COMPUTE_ONLY, UNDER_CHURN, RunKey
+from tacit_lab.records import BY_HUB, CHOOSING, COMPUTE_ONLY, UNDER_CHURN, RunKey
 from tacit_lab.study.search import LIMITS
 
 RECORDS = "records.jsonl"
@@ -85,7 +85,8 @@ class CompareOptions:
     def common(self) -> dict[str, Any]:
         """What must be equal for a comparison to be gone on with."""
         chosen = {name: str(value) for name, value in self.choices.given().items()}
-        about = {"what": self.recipe, "cluster": str(self.cluster), "epochs": self.epochs}
+        cluster = self.cluster if self.churn is None else replace(self.cluster, servers=0)  # beside a hub
+        about = {"what": self.recipe, "cluster": str(cluster), "epochs": self.epochs}
         replicas = {"replicas": IN_PROCESS} if self.in_process else {}
         return {**about, "target": self.target, **chosen, **replicas}
 
@@ -142,10 +143,12 @@ def check(
     if in_process := replicas == IN_PROCESS:
         _check_in_process(script, strategies, cluster.servers)
         cluster = Cluster(cluster.nodes, cluster.ranks_per_node, namespaces=cluster.namespaces)
-    _check_servers(strategies, cluster.servers)
+    if churn is None:
+        _check_servers(strategies, cluster.servers)
     every = None if churn is None else _churn(churn, script, strategies, cluster, in_process)
     if every is not None:
-        strategies = tuple(replace(each, name=each.name + UNDER_CHURN) for each in strategies)
+        how = BY_HUB * bool(cluster.servers) + UNDER_CHURN
+        strategies = tuple(replace(each, name=each.name + how) for each in strategies)
     name = Path(script[1] if script[0] == "-m" else script[0]).stem if script else what[0]
     if script:
         refuse_choices(choices, epochs)

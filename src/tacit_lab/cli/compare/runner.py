@@ -22,7 +22,7 @@ from tacit_lab.cli.interrupts import Interrupted
 from tacit_lab.cli.parsing import OUT
 from tacit_lab.cli.run.options import RunOptions
 from tacit_lab.recipes.progress import MemberSign, Progress, record_in
-from tacit_lab.records import COMPUTE_ONLY, UNDER_CHURN, EndRecord, RunKey, Status
+from tacit_lab.records import COMPUTE_ONLY, EndRecord, RunKey, Status, undisturbed
 from tacit_lab.testbed import Failure, Result, Serving, Testbed
 
 ALONE = "localsgd:sync_every=1000000000"
@@ -150,7 +150,7 @@ class _RecipeRunner(_Runner):
         options = self._options
         arguments: dict[str, object] = {
             "--recipe": options.recipe,
-            "--algorithm": key.algorithm.removesuffix(UNDER_CHURN),
+            "--algorithm": undisturbed(key.algorithm),
             "--epochs": options.epochs,
             "--seed": key.seed,
             "--rate": key.rate,

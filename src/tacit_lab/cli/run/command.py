@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tacit.environment import ALGORITHM, FOOTPRINT, MEMBERS, PROFILE, TENSORBOARD, WORKER, WORKERS
+from tacit.environment import ALGORITHM, FOOTPRINT, HUB, MEMBERS, PROFILE, TENSORBOARD, WORKER, WORKERS
 from tacit.files import put, spared, unmake
 from tacit_lab.cli.importing import Modules, folder_of, import_own
 from tacit_lab.cli.interrupts import interruptible
@@ -66,7 +66,8 @@ def command(
     servers: Annotated[
         int,
         typer.Option(
-            help="Number of parameter servers, each on a separate node, for ps and the like, e.g. 2"
+            help="Number of parameter servers, each on a separate node, for ps and the like; with --churn "
+            "1 is a hub by which the replicas exchange, e.g. 2"
         ),
     ] = 0,
     checkpoint: Annotated[
@@ -97,8 +98,8 @@ def command(
         typer.Option(
             help="Start each rank as a separate world, and have one killed (kill -9) or frozen every so "
             "often, by a seeded schedule; it is back when the next one goes. The script attaches with "
-            f"members=tacit.Members(), which finds the others by {MEMBERS}; {WORKER} and {WORKERS} give it "
-            "its share of the data. For clusters with one rank a node, e.g. 20s",
+            f"members=tacit.Members(), which finds the others by {MEMBERS}, or {HUB}; {WORKER} and {WORKERS} "
+            "give it its share of the data. For clusters with one rank a node, e.g. 20s",
             show_default=False,
         ),
     ] = None,

@@ -106,7 +106,7 @@ def check(
         ConfigError: Something is not possible; the message says what to write instead.
     """
     words, strategy = checked_script(tuple(script)), _strategy(algorithm)
-    parsed = _cluster(cluster, servers.number, strategy)
+    parsed = _cluster(cluster, servers.number, None if churn is not None else strategy)
     return RunOptions(
         script=words,
         cluster=parsed,
@@ -115,8 +115,8 @@ def check(
         tensorboard=_curves(tensorboard),
         profile=profile,
         restarts=_restarts(restarts, parsed, strategy, tensorboard),
-        churn=_churn(churn, parsed, strategy, restarts, tensorboard),
-        serving=_serving(parsed, servers),
+        churn=_churn(churn, parsed, strategy, restarts, tensorboard, servers.checkpoint),
+        serving=_serving(parsed, servers) if churn is None else None,
         folder=_folder(parsing.out(out, "run")),
     )
 
@@ -245,10 +245,14 @@ def _churn(
     strategy: AnyStrategy | None,
     restarts: int | None,
     curves: Path | None,
+    checkpoint: Path | None,
 ) -> float | None:
     if text is None:
         return None
-    for option, given in (("--restarts", restarts), ("--tensorboard", curves)):
+    for option, given in (
+        *(("--restarts", restarts), ("--tensorboard", curves)),
+        ("--checkpoint", checkpoint),
+    ):
         if given is not None:
             raise ConfigError(f"--churn {text} with {option} {given} is not possible: leave one out")
     return parsing.churn(text, cluster, () if strategy is None else (strategy,))

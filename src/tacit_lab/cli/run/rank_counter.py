@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from tacit import files
-from tacit.environment import INTERFACE, MEMBERS, NODE, WORKER
+from tacit.environment import HUB, INTERFACE, MEMBERS, NODE, WORKER
 from tacit_lab.testbed.network import counters, peers
 from tacit_lab.testbed.network.linux import die_with_parent
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     code = None
     while code is None:
         with suppress(subprocess.TimeoutExpired):
-            code = process.wait(_OFTEN if MEMBERS in os.environ else None)
+            code = process.wait(_OFTEN if {MEMBERS, HUB} & {*os.environ} else None)
         now = {"after": _sent_bytes(), "exchanged_after": _exchanged()}
         _write(Path(folder), {"before": before, "exchanged_before": exchanged, **now})
     if code < 0:
