@@ -3,12 +3,14 @@
     python benchmarks/elastic.py                         # lowbit and diloco, 10 minutes, 3 seeds: 2 hours
     python benchmarks/elastic.py --quick                 # one seed, a minute each
     python benchmarks/elastic.py --algorithms dense --seeds 1 --cluster 6x1@100mbit,30ms
+    python benchmarks/elastic.py --cluster 6x1+1@100mbit --hub 3 --arms rough    # by a hub, killed 3 times
 
 A step lasts a fixed time on the wall, so that all replicas together leave half of the cores idle, and a dead
 replica speeds nobody up. Every `--churn` seconds one replica is killed or frozen, by a schedule that the seed
 decides; it is started again, or goes on, when the next one goes. Goodput is the samples of steps that came
 into a round, over those of a replica that takes a step each `--pace` seconds, in the seconds for which
-replicas were up: from the first step of each start. Each replica is a node of the testbed.
+replicas were up: from the first step of each start. Each replica is a node of the testbed. With a server
+beside them they exchange by a hub there, which is killed `--hub` times, and back 5 seconds later.
 """
 
 from __future__ import annotations
@@ -43,10 +45,13 @@ class Heard:
     Args:
         nodes: how many there are.
         quiet: the step after which there are no faults.
+        hub_goes: see `Churn`.
     """
 
-    def __init__(self, nodes: int, churn: float, seed: int, quiet: float) -> None:
-        self.churn = Churn(churn, seed, lambda: len(self._begun) == nodes)
+    def __init__(
+        self, nodes: int, churn: float, seed: int, quiet: float, hub_goes: Sequence[float] = ()
+    ) -> None:
+        self.churn = Churn(churn, seed, lambda: len(self._begun) == nodes, hub_goes)
         self._begun: set[int] = set()
         self._quiet, self._idle = quiet, not churn
         self.processes: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
@@ -107,7 +112,8 @@ def pause(
 def run(bed: Testbed, algorithm: str, seed: int, churn: float, given: argparse.Namespace) -> dict[str, Any]:
     """One training; `churn`: seconds from one fault to the next, or 0."""
     steps = round(given.seconds / given.pace)
-    heard = Heard(bed.cluster.nodes, churn, seed, steps - QUIET / given.pace)
+    hub_goes = [(given.seconds - QUIET) * (i + 0.5) / given.hub for i in range(given.hub)]
+    heard = Heard(bed.cluster.nodes, churn, seed, steps - QUIET / given.pace, hub_goes)
     words = [algorithm, str(seed), str(given.pace), str(steps), str(given.silence)]
     began = time.time()
     limit = ATTEMPTS * (given.seconds + 30)
@@ -142,6 +148,7 @@ def run(bed: Testbed, algorithm: str, seed: int, churn: float, given: argparse.N
         "seed": seed,
         "cluster": str(bed.cluster),
         "churn": churn,
+        "hub_killed": given.hub if churn else 0,
         "faults": {how: len(gone[how]) for how in gone},
         "steps": useful,
         "seconds_up": round(seconds, 1),
@@ -193,6 +200,7 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.6, help="seconds a step")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--churn", type=float, default=20, help="seconds from one fault to the next")
+    parser.add_argument("--hub", type=int, default=0, help="how often the hub is killed")
     parser.add_argument("--silence", type=float, default=1.0, help="seconds until a silent one is given up")
     parser.add_argument("--arms", default="calm,rough", help="undisturbed, under churn, or both")
     parser.add_argument("--save", default="", help="the results' name")
