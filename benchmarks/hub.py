@@ -41,7 +41,7 @@ CLUSTER, MEMBERS = "4x1@100mbit,10ms,nat", (1, 2, 3)
 def hub(folder: Path, seconds: float, kills: int) -> None:
     """Serve until all have ended; be killed so often in the first seconds, and away for a few each time."""
     words = ["-m", "tacit.stores.server", "--min", "1", "--host", "0.0.0.0", "--port", str(PORT)]
-    words += ["--tls", str(folder / "hub.pem"), str(folder / "hub.key")]
+    words += ["--tls", str(folder / "hub.pem"), str(folder / "hub.key"), "--clip", "100"]
     words += ["--certificates", str(folder / "members.pem")]
     began = 0.0
     for kill in range(kills + 1):

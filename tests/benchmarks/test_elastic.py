@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic import further, pause, up
-from tacit_lab.testbed.churn import ChurnEvent
+from tacit_lab.testbed.churn import Churn, ChurnEvent
 
 
 def steps(*taken: tuple[float, float]) -> list[dict[str, float]]:
@@ -41,3 +41,14 @@ def test_losses_are_compared_where_as_many_samples_were_trained() -> None:
     rough = {"curve": [(0, 4.0), (50, 3.03), (100, 2.02), (150, 1.515)]}
     assert further(calm, rough) == pytest.approx(0.01, abs=1e-4)
     assert further(calm, {"curve": []}) is None
+
+
+def test_a_hub_goes_so_many_seconds_after_all_were_at_work_and_once_each_time() -> None:
+    at_work: list[int] = []
+    churn = Churn(20.0, 0, lambda: bool(at_work), (5.0, 30.0))
+    assert not churn.is_due(1000.0)
+    assert not churn.hub_is_due(1000.0)
+    at_work.append(1)
+    assert not churn.is_due(1001.0)
+    due = [at for at in (1005.0, 1006.0, 1007.0, 1030.0, 1031.0, 1040.0) if churn.hub_is_due(at)]
+    assert due == [1006.0, 1031.0]

@@ -105,6 +105,8 @@ class RelayedGroup(PythonGroup):
             payloads = ((request.x,),)
         parts = [[(kind_of(each[i]), each[i].nbytes) for i in order(each)] for each in payloads]
         alike = all(each == parts[0] for each in parts)
+        if isinstance(request, AllToAll) and request.arriving:
+            bucket, parts = "", []  # each rank's has another form
         self._said = {"bucket": bucket, "stage": stage, "parts": parts[:1] if alike else parts}
 
     def _share(

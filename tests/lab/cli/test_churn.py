@@ -35,7 +35,8 @@ def test_a_recipe_is_trained_to_its_end_and_the_page_shows_what_happened(tmp_pat
     words = ["compare", "digits", "--cluster", "3x1@1gbit", "--algorithms", "lowbit", "--epochs", "12"]
     undisturbed = called(*words, "--out", "a", "--timeout", "200", cwd=tmp_path)
     assert undisturbed.code == 0, undisturbed.err
-    done = called(*words, "--churn", "3s", "--out", "a", "--timeout", "300", cwd=tmp_path)
+    by_hub = ["--churn", "3s", "--servers", "1"]
+    done = called(*words, *by_hub, "--out", "a", "--timeout", "300", cwd=tmp_path)
     assert done.code == 0, done.err
     found = [*records.read(tmp_path / "a" / "records.jsonl")]
     (churn,) = (each for each in found if isinstance(each, ChurnRecord))
@@ -52,7 +53,7 @@ def test_a_recipe_is_trained_to_its_end_and_the_page_shows_what_happened(tmp_pat
     assert max(count for _, count in churn.members) == 3
     assert churn.rounds[-1][1] > 100
     assert 0 < churn.useful <= 3 * 360 * 16
-    row = next(each for each in compare(found).rows if each.algorithm == "lowbit under churn")
+    row = next(each for each in compare(found).rows if each.algorithm == "lowbit by a hub under churn")
     assert row.goodput is not None
     assert 0 < row.goodput < 3
     assert "goodput" in done.out
@@ -88,6 +89,7 @@ def test_a_script_is_told_if_it_has_no_members(tmp_path: Path, attaches: bool) -
         (["--churn", "20s", "--cluster", "2x2"], "use a cluster with one rank a node, such as 4x1"),
         (["--churn", "20s", "--cluster", "local:4"], "use a cluster with one rank a node, such as 4x1"),
         (["--churn", "20s", "--cluster", "1x1"], "use a cluster of 2 nodes or more"),
+        (["--churn", "20s", "--servers", "2"], "with one server as their hub, or none"),
         (["--churn", "20s", "--algorithms", "ddp"], "'ddp' is not for members that come and go"),
         (["--churn", "20s", "--algorithms", "lowbit,auto"], "'auto' does not choose for members"),
         (["--churn", "20s", "--algorithms", "dgc"], "'dgc' takes the optimizer's momentum over"),

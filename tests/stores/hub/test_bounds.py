@@ -130,7 +130,7 @@ def test_a_share_of_another_size_is_refused(clip: float | None) -> None:
     }
     shares = [AllReduce((torch.ones(n),)) for n in (4, 5, 6)]
     assert [*refused(Bounds(clip), shares)] == [1, 2], "who was there first is right"
-    spec = ShareSpec("g #1", "0", 0, 3, "exchange", sizes=[1, 1, 1])
+    spec = ShareSpec("g #1", "0", 0, 3, "exchange", sizes=[1, 1, 1], bucket="b")
     assert [*Bounds(clip).refused(dict.fromkeys(range(3), spec), {0: 4, 1: 4, 2: 4}, {})] == [0, 1, 2]
 
 
@@ -138,6 +138,15 @@ def test_who_says_another_thing_of_a_share_is_refused() -> None:
     usual, other = ShareSpec("g #1", "0", 0, 3, "gather", bucket="b"), ShareSpec("g #1", "0", 0, 3, "gather")
     found = Bounds(10.0).refused({0: other, 1: usual, 2: usual}, dict.fromkeys(range(3), 8), {})
     assert found == {0: "its share is made of other parts than the others': does it train the same model?"}
+
+
+def test_ranks_may_send_unequal_parts_where_a_topology_has_them() -> None:
+    shares = [
+        AllToAll(tuple((torch.ones(rank + to + 1),) for to in range(3)), arriving=((torch.ones(1),),) * 3)
+        for rank in range(3)
+    ]
+    assert not refused(Bounds(10.0), [*shares])
+    assert [*refused(Bounds(10.0), [*shares[:2], AllToAll(((torch.ones(1),),) * 3)])] == [2]
 
 
 def test_zeros_for_ever_are_told(caplog: pytest.LogCaptureFixture) -> None:

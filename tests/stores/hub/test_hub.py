@@ -177,6 +177,23 @@ def test_a_hub_that_ends_is_told_and_another_address_is_tried(monkeypatch: pytes
     second.close()
 
 
+def test_a_newcomer_goes_where_members_are(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Hub(("127.0.0.1", 0), SECRET, (1, 8))
+    monkeypatch.setenv("TACIT_SERVER_SECRET", "a secret of the tests alone")
+    linked(other).set("period", "")
+    where = f"127.0.0.1:{hub.port},127.0.0.1:{other.port}"
+    assert HubWay(where).connected(5.0).check(["period"])
+    assert "train without each other" not in caplog.text
+    linked(hub).set("period", "")
+    assert HubWay(where).connected(5.0).name.endswith(str(hub.port))
+    assert (
+        f"at 127.0.0.1:{hub.port} and at 127.0.0.1:{other.port}, and train without each other" in caplog.text
+    )
+    other.close()
+
+
 def test_who_is_connected(hub: Hub) -> None:
     one, other = HubTies(lambda: linked(hub), "one"), HubTies(lambda: linked(hub), "other")
     watched = {"one": ("hub", 1), "other": ("hub", 1), "never there": ("hub", 1)}

@@ -9,10 +9,11 @@ one) the size alone is judged.
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from math import hypot
 from statistics import median_high  # of two the larger one: an idle member makes nobody too large
 
 import torch
@@ -44,29 +45,38 @@ class Norms:
 def norms(spec: ShareSpec, share: Tensor) -> Norms:
     """The norms of the floating-point numbers in a share: NaN where they have one."""
     if spec.do == "reduce":
-        return Norms((_norm(share, spec.dtype),) if spec.op == "sum" else ())
+        return Norms((*_norms(share.view(1, -1), spec.dtype).tolist(),) if spec.op == "sum" else ())
     sizes = spec.sizes if spec.do == "exchange" else [share.numel()]
-    rows, at = [], 0
-    for i, size in enumerate(sizes if spec.parts else ()):
-        stop, row = at + size, []
-        for dtype, nbytes in spec.parts[i if len(spec.parts) > 1 else 0]:
-            end = min(at + nbytes, stop)
-            row.append(_norm(share[at:end], dtype))
-            at = end
-        rows.append(row)
-        at = stop
-    by_part = tuple(math.hypot(*column) for column in zip(*rows, strict=True))
-    return Norms(by_part, tuple(math.hypot(*row) for row in rows) if spec.do == "exchange" else ())
+    if not spec.parts or sum(sizes) != share.numel():
+        return Norms()
+    rows = spec.parts if len(spec.parts) > 1 else spec.parts * len(sizes)
+    found, at = [], 0
+    for (size, parts), alike in groupby(zip(sizes, rows, strict=True)):
+        count, column, each = len([*alike]), 0, []
+        grid = share[at : at + count * size].view(count, size)
+        for dtype, nbytes in parts:
+            end = min(column + nbytes, size)
+            each.append(_norms(grid[:, column:end], dtype))
+            column = end
+        found.append(torch.stack(each, 1))
+        at += count * size
+    squares = torch.cat(found).square_()
+    by_rank = squares.sum(1).sqrt().tolist() if spec.do == "exchange" else ()
+    return Norms((*squares.sum(0).sqrt().tolist(),), (*by_rank,))
 
 
-def _norm(part: Tensor, dtype: str) -> float:
+def _norms(rows: Tensor, dtype: str) -> Tensor:
+    """Of each row of bytes, which are numbers of this type; 0 where they are no floating-point numbers."""
     kind = TYPES[dtype]
-    if not kind.is_floating_point or part.numel() < kind.itemsize:
-        return 0.0
-    whole = part[: part.numel() // kind.itemsize * kind.itemsize]
-    numbers = (whole.clone() if whole.storage_offset() % kind.itemsize else whole).view(kind)
+    if not kind.is_floating_point or rows.shape[1] < kind.itemsize:
+        return torch.zeros(len(rows), dtype=torch.float64)
+    whole = rows[:, : rows.shape[1] // kind.itemsize * kind.itemsize]
+    if whole.stride(0) != whole.shape[1] or whole.storage_offset():
+        whole = whole.clone(
+            memory_format=torch.contiguous_format
+        )  # so that numbers lie where their type wants
     wide = torch.promote_types(kind, torch.float32)
-    return float(torch.linalg.vector_norm(numbers, dtype=wide))
+    return torch.linalg.vector_norm(whole.view(kind), dim=1, dtype=wide).double()
 
 
 class Bounds:
@@ -107,7 +117,7 @@ class Bounds:
             # Each has averaged a part, of which the others have sent it theirs.
             for rank in specs:
                 theirs = median_high(each.by_rank[rank] for i, each in enumerate(sent) if i != rank)
-                wrong |= self._too_large(rank, [math.hypot(*found[rank].by_part)], [theirs])
+                wrong |= self._too_large(rank, [hypot(*found[rank].by_part)], [theirs])
         return wrong
 
     def forget(self, group: str) -> None:
@@ -145,17 +155,17 @@ def _other_than_most(
 ) -> tuple[ShareSpec, dict[int, str]]:
     """What most say of their shares, and whose is another; of two that differ the first member is right."""
     ranks = sorted(specs)
-    forms = {rank: (sizes[rank], specs[rank].form) for rank in ranks}
+    forms = {rank: (0 if specs[rank].differs else sizes[rank], specs[rank].form) for rank in ranks}
     usual = Counter(forms.values()).most_common(1)[0][0]
     first = next(specs[rank] for rank in ranks if forms[rank] == usual)
     if first.do not in ("reduce", "gather", "gather to", "exchange"):
         return first, {}
     wrong = {}
     for rank, (size, form) in forms.items():
-        if size != usual[0]:
+        if size != usual[0] and specs[rank].differs == first.differs:
             wrong[rank] = f"has {size} bytes, and the others' {usual[0]}"
         elif form != usual[1]:
             wrong[rank] = "is made of other parts than the others'"
-        elif first.do == "exchange" and sum(specs[rank].sizes) != size:
-            wrong[rank] = f"has {size} bytes, and is to have {sum(specs[rank].sizes)}"
+        elif first.do == "exchange" and sum(specs[rank].sizes) != sizes[rank]:
+            wrong[rank] = f"has {sizes[rank]} bytes, and is to have {sum(specs[rank].sizes)}"
     return first, {rank: f"its share {why}: does it train the same model?" for rank, why in wrong.items()}

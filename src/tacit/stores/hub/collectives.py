@@ -83,9 +83,14 @@ class ShareSpec:
         return kind, self.size, self.op, self.dtype, self.root
 
     @property
+    def differs(self) -> bool:
+        """Whether each rank's share may have another form."""
+        return self.do == "exchange" and not self.bucket
+
+    @property
     def form(self) -> str:
-        """What says how its bytes are read; equal in all shares that most collectives take."""
-        return repr((self.bucket, self.stage, self.sizes, self.parts))
+        """What says how its bytes are read."""
+        return "" if self.differs else repr((self.bucket, self.stage, self.sizes, self.parts))
 
 
 def read_spec(text: bytes) -> ShareSpec:
@@ -103,6 +108,8 @@ def read_spec(text: bytes) -> ShareSpec:
 def answers(specs: Mapping[int, ShareSpec], shares: Mapping[int, Tensor]) -> dict[int, Sequence[Tensor]]:
     """What each rank gets, as bytes, when all shares have come; by rank.
 
+    Their forms are equal, where they may not differ (`bounds`).
+
     Raises:
         PayloadError: they do not fit together.
     """
@@ -117,16 +124,18 @@ def answers(specs: Mapping[int, ShareSpec], shares: Mapping[int, Tensor]) -> dic
             total = _reduced(whole, first)
             return {rank: [total] for rank in ranks}
         case "gather":
-            return dict.fromkeys(ranks, whole)
+            together = torch.cat(whole)
+            return {rank: [together] for rank in ranks}
         case "gather to":
             return {rank: whole if rank == first.root else [] for rank in ranks}
         case "broadcast":
             return {rank: [shares[first.root]] for rank in ranks}
         case "exchange":
-            if any(sum(specs[rank].sizes) != shares[rank].numel() for rank in ranks):
-                raise PayloadError("a share whose parts are not all of it")
-            parts = [torch.split(shares[rank], specs[rank].sizes) for rank in ranks]
-            return {rank: [each[rank] for each in parts] for rank in ranks}
+            if first.differs:
+                parts = [torch.split(shares[rank], specs[rank].sizes) for rank in ranks]
+                return {rank: [each[rank] for each in parts] for rank in ranks}
+            columns = torch.split(torch.stack(whole), first.sizes, dim=1)
+            return {rank: [columns[rank].reshape(-1)] for rank in ranks}
 
 
 def _reduced(whole: Sequence[Tensor], spec: ShareSpec) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -25,6 +26,9 @@ from tacit.stores.tls import TlsWorker, find_tls
 from tacit.transports.process_groups import Meeting, meeting_at
 from tacit.transports.relayed_group import Done
 
+_log = logging.getLogger("tacit")
+_LOOK = 2.0
+"""Seconds to look who is at a hub of several."""
 _PATIENCE = 60.0
 """Seconds without a sign of the hub's machine after which the system gives a connection up."""
 
@@ -224,7 +228,7 @@ class HubWay:
     def __init__(self, text: str) -> None:
         self._addresses = addresses(text)
         self._secret, self._tls = shared_secret(), find_tls()
-        self._which = 0
+        self._which: int | None = None
         self.name = f"the hub at {text}"
         self.start = "python -m tacit.stores.server --min 1 --max 64 --host 0.0.0.0 --port PORT"
 
@@ -234,11 +238,30 @@ class HubWay:
         Raises:
             RuntimeError: there is none.
         """
+        if self._which is None:
+            self._which = self._busy(min(seconds, _LOOK))
         try:
             return HubLink(self._addresses[self._which], self._secret, self._tls, seconds, me)
         except RuntimeError:
             self._which = (self._which + 1) % len(self._addresses)
             raise
+
+    def _busy(self, seconds: float) -> int:
+        """The address at which members are: an empty hub beside theirs would be a second training."""
+        busy = []
+        for i, address in enumerate(self._addresses if len(self._addresses) > 1 else ()):
+            with contextlib.suppress(RuntimeError):
+                link = HubLink(address, self._secret, self._tls, seconds)
+                busy += [i] if link.check(["period"]) else []
+                link.close()
+        if len(busy) > 1:
+            names = " and at ".join(":".join(map(str, self._addresses[i])) for i in busy)
+            _log.warning(
+                "members are at %s, and train without each other: run one hub at a time. This one goes to "
+                "the first",
+                names,
+            )
+        return busy[0] if busy else 0
 
     def ties(self, me: str) -> HubTies:
         """Who is connected."""
