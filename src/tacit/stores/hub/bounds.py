@@ -76,7 +76,8 @@ def _norms(rows: Tensor, dtype: str) -> Tensor:
             memory_format=torch.contiguous_format
         )  # so that numbers lie where their type wants
     wide = torch.promote_types(kind, torch.float32)
-    return torch.linalg.vector_norm(whole.view(kind), dim=1, dtype=wide).double()
+    found: Tensor = torch.linalg.vector_norm(whole.view(kind), dim=1, dtype=wide)
+    return found.double()
 
 
 class Bounds:
