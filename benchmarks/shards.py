@@ -2,6 +2,7 @@
 
     python benchmarks/shards.py             # time on 4x1@100mbit, and losses of three seeds, some minutes
     python benchmarks/shards.py --quick     # one seed, fewer steps
+    python benchmarks/shards.py --only loss # which needs no quiet machine
 
 A GPT of 644 thousand parameters learns to read Python's own library byte by byte: 8 samples of 128 bytes a
 rank and step, AdamW, one thread a rank; each block is a `fully_shard`. There is no far axis and no session.
@@ -112,21 +113,41 @@ def losses(seed: int, steps: int) -> None:
 def rows_of(options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each arm."""
     told = partial(in_testbed, timeout=1500)
-    times = told(SHAPED, [__file__, PART, "time", "4" if options.quick else "10"])
+    times = {}
+    if options.only != "loss":
+        times = told(SHAPED, [__file__, PART, "time", "4" if options.quick else "10"])
     steps = "30" if options.quick else "120"
     seeds = range(1 if options.quick else options.seeds)
     ends = [told(FULL_SPEED, [__file__, PART, "loss", str(seed), steps]) for seed in seeds]
     return [
         {
             "arm": arm,
-            "step_ms": 1e3 * statistics.median(times[arm]["seconds"]),
-            "speedup": paired_ratio(times[PLAIN]["seconds"], times[arm]["seconds"]),
-            "mb_per_step_and_node": times[arm]["mb"],
+            **_time(times, arm),
             "loss": statistics.fmean(each[arm] for each in ends),
-            "loss_gap": Mean.of([each[arm] - each[PLAIN] for each in ends]),
+            "loss_gap": vars(Mean.of([each[arm] - each[PLAIN] for each in ends])),
         }
         for arm in ARMS
     ]
+
+
+def _time(times: Mapping[str, Any], arm: str) -> dict[str, Any]:
+    if not times:
+        return {}
+    return {
+        "step_ms": 1e3 * statistics.median(times[arm]["seconds"]),
+        "speedup": paired_ratio(times[PLAIN]["seconds"], times[arm]["seconds"]),
+        "mb_per_step_and_node": times[arm]["mb"],
+    }
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A row of the table."""
+    gap = row["loss_gap"]
+    width = "" if gap["half"] is None else f" ± {gap['half']:.3f}"
+    time = f"{'':33}"
+    if "step_ms" in row:
+        time = f"{row['step_ms']:9.0f} {row['speedup']['median']:13.2f} {row['mb_per_step_and_node']:9.2f}"
+    return f"{row['arm']:34} {time} {row['loss']:6.3f}  {gap['mean']:+.3f}{width}"
 
 
 def main() -> None:
@@ -140,21 +161,14 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", choices=["loss"], help="train alone")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-shards.json")
     add_table(parser)
     options = parser.parse_args()
-    rows = rows_of(options)
-    lines = [f"{'':34} {'ms a step':>9} {'times as fast':>13} {'MB a step':>9} {'loss':>6}  gap"]
-    for row in rows:
-        gap = row["loss_gap"]
-        width = "" if gap is None or gap.half is None else f" ± {gap.half:.3f}"
-        lines.append(
-            f"{row['arm']:34} {row['step_ms']:9.0f} {row['speedup']['median']:13.2f} "
-            f"{row['mb_per_step_and_node']:9.2f} {row['loss']:6.3f}  {gap.mean:+.3f}{width}"
-        )
-    kept = [{**row, "loss_gap": vars(row["loss_gap"])} for row in rows]
-    conclude({"benchmark": "shards", "hardware": hardware(), "rows": kept}, "\n".join(lines), options)
+    found = options.table or {"benchmark": "shards", "hardware": hardware(), "rows": rows_of(options)}
+    head = f"{'':34} {'ms a step':>9} {'times as fast':>13} {'MB a step':>9} {'loss':>6}  gap"
+    conclude(found, "\n".join([head, *map(line, found["rows"])]), options)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_KINDS = ("AllGather", "ReduceScatter")
+
 
 class ReduceGroup:
     """Parameters whose gradients FSDP2 reduces together: those that one `fully_shard` took.
@@ -73,9 +75,12 @@ class ReduceGroup:
 
     @property
     def communicates_plainly(self) -> bool:
-        """Whether nobody has given others; by the names of `DefaultAllGather` and `DefaultReduceScatter`."""
-        kinds = type(self.gathers_by).__name__, type(self.scatters_by).__name__
-        return kinds == ("DefaultAllGather", "DefaultReduceScatter")
+        """Whether nobody has given others; by the names of torch's own classes, as `DefaultAllGather`.
+
+        Those that take memory from the process group are plain too; those of symmetric memory are not.
+        """
+        own = [f"{memory}{kind}" for memory in ("Default", "ProcessGroupAlloc") for kind in _KINDS]
+        return all(type(each).__name__ in own for each in (self.gathers_by, self.scatters_by))
 
     @property
     def on_host(self) -> bool:

@@ -468,7 +468,7 @@ TABLE = {
         MomentumCorrection(EF21(TopK(ratio=0.01)), masking=False), gather(TOPK), 1.0
     ),
     "laq": Row(LAQ(matrices=MATRICES), lambda p: ring(4)(p) + gather(4 * 125 + 2 * 2)(p), 1 / 13.8),
-    "3lc + ef": Row(ErrorFeedback(ThreeLC()), gather(200 + 4 + 4), 1.0, conserves=True),
+    "3lc + ef": Row(ErrorFeedback(ThreeLC()), gather(200 + 2 * 4 + 4), 1.0, conserves=True),
     "natural dithering": Row(NaturalDithering(), gather(4 * 125 + 2 * 4), 0.5),
     "natural dithering 3 bits, buckets of 64": Row(
         NaturalDithering(bits=3, bucket=64), gather(3 * 125 + 16 * 4), 0.5

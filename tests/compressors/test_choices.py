@@ -63,6 +63,17 @@ def test_3lc_rounds_to_three_values_and_counts_runs_of_zero_bytes() -> None:
     assert torch.equal(unit, payload[1])
 
 
+def test_3lc_has_a_scale_for_each_block() -> None:
+    codec, x = ThreeLC(sparsity=1.0), torch.zeros(1100)
+    x[3], x[600], x[1099] = 1e-3, -7.0, 2.0
+    payload = codec.encode(x, context(x))
+    again = tuple(torch.empty_like(part) for part in payload)
+    codec.restore_(codec.shortened(payload, 1100), 1100, again)
+    out = torch.empty_like(x)
+    codec.decode_(again, out)
+    assert torch.equal(out, x)
+
+
 @pytest.mark.parametrize("zeros", [0, 1, 2, 13, 14, 15, 28, 29, 43])
 def test_3lc_brings_back_runs_of_any_length(zeros: int) -> None:
     codec = ThreeLC()

@@ -11,7 +11,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
 from tacit.errors import PayloadError
-from tacit.kernels.payload_layout import TRITS, pack_trits, unpack_trits
+from tacit.kernels.payload_layout import BLOCK, TRITS, block_count, pack_trits, unpack_trits
 from tacit.kernels.payloads import expect_parts
 
 _ZEROS = 121
@@ -22,15 +22,16 @@ _FIRST, _LONGEST = 243, 14
 
 @dataclass(frozen=True)
 class ThreeLC(OneShot):
-    """Send -M, 0 or M for each entry, M = sparsity x the largest magnitude: at most ceil(n / 5) + 4 bytes.
+    """Send -M, 0 or M for each entry, M = sparsity x the largest magnitude of its block of 512.
 
-    The paper's three steps (arXiv 1802.07389): an entry becomes the nearest of the three values; five of
-    them are a byte (quartic encoding); and 2 to 14 bytes in a row that are all zeros become one (zero-run
-    encoding), so that the length of a message depends on the values: ranks exchange lengths first, then pad
-    their messages to the longest. Put `ErrorFeedback` around it, or what rounding leaves out is lost.
+    Bytes: at most ceil(n / 5) + 4 x ceil(n / 512). The paper's three steps (arXiv 1802.07389): an entry
+    becomes the nearest of the three values; five of them are a byte (quartic encoding); and 2 to 14 bytes in
+    a row that are all zeros become one (zero-run encoding), so that the length of a message depends on the
+    values: ranks exchange lengths first, then pad their messages to the longest. Put `ErrorFeedback` around
+    it, or what rounding leaves out is lost.
 
-    Differences from the paper: one M for all tensors of a bucket; means come back as they are, where its
-    server compresses them too, unless the topology is `TwoPhase`.
+    Differences from the paper: an M for each block, not for each tensor; means come back as they are, where
+    its server compresses them too, unless the topology is `TwoPhase`.
 
     Attributes:
         sparsity: s, from 1 to below 2. More makes more zeros, and shorter messages.
@@ -46,25 +47,33 @@ class ThreeLC(OneShot):
         checks.real("sparsity", self.sparsity, "write 1.75, or 1.0 for the fewest zeros", least=1, below=2)
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """(five entries a byte, M of one element)."""
-        size = -(-x.numel() // TRITS)
+        """(five entries a byte, M of each block)."""
+        numel = x.numel()
+        size, blocks = -(-numel // TRITS), block_count(numel)
         if x.is_meta:
-            return x.new_empty(size, dtype=torch.uint8), x.new_empty(1, dtype=torch.float32)
+            return x.new_empty(size, dtype=torch.uint8), x.new_empty(blocks, dtype=torch.float32)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        rows = torch.nn.functional.pad(wide, (0, blocks * BLOCK - numel)).view(blocks, BLOCK)
         # M counts as 3.4e38 at most, so that s times the largest magnitude does not overflow.
-        most = (wide.abs().amax() if wide.numel() else wide.new_zeros(())).double()
-        unit = (most * self.sparsity).clamp(max=3.4e38).float()
-        codes = (wide > unit / 2).long() - (wide < -unit / 2).long() + 1
-        return pack_trits(codes.view(1, -1)), unit.view(1)
+        units = (rows.abs().amax(1).double() * self.sparsity).clamp(max=3.4e38).float()
+        half = _spread(units, numel) / 2
+        codes = (wide > half).long() - (wide < -half).long() + 1
+        return pack_trits(codes.view(1, -1)), units
 
     def check(self, payload: Payload, out: Tensor) -> None:
         numel = out.numel()
-        expect_parts(payload, numel, ("codes", -(-numel // TRITS), torch.uint8), ("M", 1, torch.float32))
+        expect_parts(
+            payload,
+            numel,
+            ("codes", -(-numel // TRITS), torch.uint8),
+            ("M", block_count(numel), torch.float32),
+        )
 
     def _decoded(self, payload: Payload, out: Tensor) -> Tensor:
         self.check(payload, out)
-        codes, unit = payload
-        return (unpack_trits(codes, out.numel()).view(-1) - 1).to(out.dtype) * unit.to(out.dtype)
+        codes, units = payload
+        found = unpack_trits(codes, out.numel()).view(-1) - 1
+        return found.to(out.dtype) * _spread(units, out.numel()).to(out.dtype)
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
         out.copy_(self._decoded(payload, out))
@@ -76,12 +85,12 @@ class ThreeLC(OneShot):
         return Decoded(self, payload)
 
     def longest(self, payload: Payload, numel: int) -> int:
-        """M, and bytes of which none are a run."""
-        return 4 + -(-numel // TRITS)
+        """The Ms, and bytes of which none are a run."""
+        return 4 * block_count(numel) + -(-numel // TRITS)
 
     def shortened(self, payload: Payload, numel: int) -> Tensor:
-        """M, and then the bytes with their runs."""
-        codes, unit = payload
+        """The Ms, and then the bytes with their runs."""
+        codes, units = payload
         zeros, counts = torch.unique_consecutive(codes, return_counts=True)
         runs = zeros == _ZEROS
         # Of a run of L bytes L // 14 are the last byte, and what is left a shorter run, or one byte alone.
@@ -92,16 +101,21 @@ class ThreeLC(OneShot):
         repeats = torch.stack((full, tail), dim=1).view(-1)
         last = torch.full_like(ends, _FIRST - 2 + _LONGEST)
         message = torch.stack((last, ends), dim=1).view(-1).repeat_interleave(repeats).to(torch.uint8)
-        return torch.cat((unit.view(torch.uint8), message))
+        return torch.cat((units.view(torch.uint8), message))
 
     def restore_(self, message: Tensor, numel: int, payload: Payload) -> None:
-        codes, unit = payload
-        if message.numel() >= 4:
-            found = message[4:].long()
+        codes, units = payload
+        if message.numel() >= units.nbytes:
+            found = message[units.nbytes :].long()
             counts = torch.where(found >= _FIRST, found - _FIRST + 2, 1)
-        if message.numel() < 4 or int(counts.sum()) != codes.numel():
+        if message.numel() < units.nbytes or int(counts.sum()) != codes.numel():
             raise PayloadError(
                 f"a message of {message.numel()} bytes about {numel} entries is damaged, or cut short"
             )
-        unit.view(torch.uint8).copy_(message[:4])
+        units.view(torch.uint8).copy_(message[: units.nbytes])
         codes.copy_(torch.where(found >= _FIRST, _ZEROS, found).repeat_interleave(counts))
+
+
+def _spread(units: Tensor, numel: int) -> Tensor:
+    """Each block's M for each of its entries."""
+    return units.repeat_interleave(BLOCK)[:numel]

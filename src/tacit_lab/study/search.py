@@ -52,7 +52,8 @@ class Study:
         rules: of each task.
         plain: the arm to which gaps are.
         rates: to choose from; a single one is taken as it is.
-        like: of arms that are searched around the best rate of another one, which that is.
+        like: of arms that are not searched, whose rate each takes; `around`: of those that are searched
+            around the best rate of another.
         fuller: by which plain training's rate, and those of others in `like`, are chosen.
     """
 
@@ -60,6 +61,7 @@ class Study:
     plain: str = "dense"
     rates: tuple[float, ...] = RATES
     like: Mapping[str, str] = field(default_factory=dict)
+    around: Mapping[str, str] = field(default_factory=dict)
     fuller: Study | None = None
 
     # ---- learning rates -------------------------------------------------------------------------------
@@ -72,8 +74,8 @@ class Study:
         rule = self.rules[task]
         scale = rule.scales.get(arm.partition(":")[0], 1.0)
         rates, seeds = tuple(scale * rate for rate in self.rates), rule.choosing
-        if arm in self.like and self.fuller is not None:
-            middle = self.fuller.best(done, task, self.like[arm], steps)
+        if arm in self.around and self.fuller is not None:
+            middle = self.fuller.best(done, task, self.around[arm], steps)
             rates = rates if middle is None else (middle / 2, middle, 2 * middle)
         steps = min(steps, max(rule.searched, rule.longest))
         tried_with = partial(StudyRun, task, arm, steps, CHOOSING)
@@ -97,8 +99,8 @@ class Study:
 
     def best(self, done: Done, task: str, arm: str, steps: int) -> float | None:
         """The rate that was best, and with which no seed has collapsed; None while it is searched."""
-        if self.fuller is not None and arm == self.plain:
-            return self.fuller.best(done, task, arm, steps)
+        if self.fuller is not None and (arm == self.plain or arm in self.like):
+            return self.fuller.best(done, task, self.like.get(arm, arm), steps)
         if len(self.rates) == 1:
             return self.rates[0]
         for twin in _twins(done, task, arm):
