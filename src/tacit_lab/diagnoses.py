@@ -8,13 +8,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tacit.algorithms import parse
+from tacit.algorithms.auto import candidates
 from tacit.environment import ALGORITHM, DIAGNOSE
+from tacit.planning.candidates import fitting_texts
 from tacit.planning.diagnosis import Diagnosis
 from tacit.planning.live_diagnosis import DiagnoseRequest, needs
 from tacit.planning.profile import Profile
 from tacit_lab import cluster_plans
 from tacit_lab.cluster import Cluster
 from tacit_lab.first_steps import run_until_written
+from tacit_lab.measured_costs import with_costs
 from tacit_lab.profile_diagnoses import diagnosis_of
 
 _MODULE = ("-m", "tacit.diagnose")
@@ -51,8 +54,13 @@ def of_script(
 def of_profile(path: Path, cluster: Cluster, algorithm: str) -> Diagnosis:
     """Diagnose the steps that a saved profile predicts for a cluster; see `profile_diagnoses`.
 
+    What algorithms cost that the profile lacks is measured here, if it is of this machine's processor.
+
     Raises:
         ConfigError: the file holds no profile, or not what the algorithm costs on such a cluster.
     """
     profile = Profile.load(path)
+    others, _ = fitting_texts(candidates("feedback"), profile, asked=False)
+    layouts = cluster_plans.layouts(cluster.nodes, cluster.ranks_per_node)
+    profile = with_costs(profile, [*dict.fromkeys((algorithm, *others))], layouts, asked=False)
     return diagnosis_of(profile, cluster_plans.of_cluster(cluster, profile), parse(algorithm))

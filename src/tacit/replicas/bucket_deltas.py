@@ -149,9 +149,7 @@ class BucketDeltas:
         anchor, before = self._anchors[i], None
         if self._again[i]:
             assert sent is not None, "answers that come late are not applied so"
-            move = deltas.move_anchor_
-            if self._narrow[i]:
-                move = partial(narrow_anchors.move_anchor_, salt=self._salt(i, step))
+            move = narrow_anchors.move_anchor_ if self._narrow[i] else deltas.move_anchor_
             self._replica.apply_kept(i, anchor, self._flats[i], sent.subtract_from_, move)
             return
         if leaves:
@@ -204,11 +202,8 @@ class BucketDeltas:
         mine = self._of_answer(i, run, params)
         mean = self._replica.widened(i, self._flats[i][run.here])
         given = self._anchors[i][run.here], mean, None if mine is None else mine.view(-1), state, at
-        narrow_anchors.apply_(self._merge, params, *given, (*self._salt(i, step), run.here.start))
-
-    def _salt(self, i: int, step: int) -> tuple[object, ...]:
-        """What the rounding of the anchor of bucket `i` after this step follows from, on all ranks."""
-        return self._session.context.training.seed, step, self._session.buckets[i].name
+        salt = self._session.context.training.seed, step, self._session.buckets[i].name, run.here.start
+        narrow_anchors.apply_(self._merge, params, *given, salt)
 
     def _of_answer(self, i: int, run: Run, params: Tensor) -> Tensor | None:
         """The merge's `local_delta` for an answer about these parameters of bucket `i`, now `params`."""

@@ -13,7 +13,7 @@ from tacit.replicas.replica import wide
 from tacit.session.buckets import Bucket
 
 PIECE = 1 << 18
-"""The number of entries that are float32 at a time: they stay in a cache."""
+"""The number of entries that are float32 at a time: they stay in a cache. On a GPU it is a bucket."""
 
 
 def anchor_like(bucket: Bucket, bits: int, device: torch.device | str | None = None) -> Tensor:
@@ -49,16 +49,19 @@ def apply_(
 ) -> None:
     """`Merge.apply_` by a narrow anchor and state, entry by entry; `params` of any shape, the rest flat.
 
-    What the anchor is rounded by stays in a replica that keeps what it has not sent, and is sent some day.
-    Other replicas move by it as well, so that no outer step takes it for progress.
+    A replica that keeps what it has not sent keeps what the anchor is rounded by, too, and sends it some day:
+    so it is rounded to the nearest number. Other replicas move by it, so that no outer step takes it for
+    progress: they round at random, or what is small would be lost.
     """
     flat = params.reshape(-1)
     for here in pieces(anchor, PIECE):
         exact, own = anchor[here].float(), flat[here]
         states = {field: x[here].float() for field, x in state.items()}
         merge.apply_(own, exact, mean[here], None if local_delta is None else local_delta[here], states, at)
-        round_anchor_(exact, anchor[here], *salt, here.start)
-        if not merge.keeps_unsent:
+        if merge.keeps_unsent:
+            anchor[here].copy_(exact)
+        else:
+            round_anchor_(exact, anchor[here], *salt, here.start)
             own.add_(exact.neg_().add_(anchor[here]))
         for field, x in state.items():
             round_anchor_(states[field], x[here], *salt, field, here.start)
@@ -66,12 +69,11 @@ def apply_(
         params.copy_(flat.view(params.shape))
 
 
-def move_anchor_(anchor: Tensor, mean: Tensor, params: Tensor, salt: tuple[object, ...]) -> None:
-    """`deltas.move_anchor_` by a narrow anchor: what it is rounded by is added to the delta."""
+def move_anchor_(anchor: Tensor, mean: Tensor, params: Tensor) -> None:
+    """`deltas.move_anchor_` by a narrow anchor: what it is rounded by, to the nearest, is in the delta."""
     flat, by, common = params.reshape(-1), mean.view(-1), anchor.view(-1)
-    first = anchor.storage_offset()  # of this part in its bucket
     for here in pieces(common, PIECE):
         exact = common[here].float()
         deltas.move_anchor_(exact, by[here], flat[here])
-        round_anchor_(exact, common[here], *salt, first + here.start)
+        common[here].copy_(exact)
         by[here].add_(exact.sub_(common[here]))

@@ -132,7 +132,7 @@ def command(
     E.g. tacit plan digits --cluster 64x8@10gbit,0.1ms, or tacit plan --profile profile.json
     """
     from tacit.planning.step_profiler import measurable
-    from tacit_lab import cluster_plans
+    from tacit_lab import cluster_plans, measured_costs
     from tacit_lab.churn_plan import ChurnPlan
     from tacit_lab.reports import plan as drawing
 
@@ -159,7 +159,7 @@ def command(
         shapes = cluster_plans.shapes_worth_a_look(found, network)
         texts = [*texts, *shapes]
         if measurable(found):  # else they are listed with the command that measures them
-            found = _with_costs(found, shapes, wanted, asked=False)
+            found = measured_costs.with_costs(found, shapes, wanted, asked=False)
     made = cluster_plans.plan(found, network, texts, None if memory is None else memory * 1e9, unfit)
     grid = [] if rates is None else _sweep(shape, found, network, texts, rates)
     title = f"{recipe or profile} on {shape}"
@@ -209,7 +209,7 @@ def _profiled(
     """
     from tacit.planning.candidates import fitting_texts
     from tacit.planning.profile import Profile
-    from tacit_lab import recipes, step_profiles
+    from tacit_lab import measured_costs, recipes, step_profiles
     from tacit_lab.cluster_plans import FOR_ADAM
 
     if (recipe is None) == (saved is None):
@@ -223,58 +223,14 @@ def _profiled(
         if profile.gpu is not None and not asked:  # others could not be measured here
             wanted = [*dict.fromkeys(each.algorithm for each in profile.costs)]
         fitting, unfit = fitting_texts(wanted, profile, asked)
-        return _with_costs(profile, fitting, layouts, asked), fitting, unfit
+        return measured_costs.with_costs(profile, fitting, layouts, asked), fitting, unfit
     assert recipe is not None
     choices = recipes.Choices(model=model, data=parsing.path("--data", data))
     recipes.get(recipe, choices)
     words = ["--recipe", recipe, *choices.words()]
     wanted = texts if asked else [*texts, *FOR_ADAM]
-    profile = step_profiles.of_recipe(words, _RANKS, _predictable(wanted), layouts, asked)
+    profile = step_profiles.of_recipe(words, _RANKS, measured_costs.predictable(wanted), layouts, asked)
     return profile, *fitting_texts(wanted, profile, asked)
-
-
-def _predictable(texts: Sequence[str]) -> list[str]:
-    """The strategies whose cost can be measured."""
-    from tacit.algorithms import parse
-    from tacit.planning.cluster_prediction import refuse
-
-    found = []
-    for text in texts:
-        try:
-            refuse(parse(text))
-        except ConfigError:
-            continue
-        found.append(text)
-    return found
-
-
-def _with_costs(
-    profile: Profile, texts: Sequence[str], layouts: Sequence[tuple[int, int]], asked: bool
-) -> Profile:
-    """Measure here the costs that the profile does not have, if it is of this machine's processor.
-
-    Else those whose cost is missing are left out, and are an error if the user has named them.
-    """
-    import torch
-
-    from tacit.algorithms import parse
-    from tacit.planning.simulation.costs import cost_on
-    from tacit.planning.step_profiler import measurable
-    from tacit.planning.strategy_costs import measured_cost
-
-    torch.set_num_threads(profile.threads)
-    found = []
-    for text in _predictable(texts):
-        try:
-            for nodes, ranks in layouts:
-                cost_on(profile, text, nodes, ranks)
-        except ConfigError:
-            if not measurable(profile):
-                if asked:
-                    raise
-                continue
-            found += [measured_cost(parse(text), profile, *layout) for layout in layouts]
-    return profile.with_costs(found)
 
 
 def _network(

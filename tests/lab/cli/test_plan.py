@@ -49,6 +49,13 @@ def test_a_profile_of_this_machine_is_planned_with_costs_measured_here(profile: 
     assert "between nodes" in html
 
 
+def test_a_profile_of_this_machine_is_diagnosed_with_costs_measured_here(profile: str) -> None:
+    done = called("diagnose", "--profile", profile, "--cluster", "2x1@1mbit")
+    assert done.code == 0, done.err
+    assert "ddp on 2 ranks: a step takes" in done.out
+    assert "1. links, about" in done.out
+
+
 def test_the_table_says_what_it_assumes_and_where_which_one_wins(profile: str) -> None:
     words = ("--cluster", "4x2@1gbit", "--algorithms", "ddp,topk", "--cores", "16", "--churn", "1h")
     done = called("plan", "--profile", profile, *words, "--sweep", "bandwidth=1mbit,100gbit")

@@ -1,14 +1,24 @@
-"""`kernels.deltas` in plain torch."""
+"""`kernels.deltas` in plain torch; also by anchors of bf16, of which torch would widen all at once."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from tacit.kernels.dispatch import pieces
+
+PIECE = 1 << 18
+"""The number of an anchor's entries that are widened at a time."""
+
 
 def subtract(a: Tensor, b: Tensor, out: Tensor, also: Tensor | None = None) -> None:
     """See `kernels.deltas`."""
-    torch.sub(a, b, out=out)
+    if b.dtype == a.dtype or b.dtype != torch.bfloat16:
+        torch.sub(a, b, out=out)
+    else:
+        flat, common, put = a.reshape(-1), b.view(-1), out.view(-1)
+        for here in pieces(common, PIECE):
+            torch.sub(flat[here], common[here].float(), out=put[here])
     if also is not None:
         also.copy_(out)
 
@@ -31,5 +41,9 @@ def move_(anchor: Tensor, mean: Tensor | None, params: Tensor, local: Tensor | N
         anchor.add_(mean)
     if local is None:
         params.copy_(anchor)
-    else:
+    elif anchor.dtype == params.dtype or not params.is_contiguous():
         torch.add(anchor, local, out=params)
+    else:
+        flat, common, left = params.view(-1), anchor.view(-1), local.view(-1)
+        for here in pieces(common, PIECE):
+            torch.add(common[here].float(), left[here], out=flat[here])
