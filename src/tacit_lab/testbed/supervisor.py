@@ -262,6 +262,7 @@ def _launch(argv: Sequence[str], env: Mapping[str, str]) -> int:
     os.environ.clear()
     os.environ.update(env)
     sys.argv = [*argv[2:]]
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
         if _WORKER in sys.modules and _trains_a_recipe(argv):
             _launch_forks(argv)
@@ -293,6 +294,7 @@ def _watch_fork(arguments: Sequence[str]) -> None:
         environment = rank.environment()
         os.environ.clear()
         os.environ.update(environment)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as where Python begins: a closed socket is an error
         name_thread(f"tacit rank {environment['RANK']}")  # its command line is that of the testbed
         sys.modules[_WORKER].main(arguments)
 

@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tacit.errors import TestbedError
 from tacit_lab.cluster import Cluster
-from tacit_lab.testbed import Failure, Result, launch, rank, wire
+from tacit_lab.testbed import Failure, Result, launch, rank, supervisor, wire
 from tacit_lab.testbed.failure_attribution import Node, reason
 from tacit_lab.testbed.network import counters, namespaces, nodes
 
@@ -209,3 +210,18 @@ def test_a_keeper_that_was_killed_is_named_by_torchrun_and_no_other() -> None:
     assert (node.cause.rank, node.cause.code) == (2, -9)
     heard(node, 2, 1, 6.0, "RuntimeError: Connection closed by peer")
     assert node.cause.rank == 3
+
+
+def test_a_forked_rank_has_an_error_for_a_closed_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where Python begins: by the signal a member died whose neighbour had frozen."""
+    found: list[object] = []
+    worker = SimpleNamespace(main=lambda arguments: found.append(signal.getsignal(signal.SIGPIPE)))
+    monkeypatch.setitem(sys.modules, supervisor._WORKER, worker)
+    monkeypatch.setattr(supervisor, "name_thread", lambda name: None)
+    monkeypatch.setattr(rank, "keep", lambda become, alone: become())
+    monkeypatch.setattr(rank, "environment", lambda: {**os.environ, "RANK": "0"})
+    monkeypatch.setenv("RANK", "0")
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    supervisor._watch_fork([])
+    assert found == [signal.SIG_IGN]
+    signal.signal(signal.SIGPIPE, before)
