@@ -198,6 +198,8 @@ class RunMonitor:
         marks += [] if self._limit is None else [self._limit]
         if self._churn is not None and not self._churn.over:
             marks.append(time.monotonic() + LOOK if self._churn.due is None else self._churn.due)
+        if self._hub_back:
+            marks.append(max(self._hub_back, time.monotonic() + LOOK))
         if (first := self._first_ended) is not None:
             marks.append(first + CLOSING)
         if self._terminated is not None:
