@@ -223,7 +223,7 @@ class HubWay:
         ConfigError: it is none, or there is no secret.
     """
 
-    longest_pause, carries = 5.0, True
+    longest_pause, carries = 2.0, True
 
     def __init__(self, text: str) -> None:
         self._addresses = addresses(text)
