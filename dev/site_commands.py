@@ -74,7 +74,7 @@ def _parameters(command: Callable[..., object]) -> Iterator[tuple[str, str, Para
         said = [each for each in (told.default, *(told.param_decls or ())) if isinstance(each, str)]
         word = ", ".join(said or [f"--{name.replace('_', '-')}"])
         (single,) = {*(get_args(kind) or [kind])} - {NoneType}
-        (each,) = get_args(single) or (single,)  # of an option that may be given several times
+        each, *_ = get_args(single) or (single,)  # of an option that may be given several times
         yield f"{word} {told.metavar or _KINDS[each]}".rstrip(), told.help, parameter, True
 
 

@@ -24,7 +24,7 @@ def command(
     ] = 1,
     most: Annotated[int, typer.Option("--max", help="How many there may be, e.g. 8")] = 64,
     host: Annotated[
-        str, typer.Option(help="The address to listen on, e.g. 0.0.0.0 for all that the machine has")
+        str, typer.Option(help="The address to listen on; for all that the machine has, e.g. 0.0.0.0")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Where members find it, e.g. 29600")] = 29600,
     secret_file: Annotated[
@@ -32,6 +32,7 @@ def command(
         typer.Option(
             help="File with the secret, which only you can read, e.g. secret; by default "
             "TACIT_SERVER_SECRET, or the file that TACIT_SERVER_SECRET_FILE names",
+            metavar="PATH",
             show_default=False,
         ),
     ] = None,
@@ -47,6 +48,7 @@ def command(
         Path | None,
         typer.Option(
             help="File with the certificates of the members that may connect, e.g. members.pem",
+            metavar="PATH",
             show_default=False,
         ),
     ] = None,
