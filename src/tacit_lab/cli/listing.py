@@ -23,7 +23,7 @@ def command(
         typer.Argument(help="One algorithm, whose parameters are described, e.g. topk", show_default=False),
     ] = None,
     family: Annotated[
-        str | None, typer.Option(help="Only the algorithms of one family, such as sparsification")
+        str | None, typer.Option(help="Only the algorithms of one family, e.g. sparsification")
     ] = None,
     as_json: Annotated[
         bool,
