@@ -102,7 +102,7 @@ def member(folder: Path, number: int, seconds: float) -> None:
 # ---- a crowd ------------------------------------------------------------------------------------------
 
 
-ENTRIES, BITS, ROUNDS, SIGNS = 50_000, 3, 10, 20
+ENTRIES, BITS, ROUNDS, SIGNS = 50_000, 3, 100, 100
 
 
 def crowded(members: int) -> dict[str, Any]:
