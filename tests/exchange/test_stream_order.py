@@ -66,6 +66,7 @@ GRADIENTS = [
 PROGRESS = [
     "localsgd:sync_every=2",
     "diloco:sync_every=2,bits=4",
+    "diloco:sync_every=2,anchor_bits=16",
     "slowmo:sync_every=2",
     "easgd:sync_every=2",
     "overlap-localsgd:sync_every=2",
