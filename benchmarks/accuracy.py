@@ -182,24 +182,25 @@ STEPS = (600, 2400, 9600)
 STUDY = Study({name: each.rule for name, each in TASKS.items()}, PLAIN)
 LIKE = {
     **dict.fromkeys(("ef21-sgdm", "oktopk", "sketched-sgd", "gradientflow", "adacomp"), "topk:ratio=0.01"),
+    "demo": "signsgd",
+    "three-lc": "efsign",
     "natural-dithering": "qsgd",
     "laq": "int8",
     "gspar": "randomk",
-    "gradient-tracking": "gossip:graph=ring",
     "atomo": "powersgd:rank=4",
+    "gradient-tracking": "gossip:graph=ring",
+    "eager-diloco": "diloco:sync_every=32",
     "sparta": "localsgd:sync_every=10",
 }
-AROUND = {"demo": "signsgd", "three-lc": "efsign", "eager-diloco": "diloco:sync_every=32"}
 ONCE = Study(
-    {name: replace(each.rule, choosing=0) for name, each in TASKS.items()}, PLAIN, (2.0, 4.0), LIKE, AROUND,
-    STUDY,
-)  # fmt: skip
-"""For arms of one seed: some take the rate of a relative; one seed chooses for others, most around that."""
+    {name: replace(each.rule, choosing=0) for name, each in TASKS.items()}, PLAIN, (2.0, 4.0), LIKE, STUDY
+)
+"""For arms of one seed: another one chooses their rates, for most around that of a relative."""
 
 
 def once(done: Mapping[StudyRun, Ended]) -> list[dict[str, Any]]:
     """A row for each arm of one seed that has been trained."""
-    wanted = [("cifar10", arm, min(STEPS)) for arm in (*LIKE, *AROUND, "dion")]
+    wanted = [("cifar10", arm, min(STEPS)) for arm in (*LIKE, "dion")]
     return ONCE.rows(done, wanted, range(1))
 
 

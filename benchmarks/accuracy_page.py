@@ -32,11 +32,10 @@ SEEDS = 3
 Row = Mapping[str, Any]
 ONE_SEED = """## With one seed
 
-600 steps of CIFAR-10, 16 x 16 pixels, with one seed: read two points as none. For `demo`, `dion`,
-`eager-diloco` and `three-lc` another seed has chosen among three learning rates and more. The others have the
-rate that was best for a relative (`topk:ratio=0.01`, `qsgd`, `int8`, `randomk`, `gossip`, `powersgd`,
-`localsgd`), so one of their own may lose less. `demo` and `dion` keep momentum themselves: they were trained
-with SGD without."""
+600 steps of CIFAR-10, 16 x 16 pixels, with one seed: read two points as none. The learning rate is the best
+for another seed of those that were tried, which are few, and for some only the one that was best for a
+relative, such as `topk:ratio=0.01`: with one of its own an algorithm may lose less. `demo` and `dion` keep
+momentum themselves, so they were trained with SGD without."""
 
 
 def publish(rows: Sequence[Row], once: Sequence[Row], about: Mapping[str, object], plain: str) -> list[Path]:

@@ -52,8 +52,7 @@ class Study:
         rules: of each task.
         plain: the arm to which gaps are.
         rates: to choose from; a single one is taken as it is.
-        like: of arms that are not searched, whose rate each takes; `around`: of those that are searched
-            around the best rate of another.
+        like: of arms that are searched around the best rate of another one, which that is.
         fuller: by which plain training's rate, and those of others in `like`, are chosen.
     """
 
@@ -61,7 +60,6 @@ class Study:
     plain: str = "dense"
     rates: tuple[float, ...] = RATES
     like: Mapping[str, str] = field(default_factory=dict)
-    around: Mapping[str, str] = field(default_factory=dict)
     fuller: Study | None = None
 
     # ---- learning rates -------------------------------------------------------------------------------
@@ -74,9 +72,9 @@ class Study:
         rule = self.rules[task]
         scale = rule.scales.get(arm.partition(":")[0], 1.0)
         rates, seeds = tuple(scale * rate for rate in self.rates), rule.choosing
-        if arm in self.around and self.fuller is not None:
-            middle = self.fuller.best(done, task, self.around[arm], steps)
-            rates = rates if middle is None else (middle / 2, middle, 2 * middle)
+        middle = self._relatives(done, task, arm, steps)
+        if middle is not None:
+            rates = (middle / 2, middle, 2 * middle)
         steps = min(steps, max(rule.searched, rule.longest))
         tried_with = partial(StudyRun, task, arm, steps, CHOOSING)
         if steps > rule.searched:
@@ -99,8 +97,8 @@ class Study:
 
     def best(self, done: Done, task: str, arm: str, steps: int) -> float | None:
         """The rate that was best, and with which no seed has collapsed; None while it is searched."""
-        if self.fuller is not None and (arm == self.plain or arm in self.like):
-            return self.fuller.best(done, task, self.like.get(arm, arm), steps)
+        if self.fuller is not None and arm == self.plain:
+            return self.fuller.best(done, task, arm, steps)
         if len(self.rates) == 1:
             return self.rates[0]
         for twin in _twins(done, task, arm):
@@ -114,6 +112,22 @@ class Study:
             each.job.rate for each in tried if not _collapsed(done, replace(each.job, steps=steps), tried[0])
         ]
         return stable[0] if stable else tried[-1].job.rate
+
+    def chosen(self, done: Done, task: str, arm: str, steps: int) -> float | None:
+        """As `best`; while it is searched the best of what was tried, or the relative's."""
+        best = self.best(done, task, arm, steps)
+        if best is not None or self.fuller is None:
+            return best
+        tried = [
+            ended for job, ended in done.items() if job == StudyRun(task, arm, steps, CHOOSING, job.rate)
+        ]
+        return self.by_merit(tried)[0].job.rate if tried else self._relatives(done, task, arm, steps)
+
+    def _relatives(self, done: Done, task: str, arm: str, steps: int) -> float | None:
+        """The best rate of the arm that this one is like."""
+        if self.fuller is None or arm not in self.like:
+            return None
+        return self.fuller.best(done, task, self.like[arm], steps)
 
     def by_merit(self, tried: Sequence[Ended], seeds: int = 1) -> list[Ended]:
         """Trainings with several rates, or means of as many `seeds`, the best first.
@@ -200,7 +214,7 @@ class Study:
         """A row for each of them that has a pair of seeds; `gap` is to plain training."""
         found = []
         for task, arm, steps in wanted:
-            mine, plain = self.best(done, task, arm, steps), self.best(done, task, self.plain, steps)
+            mine, plain = self.chosen(done, task, arm, steps), self.best(done, task, self.plain, steps)
             if mine is None or plain is None:
                 continue
             pairs = [

@@ -60,7 +60,7 @@ def test_the_rates_of_a_step_that_is_a_sign_are_far_smaller() -> None:
 
 
 def test_where_one_seed_is_trained_an_arm_is_searched_around_the_rate_of_a_relative() -> None:
-    once = Study({"digits": Rule()}, rates=(2.0, 4.0), around={"oktopk": "topk"}, fuller=STUDY)
+    once = Study({"digits": Rule()}, rates=(2.0, 4.0), like={"oktopk": "topk"}, fuller=STUDY)
     done = searched("topk", (0.7, 0.9, 0.8)) | searched("dense", (0.9, 0.95, 0.8))
     tried = once.searched(done, "digits", "oktopk", 66)
     assert [job.rate for job in tried] == [0.5, 1.0, 2.0]
@@ -68,8 +68,12 @@ def test_where_one_seed_is_trained_an_arm_is_searched_around_the_rate_of_a_relat
     wanted = [("digits", "oktopk", 66), ("digits", "dense", 66)]
     missing = [*once.missing(done, wanted, range(1))]
     assert missing == [StudyRun("digits", arm, 66, 0, 1.0) for arm in ("oktopk", "dense")]
-    like = replace(once, like={"ef21-sgdm": "topk"})
-    assert [job.rate for job in like.missing(done, [("digits", "ef21-sgdm", 66)], range(1))] == [1.0]
+    few = {job: each for job, each in done.items() if job.arm != "oktopk"}
+    assert once.chosen(few, "digits", "oktopk", 66) == 1.0, "the relative's, before anything was tried"
+    few |= {tried[2]: ended(tried[2], 0.0, 0.8)}
+    assert once.chosen(few, "digits", "oktopk", 66) == 2.0
+    assert once.best(few, "digits", "oktopk", 66) is None
+    assert STUDY.chosen(few, "digits", "oktopk", 66) is None
     alone = [job.rate for job in once.missing(done, [("digits", "gtopk", 66)], range(1))]
     assert alone == [2.0, 4.0], "who has no relative is searched, among few"
     done |= {job: ended(job, each) for job, each in zip(missing, (0.7, 0.8), strict=True)}
