@@ -29,7 +29,7 @@ from typing import Any
 from paired import hardware, save
 from tacit_lab.cluster import Cluster
 from tacit_lab.testbed import Testbed
-from tacit_lab.testbed.churn import Churn, ChurnEvent
+from tacit_lab.testbed.churn import HUB_AWAY, Churn, ChurnEvent
 
 RANK = Path(__file__).with_name("elastic_rank.py")
 QUIET = 25.0
@@ -155,6 +155,9 @@ def run(bed: Testbed, algorithm: str, seed: int, churn: float, given: argparse.N
         "goodput": round(useful * given.pace / seconds, 4) if seconds else None,
         "until_first_step": round(min(firsts) - began, 1) if firsts else None,
         "pauses": {how: sorted(seconds) for how, seconds in gone.items()},
+        "hub_pauses": [
+            round(pause(processes, events, at, at + HUB_AWAY, given.pace), 2) for at in heard.churn.hub_went
+        ],
         "joins": sorted(
             round(pause(processes, events, at - given.pace, at, given.pace), 2) for at, _ in joins
         ),

@@ -44,6 +44,7 @@ class Churn:
         events: what was done until now.
         away: what was done to the replica that is away.
         over: whether nothing is to be done any more.
+        hub_went: when the hub was killed, in seconds since 1970.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Churn:
         self.events: list[ChurnEvent] = []
         self.away: ChurnEvent | None = None
         self.over = False
+        self.hub_went: list[float] = []
         self.due: float | None = None
         """When the next one goes, by time.monotonic(); None until all are at work."""
         self._chance = random.Random(seed)
@@ -69,6 +71,7 @@ class Churn:
         if self.due is None or not self._hub_goes or now < self._hub_goes[0]:
             return False
         del self._hub_goes[0]
+        self.hub_went.append(time.time())
         return True
 
     def strike(self, present: Sequence[int]) -> ChurnEvent:
