@@ -73,6 +73,14 @@ class KeyValueStore(Protocol):
         """Give a key a value if it has the expected one; returns the value that it has then."""
 
 
+class StoreConnection(KeyValueStore):
+    """One that holds its connection until it is closed; torch's end theirs when nobody has them any more."""
+
+    def close(self) -> None:
+        """End the connection: whoever waits for an answer is told."""
+        raise NotImplementedError
+
+
 JOIN_SECONDS = 1.0
 """Seconds that the thread of a store that answers has to end."""
 
@@ -99,7 +107,7 @@ class BoundedStore(KeyValueStore):
         return other
 
     def close(self) -> None:
-        """End the thread after its present call; later calls raise `Unreachable`."""
+        """End the thread after its present call, and the connection; later calls raise `Unreachable`."""
         self._caller.close()
 
     def get(self, key: str) -> bytes:
@@ -144,6 +152,8 @@ class _Caller:
     def close(self) -> None:
         self._closed = True
         self._calls.put(None)
+        if isinstance(self._store, StoreConnection):
+            self._store.close()
         if not self._unreachable and self._thread is not threading.current_thread():
             self._thread.join(
                 JOIN_SECONDS

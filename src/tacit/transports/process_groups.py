@@ -305,7 +305,11 @@ def member_group(meeting: Meeting, rank: int, size: int, timeout: timedelta) -> 
     Raises:
         RuntimeError: one of them did not come.
     """
-    group = _met(meeting, "gloo", rank, size, meeting.name, timeout)
+    try:
+        group = _met(meeting, "gloo", rank, size, meeting.name, timeout)
+    except BaseException:
+        meeting.close()
+        raise
     _OF_MEMBERS[group] = meeting
     return group
 

@@ -6,7 +6,8 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ from torch import Tensor
 from in_process_command import called
 from in_threads import in_threads
 from tacit.errors import AttachError, ConfigError, PayloadError
-from tacit.members.lives import life_key
+from tacit.members.lives import StoreLink, life_key
 from tacit.members.record import GONE, Life, MemberArrival, Period
-from tacit.stores.hub.hub import Hub
+from tacit.stores.hub.hub import CONNECTIONS, Hub
 from tacit.stores.hub.link import HubLink, HubTies, HubWay
 from tacit.stores.secret import Secret
 from tacit.stores.server.__main__ import main
 from tacit.stores.tls import TlsServer, TlsWorker, fingerprints
 from tacit.torch_compat import TCPStore
+from tacit.transports.process_groups import member_group
 from tacit.transports.relayed_group import RelayedGroup
 from tacit_lab.certificates import make
 
@@ -281,6 +283,24 @@ def test_options_of_a_hub(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert main(["--port", "0", *words]) == 2
         assert wrong in capsys.readouterr().err
+
+
+def test_connections_are_ended_by_whoever_is_done_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TACIT_SERVER_SECRET", "a secret of the tests alone")
+    hub = Hub(("127.0.0.1", 0), SECRET, (1, 1))
+    way = HubWay(f"127.0.0.1:{hub.port}")
+    for _ in range(CONNECTIONS + 20):  # more than there is room for
+        link = StoreLink(way, 5.0)
+        assert link.store(lambda store: store.add("n", 0)) == 0
+        link.close()
+        meeting = way.meeting("period/1/0", "a", timedelta(seconds=5), lambda: True)
+        with pytest.raises(RuntimeError):
+            member_group(replace(meeting, make=failing), 0, 1, timedelta(seconds=5))
+    hub.close()
+
+
+def failing(*_: object) -> dist.ProcessGroup:
+    raise RuntimeError("one did not come")
 
 
 def test_tacit_serve_says_who_is_there(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import PayloadError, PeerLost, ServerLost, first_line
-from tacit.failure.bounded_store import KeyValueStore
+from tacit.failure.bounded_store import StoreConnection
 from tacit.stores.client.connecting import open_channel
 from tacit.stores.client.placement import addresses, shared_secret
 from tacit.stores.hub.hub import MOST_TEXT
@@ -33,7 +33,7 @@ _PATIENCE = 60.0
 """Seconds without a sign of the hub's machine after which the system gives a connection up."""
 
 
-class HubLink(KeyValueStore):
+class HubLink(StoreConnection):
     """One connection; any thread may ask.
 
     Args:
@@ -190,7 +190,11 @@ class HubTies:
     def __init__(self, connect: Callable[[], HubLink], me: str) -> None:
         self._connect, self._me = connect, me
         self._link: HubLink | None = None
-        self._find([])
+        try:
+            self._find([])
+        except RuntimeError:
+            self.close()
+            raise
 
     def broken(self, watched: Mapping[str, tuple[str, int]]) -> list[str]:
         """Of the members to watch, those whose connection has ended, as this hub has seen."""
