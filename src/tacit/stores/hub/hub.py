@@ -130,7 +130,10 @@ class Hub:
             if not full:
                 self._peers.add(peer)
         if full:
-            self._rejections.note(address, f"{self._most} connections are open, as many as --max allows")
+            why = f"{self._most} connections are open, as many as --max allows"
+            self._rejections.note(address, why)
+            with contextlib.suppress(OSError):
+                channel.send(Header(FrameKind.DROPPED), as_body(why.encode()))
             channel.close()
             return
         threading.Thread(target=self._serve, args=(peer,), name="tacit-hub", daemon=True).start()
