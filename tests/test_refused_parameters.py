@@ -22,6 +22,7 @@ from tacit.compressors import (
     Dense,
     DifferenceCopy,
     ErrorFeedback,
+    InParts,
     Int8,
     MeanFeedback,
     MomentumCorrection,
@@ -41,6 +42,7 @@ from tacit.strategy import Strategy
 
 NEEDY = {
     "ByteCoded": ByteCoded(Int8()),
+    "InParts": InParts(TopK()),
     "Clip": Clip(Dense(), 1.0),
     "ErrorFeedback": ErrorFeedback(Dense()),
     "MeanFeedback": MeanFeedback(Dense()),

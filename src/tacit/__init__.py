@@ -125,7 +125,7 @@ _HOMES = {
     "tacit.strategy": "Levels Strategy",
     # The answers' names stand here too, unseen, so that scripts that write `tacit.TopK` go on to work.
     "tacit.compressors": "AdaComp AdamMomentum BF16 Blockwise ByteCoded Cascade Clip CountSketch DCT Dense "
-    "DifferenceCopy Dion EF21 EntropyCoded ErrorFeedback FP16 FP8 Int8 LAG LAQ "
+    "DifferenceCopy Dion EF21 EntropyCoded ErrorFeedback FP16 FP8 InParts Int8 LAG LAQ "
     "LargestChunks MajoritySign MeanFeedback MomentumCorrection Natural "
     "NaturalDithering OkTopK OneBit OuterMix Partition PowerSGD PublicCopy PushSum "
     "QSGD QuantizedPowerSGD RandomK SampledEntries SampledSpectrum Scheduled Sign "

@@ -25,6 +25,7 @@ BY_NAME = {
     "compensation": "DC-ASGD's lambda, for late gradients, with optimizer=server; 0: none",
     "compressor": "how gradients are written; none: as they are",
     "credit": "so many megabytes may be under way at once; None: any number",
+    "deadline": "seconds after which a worker sends no more of a push; None: all is sent",
     "decay": "the share of the residual that is kept from round to round",
     "entropy": "an entropy code writes the same numbers in fewer bytes, whose number follows from them",
     "first_every": "Adam's first moments are averaged every so many steps; None: 3 times sync_every",

@@ -25,6 +25,7 @@ from tacit.compressors import (
     Dion,
     EntropyCoded,
     ErrorFeedback,
+    InParts,
     Int8,
     LargestChunks,
     MajoritySign,
@@ -317,6 +318,9 @@ TABLE = {
     ),
     "byte coded topk 30% + ef": Row(
         ErrorFeedback(ByteCoded(TopK(ratio=0.3))), gather(300 * 4 + 125 + 1 + 4 + 1 + 4), 1.0, conserves=True
+    ),
+    "topk 30% in parts + ef": Row(
+        ErrorFeedback(InParts(TopK(ratio=0.3))), gather(16 * (19 * 4 + 22) + 4), 1.0, conserves=True
     ),
     "two magnitudes": Row(TwoMagnitudes(), gather(2 * 125 + 2 * 4), 1.0),
     "two magnitudes of 64 + ef": Row(

@@ -43,6 +43,7 @@ ALLOCATES = {
     "byte coded qsgd": "messages of another length in each round, and the peers' payloads",
     "byte coded bf16 + ef": "messages of another length in each round, and the peers' payloads",
     "byte coded topk 30% + ef": "messages of another length in each round, and the peers' payloads",
+    "topk 30% in parts + ef": "messages, and the peers' payloads",
     "randomk 5%": "positions, drawn anew in every round",
     "randomk 5% + ef": "positions, drawn anew in every round",
     "randomk 100%": "positions, drawn anew in every round",

@@ -43,6 +43,16 @@ class RowWise(Dense):
         (lambda: Star(by_staleness=True), "would do nothing, as no push is stale"),
         (lambda: Star(Asynchronous(), compensation=0.1), "write optimizer='server'"),
         (lambda: Star(pull=tacit.PowerSGD()), "is not one-shot"),
+        (
+            lambda: Star(deadline=0),
+            "deadline=0 is not a finite number above 0: write the seconds after which",
+        ),
+        (lambda: Star(Asynchronous(), deadline=0.3), "not possible: leave it out, or write Synchronous"),
+        (
+            lambda: Strategy(compressor=tacit.ErrorFeedback(tacit.TopK()), topology=Star(deadline=0.3)),
+            r"must be the least, and must not be lost: write ErrorFeedback\(InParts",
+        ),
+        (lambda: parse("ps-topk:deadline=0.3,values=bf16"), "exact entries are sent in parts of one size"),
         (lambda: Star(pull="int8"), "pull='int8' is no compressor"),
         (lambda: Star(pull=RowWise()), "goes by where rows lie, which a server does not know"),
         (lambda: Strategy(topology=ASYNC), "takes delta; write subject='delta'"),

@@ -29,7 +29,7 @@ from tacit.algorithms.dgc import dgc
 from tacit.algorithms.options.codecs import EntryValues, coded, values_of
 from tacit.algorithms.registry import algorithm
 from tacit.algorithms.topk import topk
-from tacit.compressors import ErrorFeedback, TopK
+from tacit.compressors import ErrorFeedback, InParts, TopK
 from tacit.contracts import Compressor
 from tacit.errors import ConfigError
 from tacit.merges import ServerParams
@@ -134,10 +134,24 @@ def ps_topk(
     chunk: int | None = None,
     bits: int | None = None,
     entropy: bool = False,
+    deadline: float | None = None,
 ) -> Strategy:
-    """`topk` by a server: the union of what was sent comes back, and all entries where `values` round it."""
+    """`topk` by a server: the union of what was sent comes back, and all entries where `values` round it.
+
+    `deadline`: seconds after which a worker stops sending, the largest entries first; see `Star`. As many
+    entries come back then, and the server owes the others.
+    """
     whole = topk(ratio, values, warmup_steps, chunk=chunk, bits=bits, entropy=entropy)
-    return replace(whole, topology=Star())
+    if deadline is None:
+        return replace(whole, topology=Star())
+    if (values, warmup_steps, entropy) != ("fp32", 0, False):
+        raise ConfigError(
+            f"values={values!r}, warmup_steps={warmup_steps!r}, entropy={entropy!r} with "
+            f"deadline={deadline!r} is not possible, as exact entries are sent in parts of one size: leave "
+            "them out"
+        )
+    compressor = ErrorFeedback(InParts(TopK(ratio=ratio, chunk=chunk)))
+    return Strategy(compressor=compressor, topology=Star(pull=compressor, deadline=deadline))
 
 
 @algorithm(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tacit.compressors.dion import Dion
     from tacit.compressors.ef21 import EF21
     from tacit.compressors.entropy_coded import EntropyCoded
+    from tacit.compressors.in_parts import InParts
     from tacit.compressors.int8 import Int8
     from tacit.compressors.lag import LAG, LAQ
     from tacit.compressors.majority import MajoritySign
@@ -72,6 +73,7 @@ __all__ = [
     "Dion",
     "EntropyCoded",
     "ErrorFeedback",
+    "InParts",
     "Int8",
     "LargestChunks",
     "MajoritySign",

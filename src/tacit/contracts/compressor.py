@@ -52,6 +52,8 @@ class PushPull:
         pulls: the formats of the answer.
         do: "push": push and pull. "pull": pull only. "meet": pull once all workers have asked (a barrier).
         lr: the learning rate of this step, for a server that applies what is pushed.
+        seconds: after so many no more parts of what is `partial` are sent; its payloads are overwritten by
+            what has left. None: all is sent.
     """
 
     payloads: tuple[Payload, ...]
@@ -59,6 +61,7 @@ class PushPull:
     pulls: tuple[PayloadSpec, ...]
     do: Literal["push", "pull", "meet"] = "push"
     lr: float = 0.0
+    seconds: float | None = None
     axis: str = SERVER
 
 
@@ -299,6 +302,8 @@ class OneShot(Compressor):
     topologies that slice refuse."""
     entrywise: ClassVar[bool] = False
     """Whether a payload is one tensor with one element for each entry, in order."""
+    partial: ClassVar[bool] = False
+    """Whether its message, which `varies`, is made of `message_parts`, of which the last may be left out."""
     answers: ClassVar[bool] = False
     """Whether a server's answer is more than the mean of what was pushed; it is made by `answer`."""
 
@@ -361,6 +366,10 @@ class OneShot(Compressor):
     def shortened(self, payload: Payload, numel: int) -> Tensor:
         """If it `varies`: the message (uint8) of a payload of `numel` entries, which does not change."""
         raise NotImplementedError
+
+    def message_parts(self, payload: Payload, numel: int) -> list[Tensor]:
+        """If it is `partial`: the parts of a payload's message, the weightiest first."""
+        return [self.shortened(payload, numel)]
 
     def restore_(self, message: Tensor, numel: int, payload: Payload) -> None:
         """If it `varies`: overwrite `payload` with the payload that a message holds.

@@ -6,6 +6,7 @@ server for its answers. The arithmetic on it is here.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from tacit.contracts import (
@@ -65,6 +66,16 @@ def _encode_sum(codec: OneShot, total: Tensor, x: Tensor, ctx: Context) -> Paylo
     codec.decode_(payload, given)
     total.sub_(given)
     return payload
+
+
+def withheld_(
+    codec: OneShot, whole: Payload, sent: Payload, new_residual: Tensor, dtype: torch.dtype
+) -> None:
+    """Add to the residual what a payload holds and what was `sent` of it does not."""
+    rest = torch.zeros(new_residual.shape, dtype=dtype, device=new_residual.device)
+    codec.decode_add_(whole, rest, 1.0)
+    codec.decode_add_(sent, rest, -1.0)
+    new_residual.add_(rest)
 
 
 def transmitted(request: ReduceEncoded, payload: Payload) -> Transmitted:

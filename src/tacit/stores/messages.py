@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -118,6 +119,7 @@ class Message:
     lr: float = 0.0
 
 
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 _LENGTH = 4
 """Bytes of the length of a message."""
 
@@ -183,14 +185,18 @@ class PayloadBuffer:
         self._buffer = buffer
         return buffer
 
-    def pack(self, payloads: Sequence[Payload]) -> list[Tensor]:
-        """The body; a single tensor goes as it lies in memory, with no copy."""
+    def pack(self, payloads: Sequence[Payload], ahead: bool = False) -> list[Tensor]:
+        """The body; a single tensor goes as it lies in memory, with no copy.
+
+        Args:
+            ahead: whether the parts of messages that have some were sent before, and are not in it.
+        """
         flat = tuple([part for payload in payloads for part in payload])
         size = sum([part.nbytes for part in flat])
         if size != self.nbytes:
             raise AssertionError(f"payloads of {size} bytes, where {self.nbytes} were declared")
         if self._varies:
-            return [torch.cat([*self._written(payloads)])]
+            return [torch.cat([*self._written(payloads, ahead)])]
         if len(flat) == 1 and flat[0].is_contiguous():
             return [flat[0].view(-1).view(torch.uint8)]
         body = self.buffer
@@ -198,10 +204,11 @@ class PayloadBuffer:
             place.copy_(part.reshape(-1).view(torch.uint8))
         return [body]
 
-    def _written(self, payloads: Sequence[Payload]) -> Iterator[Tensor]:
+    def _written(self, payloads: Sequence[Payload], ahead: bool) -> Iterator[Tensor]:
         for payload, piece in zip(payloads, self._pieces, strict=True):
             if piece.codec is not None and piece.codec.varies:
-                message = piece.codec.shortened(payload, piece.numel)
+                sent = ahead and piece.codec.partial
+                message = _NOTHING if sent else piece.codec.shortened(payload, piece.numel)
                 yield torch.tensor([message.numel()], dtype=torch.int32).view(torch.uint8)
                 yield message
             else:
@@ -214,8 +221,11 @@ class PayloadBuffer:
         self._body = torch.empty(size, dtype=torch.uint8)
         return self._body
 
-    def arrived(self) -> None:
+    def arrived(self, parts: Mapping[int, Sequence[Tensor]] = MappingProxyType({})) -> None:
         """Decode the body that was received into the payloads.
+
+        Args:
+            parts: of the message of a piece, by its index, that came before the body.
 
         Raises:
             PayloadError: it has another format; the buffer must not be read then.
@@ -224,10 +234,12 @@ class PayloadBuffer:
         if body is None:
             return
         at = 0
-        for payload, piece in zip(self.unpack(), self._pieces, strict=True):
+        for i, (payload, piece) in enumerate(zip(self.unpack(), self._pieces, strict=True)):
             if piece.codec is not None and piece.codec.varies:
                 size = int.from_bytes(_cut(body, at, _LENGTH).numpy().tobytes(), sys.byteorder)
-                piece.codec.restore_(_cut(body, at + _LENGTH, size), piece.numel, payload)
+                message = _cut(body, at + _LENGTH, size)
+                message = torch.cat([*parts[i], message]) if i in parts else message
+                piece.codec.restore_(message, piece.numel, payload)
                 at += _LENGTH + size
                 continue
             for part in payload:
@@ -260,13 +272,18 @@ class DeclaredMessage:
         self.pushed, self.pulled = PayloadBuffer(spec.pieces), PayloadBuffer(spec.pulls)
 
     def frame(
-        self, kind: FrameKind, sequence: int = 0, payloads: Sequence[Payload] = (), lr: float = 0.0
+        self,
+        kind: FrameKind,
+        sequence: int = 0,
+        payloads: Sequence[Payload] = (),
+        lr: float = 0.0,
+        ahead: bool = False,
     ) -> tuple[Header, list[Tensor]]:
-        """The frame of a message."""
+        """The frame of a message; `ahead`: as of `PayloadBuffer.pack`."""
         header = Header(kind, self.number, sequence, lr=lr)
         if kind == FrameKind.OFFER:
             return header, [payloads[0][0].view(torch.uint8)]
-        return header, self.pushed.pack(payloads)
+        return header, self.pushed.pack(payloads, ahead)
 
     def message(self, header: Header, body: Any) -> Message:
         """The message of a frame; the payloads of a push lie in `pushed`, those of an offer are `body`."""

@@ -43,6 +43,7 @@ class FrameKind(IntEnum):
     HERE = 10
     ASK = 11
     SHARE = 12
+    PART = 13
     # from a server
     ANSWER = 20
     WAIT = 21
@@ -82,6 +83,7 @@ class Header(NamedTuple):
 _FORM = struct.Struct("<4qd2q")
 
 _CLOSE_SECONDS = 5.0
+_LITTLE = 1 << 14
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _MOST_UNSENT = 1 << 16
 """Parts of frames that may wait to be sent; with more, the other end does not read what it is sent."""
@@ -192,10 +194,15 @@ class Channel:
                         self._unsent.popleft()
                 self._changed.notify_all()
 
-    def drain(self, seconds: float) -> None:
-        """Wait until all has left, or so many seconds."""
+    def drain(self, seconds: float) -> bool:
+        """Wait until all has left, or so many seconds. Returns whether it has."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._unsent, seconds)
+            return self._changed.wait_for(lambda: self._closed or not self._unsent, seconds)
+
+    def keep_back(self) -> None:
+        """Have the kernel take in little that it cannot send yet, so that what has left is on its way."""
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _LITTLE)
 
     # ---- receiving ------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from tacit.contracts import (
     State,
 )
 from tacit.errors import ConfigError
-from tacit.exchange.error_feedback import encoded, transmitted
+from tacit.exchange.error_feedback import encoded, transmitted, withheld_
 from tacit.exchange.joined_requests import as_asked, conducted, leaves
 
 # ---- consistency: when the server answers -------------------------------------------------------------
@@ -117,6 +117,10 @@ class Star(ServerTopology):
             g + lambda g g (w - w_old). 0: as it is. Needs optimizer="server".
         by_staleness: divide a push by how many others were applied since its worker pulled (Zhang, Gupta,
             Lian & Liu 2016).
+        deadline: seconds after which a worker stops sending a push (bounded loss: MLT, Wang et al., NSDI
+            2024), if the server averages: what has not left stays in its residual. The largest entries have
+            left, and the answer, by a `pull` that is in parts too, has as many parts as the push that has
+            most. Needs `ErrorFeedback(InParts(TopK()))`. None: all is sent, however long it takes.
     """
 
     consistency: Consistency = Synchronous()
@@ -124,6 +128,7 @@ class Star(ServerTopology):
     optimizer: Literal["worker", "server"] = "worker"
     compensation: float = 0.0
     by_staleness: bool = False
+    deadline: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.consistency, Consistency):
@@ -134,6 +139,15 @@ class Star(ServerTopology):
         checks.one_of("optimizer", self.optimizer, ("worker", "server"))
         checks.real("compensation", self.compensation, "write DC-ASGD's lambda, such as 0.04", least=0)
         checks.flag("by_staleness", self.by_staleness)
+        if self.deadline is not None:
+            hint = "write the seconds after which no more of a push is sent, such as 0.3, or leave it out"
+            checks.real("deadline", self.deadline, hint, above=0)
+            if not self.averages:
+                raise ConfigError(
+                    f"deadline={self.deadline:g} with consistency={self.consistency}, "
+                    f"optimizer={self.optimizer!r} is not possible: {hint.rpartition(', or ')[2]}, or write "
+                    "Synchronous() and optimizer='worker'"
+                )
         if self.pull is not None:
             checks.compressor("pull", self.pull)
             _one_shot(self.pull)
@@ -202,6 +216,11 @@ class Star(ServerTopology):
         if not self.averages or self.pull is not None:
             super().check(compressor)
         one_shot = compressor.one_shot(0)
+        if self.deadline is not None and not (one_shot and one_shot.codec.partial and one_shot.has_feedback):
+            raise ConfigError(
+                f"{compressor} with deadline={self.deadline:g} is not possible, as what is not sent in time "
+                "must be the least, and must not be lost: write ErrorFeedback(InParts(TopK(ratio=0.01)))"
+            )
         if not self.averages and one_shot is not None and one_shot.is_predicted:
             raise ConfigError(
                 f"{compressor} sends errors of a prediction, which the server of {self} cannot make: leave "
@@ -242,9 +261,15 @@ class Star(ServerTopology):
             for each in asked:
                 self._push(each, ctx, payloads, forms)
             pieces, pulls = _formats(tuple(forms), self.pull, ctx.peers)
-            came = yield PushPull(tuple(payloads), pieces, pulls, lr=ctx.lr)
-            replies = zip(pulls, came, payloads, strict=True)
+            whole = [self._whole(*each) for each in zip(pieces, payloads, strict=True)]
+            came = yield PushPull(tuple(payloads), pieces, pulls, lr=ctx.lr, seconds=self.deadline)
+            replies = zip(pulls, came, payloads, whole, strict=True)
             answer = as_asked(request, iter([_answer(each, replies) for each in asked]))
+
+    def _whole(self, piece: PayloadSpec, payload: Payload) -> Payload:
+        """A copy of a payload of which a part may be left out; else empty."""
+        bounded = self.deadline is not None and piece.codec is not None and piece.codec.partial
+        return tuple(map(torch.clone, payload)) if bounded else ()
 
     def _push(self, request: Request, ctx: Context, payloads: list[Payload], forms: list[_Form]) -> None:
         """Append the payloads of a request, and their forms."""
@@ -328,15 +353,21 @@ def _formats(
     return pieces, tuple(pulls)
 
 
-def _answer(request: Request, replies: Iterator[tuple[PayloadSpec, Payload, Payload]]) -> Any:
-    """The answer to a request that was pushed; `replies`: how each is read, what came, what was pushed."""
+def _answer(request: Request, replies: Iterator[tuple[PayloadSpec, Payload, Payload, Payload]]) -> Any:
+    """The answer to a request that was pushed.
+
+    Args:
+        replies: how each is read, what came, what was pushed, and what was to be pushed where that differs.
+    """
     if isinstance(request, AllReduce):
         for x in request.payload:
-            pull, payload, _ = next(replies)
+            pull, payload, *_ = next(replies)
             _read(pull, payload, x.view(-1))
         return request.payload
     assert isinstance(request, ReduceEncoded)
-    pull, payload, pushed = next(replies)
+    pull, payload, pushed, whole = next(replies)
+    if whole and request.new_residual is not None:
+        withheld_(request.codec, whole, pushed, request.new_residual, request.x.dtype)
     sent, out = transmitted(request, pushed), request.ctx.out
     _read(pull, payload, out)
     return out, sent

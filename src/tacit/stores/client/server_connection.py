@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -215,9 +216,37 @@ class ServerClient:
                 self._latest[key] = declared
         if into is not None:
             declared.pulled.use(into)
+        if request.seconds is not None:
+            reply = PendingReply(declared.pulled, declared.pushed.nbytes)
+            self._channel.keep_back()
+            call = partial(self._post_in_parts, request, declared, sequence, reply)
+            threading.Thread(target=call, name="tacit-parts", daemon=True).start()
+            return reply
         header, body = declared.frame(kind, sequence, request.payloads, request.lr)
         self.counters.sent(header, body)
         return self._send(header, body, PendingReply(declared.pulled, declared.pushed.nbytes))
+
+    def _post_in_parts(
+        self, request: PushPull, declared: DeclaredMessage, sequence: int, reply: PendingReply
+    ) -> None:
+        """Send parts until the request's seconds are over, then the push; of each payload at least one."""
+        assert request.seconds is not None
+        ends = time.monotonic() + request.seconds
+        for i, (piece, payload) in enumerate(zip(request.pieces, request.payloads, strict=True)):
+            if piece.codec is None or not piece.codec.partial:
+                continue
+            left: list[Tensor] = []
+            for part in piece.codec.message_parts(payload, piece.numel):
+                if left and not self._channel.drain(max(0.0, ends - time.monotonic())):
+                    break
+                header = Header(FrameKind.PART, declared.number, i)
+                self.counters.sent(header, [part])
+                self._frame(header, [part])
+                left.append(part)
+            piece.codec.restore_(torch.cat([torch.empty(0, dtype=torch.uint8), *left]), piece.numel, payload)
+        header, body = declared.frame(FrameKind.PUSH, sequence, request.payloads, request.lr, ahead=True)
+        self.counters.sent(header, body)
+        self._send(header, body, reply)
 
     def enter(self, x: Tensor, key: str, back: PayloadSpec) -> Tensor:
         """Begin with the bucket `key`, whose parameters are `x`; returns a copy of what the server has."""

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Payload, PayloadSpec, ReduceEncoded, State, state_dtype
+from tacit.contracts import OneShot, Payload, PayloadSpec, ReduceEncoded, State, state_dtype
 from tacit.errors import PayloadError, PeerLost, TacitError
-from tacit.exchange.error_feedback import encoded
+from tacit.exchange.error_feedback import encoded, withheld_
 from tacit.stores.messages import Message
 from tacit.stores.protocol import FrameKind
 from tacit.stores.server.payloads import BufferWorkspace, check_payloads
@@ -144,7 +144,10 @@ class AveragingService(Service[AveragingState]):
                         f"the bucket of {self.name} has {len(mean)} entries, and the --checkpoint "
                         f"{len(before)}: give DDP the bucket_cap_mb that it had, or another --checkpoint"
                     )
-                payloads.append(encoded(ReduceEncoded(pull.codec, mean, ctx, before, after)))
+                payload = encoded(ReduceEncoded(pull.codec, mean, ctx, before, after))
+                if pull.codec.partial:
+                    _as_long_(payload, pull.codec, piece, [push.payloads[i] for push in pushes], after)
+                payloads.append(payload)
                 new_residual[i] = after, before
             else:
                 payloads.append(encoded(ReduceEncoded(pull.codec, mean, ctx)))
@@ -195,6 +198,17 @@ def _mean_(mean: Tensor, piece: PayloadSpec, payloads: Sequence[Payload]) -> Non
     torch.div(payloads[0][0].view(-1), len(payloads), out=mean)  # before the sum, which might overflow
     for (each,) in payloads[1:]:
         mean.add_(each.view(-1), alpha=1 / len(payloads))
+
+
+def _as_long_(
+    payload: Payload, codec: OneShot, piece: PayloadSpec, pushed: Sequence[Payload], new_residual: Tensor
+) -> None:
+    """Leave as many parts of the answer as the push has that has most; the rest is owed."""
+    whole = tuple(map(torch.clone, payload))
+    most = max(len(piece.codec.message_parts(each, piece.numel)) if piece.codec else 0 for each in pushed)
+    left = codec.message_parts(payload, piece.numel)[:most]
+    codec.restore_(torch.cat([payload[-1].new_empty(0), *left]), piece.numel, payload)
+    withheld_(codec, whole, payload, new_residual, piece.dtype)
 
 
 def _zeros(mean: Tensor) -> tuple[Tensor, Tensor]:

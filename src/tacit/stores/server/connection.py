@@ -39,6 +39,7 @@ class Connection:
         limits: what it may declare; None before it is welcome.
         declared: its declared messages, by number.
         refused: the reason for each declared message that cannot be read or served.
+        parts: of a push that is on its way, by its message's number and the index of their payload.
         open: the numbers of received messages that were not answered.
         since: when it connected, or was refused.
         introduced: whether its HELLO has arrived and waits for its turn.
@@ -57,6 +58,7 @@ class Connection:
     limits: WorkerLimits | None = None
     declared: dict[int, DeclaredMessage] = field(default_factory=dict)
     refused: dict[int, Exception] = field(default_factory=dict)
+    parts: dict[int, dict[int, list[Tensor]]] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
     since: float = field(default_factory=time.monotonic)
     introduced: bool = False

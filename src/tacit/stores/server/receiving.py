@@ -22,7 +22,9 @@ from tacit.stores.server.listener import RejectionLog
 
 _BARE = (FrameKind.ENTER, FrameKind.PULL, FrameKind.MEET, FrameKind.STATS, FrameKind.LEAVE, FrameKind.HERE)
 """Frames with no body."""
-_OF_A_BUCKET = (FrameKind.ENTER, FrameKind.OFFER, FrameKind.PUSH, FrameKind.PULL, FrameKind.MEET)
+_OF_A_BUCKET = (
+    *(FrameKind.ENTER, FrameKind.OFFER, FrameKind.PART, FrameKind.PUSH, FrameKind.PULL, FrameKind.MEET),
+)
 _MOST_CLOCK = 1 << 62
 _ERROR_SECONDS = 1.0
 
@@ -77,12 +79,18 @@ def _frame(connection: Connection, allowed: AllowedTypes) -> Arrival | None:
             if _declare(connection, header, allowed)
             else None
         )
+    if kind == FrameKind.PART:
+        part = torch.empty(header.nbytes, dtype=torch.uint8)
+        connection.channel.body(part)
+        if header.spec in connection.declared:
+            connection.parts.setdefault(header.spec, {}).setdefault(header.sequence, []).append(part)
+        return None
     connection.open.add(header.spec)
     body: object = None
     if kind == FrameKind.PUSH and header.spec in connection.declared:
         pushed = connection.declared[header.spec].pushed
         connection.channel.body(pushed.room(header.nbytes))
-        pushed.arrived()
+        pushed.arrived(connection.parts.pop(header.spec, {}))
     elif kind == FrameKind.HELLO:
         body = encoding.read(connection.channel.text(header, encoding.MOST_BYTES), Hello, allowed)
         connection.note_hello()
@@ -139,9 +147,10 @@ def _sizes(connection: Connection, kind: FrameKind, header: Header) -> tuple[int
         return 0, connection.limits.longest  # it gets the reason, whatever it sends
     elif header.spec not in connection.declared:
         raise PayloadError(f"a {kind.name} of message {header.spec}, which it has not declared")
-    elif kind == FrameKind.PUSH:
-        pushed = connection.declared[header.spec].pushed
-        return pushed.least, pushed.most
+    elif kind in (FrameKind.PART, FrameKind.PUSH):
+        pushed, before = connection.declared[header.spec].pushed, connection.parts.get(header.spec, {})
+        there = sum(len(part) for parts in before.values() for part in parts)
+        return pushed.least if kind == FrameKind.PUSH else 1, pushed.most - there
     else:
         back = connection.declared[header.spec].spec.back
         size = 0 if back is None else back.numel * back.dtype.itemsize
