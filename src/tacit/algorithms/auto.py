@@ -41,6 +41,8 @@ SHAPED, DIRECT = range(4, 257), range(3, 17)
 """Among so many ranks shapes of an all-reduce are candidates, as schedules of more take seconds to make; and
 direct sums, which take P - 1 times the bytes."""
 
+_SUMMED, _TWO_PHASE, _GATHERED = ["localsgd", "diloco"], ("int8", "efsign"), "topology=all-gather"
+
 
 def shaped(nodes: int, ranks: int) -> list[str]:
     """The texts of `dense` by other shapes than a ring, for so many nodes of so many ranks each."""
@@ -61,9 +63,13 @@ def shaped(nodes: int, ranks: int) -> list[str]:
 def candidates(accept: Accept, nodes: int = 1, ranks: int = 1) -> list[str]:
     """The texts of all strategies that may be chosen where so much is accepted, on this cluster."""
     allowed = [*CANDIDATES][: [*CANDIDATES].index(accept) + 1]
-    shapes = {"exact": shaped(nodes, ranks)}
-    if nodes * ranks in DIRECT:  # whose two sums are small
-        shapes |= {"feedback": ["powersgd:topology=direct"], "periodic": ["lowbit:topology=all-gather"]}
+    shapes = {"exact": shaped(nodes, ranks)} | {word: [] for word in ("lossless", "feedback", "periodic")}
+    if nodes * ranks in SHAPED:  # fewer round trips, and as many bytes
+        for word, names in (("lossless", ["bf16"]), ("feedback", ["powersgd"]), ("periodic", _SUMMED)):
+            shapes[word] += [f"{name}:topology=halving-doubling" for name in names]
+    if nodes * ranks in DIRECT:  # one round trip, and more bytes
+        shapes["feedback"] += ["powersgd:topology=direct", *(f"{each}:{_GATHERED}" for each in _TWO_PHASE)]
+        shapes["periodic"].append(f"lowbit:{_GATHERED}")
     return [text for word in allowed for text in [*CANDIDATES[word], *shapes.get(word, [])]]
 
 
