@@ -29,6 +29,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import truediv
 from typing import TYPE_CHECKING, Any
 
 from launched import in_testbed, tell
@@ -172,14 +173,17 @@ def measure_setting(model: str, cluster: str, quick: bool) -> list[dict[str, Any
     found = in_testbed(cluster, words, timeout=900)
     profile, links = Profile.from_json(found["profile"]), Links.from_json(found["links"])
     network = networks.measured(links, profile)
-    alone = statistics.median(found["seconds"]["compute-only"])
+    alone = found["seconds"]["compute-only"]
     busy = max(1.0, profile.threads * network.sharing / network.cores)
-    profile = as_then(profile, alone / (busy * profile.step.seconds))
+    then = [as_then(profile, each / (busy * profile.step.seconds)) for each in alone]
+    profile = as_then(profile, statistics.median(alone) / (busy * profile.step.seconds))
     apart = held_out()
     rows = []
     for arm in arms:
         predicted = predict(parse(arm), profile, network)
         measured = statistics.median(found["seconds"][arm])
+        by_block = [predict(parse(arm), each, network).seconds for each in then]
+        off = statistics.median(map(truediv, by_block, found["seconds"][arm])) - 1
         rows.append(
             {
                 "model": model,
@@ -187,8 +191,8 @@ def measure_setting(model: str, cluster: str, quick: bool) -> list[dict[str, Any
                 "arm": arm,
                 "held_out": (model, cluster, arm) in apart,
                 "measured_ms": 1e3 * measured,
-                "predicted_ms": 1e3 * predicted.seconds,
-                "off": predicted.seconds / measured - 1,
+                "predicted_ms": 1e3 * statistics.median(by_block),
+                "off": off,
                 "formula_ms": 1e3 * formula(arm, predicted.bytes_out, profile.step.seconds, network),
                 "predicted_mb": predicted.bytes_out / 1e6,
                 "interface_mb": found["megabytes"][arm],
@@ -199,7 +203,9 @@ def measure_setting(model: str, cluster: str, quick: bool) -> list[dict[str, Any
                     "encoding": 1e3 * predicted.encoding,
                 },
                 "blocks_ms": [1e3 * each for each in found["seconds"][arm]],
-                "compute_only_ms": 1e3 * statistics.median(found["seconds"]["compute-only"]),
+                "predicted_blocks_ms": [1e3 * each for each in by_block],
+                "compute_only_ms": 1e3 * statistics.median(alone),
+                "compute_only_blocks_ms": [1e3 * each for each in alone],
             }
         )
         print(_line(rows[-1]), file=sys.stderr, flush=True)
@@ -209,7 +215,7 @@ def measure_setting(model: str, cluster: str, quick: bool) -> list[dict[str, Any
 def as_then(profile: Profile, factor: float) -> Profile:
     """The profile with all computing so many times as long, as it was while the arms were timed.
 
-    By steps that send nothing in the same blocks: what other work on the machine takes is not the clock's.
+    By steps that send nothing in the same block: what other work on the machine takes is not the clock's.
     """
     costs = [
         replace(
