@@ -113,6 +113,9 @@ def test_the_text_points_at_shared_links_and_at_losses() -> None:
     assert "Up to 0.9 % of a node's segments were sent again: packets are lost." in lossy
     assert "tcp_congestion_control=bbr" in lossy
     assert "half duplex" not in lossy, "a stream is slow by chance, then"
+    few = replace(shared, resent=(7e-4, 4e-4, 6e-4))
+    assert "Up to 0.07 % of a node's segments were sent again, of each some, and rates are uneven" in str(few)
+    assert "lost" not in str(replace(few, rate=matrix(95e6)))
 
 
 def in_places(*places: int, near: float = 2e-4, far: float = 3e-2) -> Links:

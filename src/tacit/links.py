@@ -22,8 +22,9 @@ _FAR, _PLACED = 1e-3, 4.0
 """Seconds from which on a latency may be that between two places; by what factor it is above those inside."""
 _MORE = 1.25
 """Several streams that carry so many times as much as one show that one does not fill the link."""
-LOSSY = 2e-3
-"""The share of segments sent again that shows losses: full queues, which lose some, too, led to 9e-4."""
+LOSSY, _SOME = 2e-3, 2e-4
+"""The share of segments sent again that shows losses: full queues, which lose some, too, led to 9e-4; and of
+every node a share that does where rates are uneven, which full queues do not make them."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,12 @@ class Links(Saved):
                 "the link. Where tacit is attached, write TACIT_CONNECTIONS=4; for plain DDP "
                 "GLOO_SOCKET_IFNAME=eth0,eth0,eth0,eth0, with the interface's name, and bucket_cap_mb=4."
             )
-        if lost > LOSSY:
+        few = bool(slow) and min(self.resent, default=0.0) > _SOME
+        if lost > LOSSY or few:
             found.append(
-                f"Up to {100 * lost:.2g} % of a node's segments were sent again: packets are lost. Where few "
+                f"Up to {100 * lost:.2g} % of a node's segments were sent again"
+                f"{', of each some, and rates are uneven' if lost <= LOSSY else ''}: packets are lost"
+                f"{', or the queue of a slow link is full' if lost <= LOSSY else ''}. Where few "
                 "of them may be, BBR fills a link (sysctl -w net.ipv4.tcp_congestion_control=bbr)."
             )
         elif gain <= _MORE and _gain(self.between(self.rate_both_ways), rates) < 0.7:
