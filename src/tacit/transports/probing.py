@@ -33,7 +33,9 @@ _BUDGET = 0.25
 """The seconds after which no more of a size are measured; at least two are."""
 _TRIPS = 6
 """The round trips that a transfer takes at least: TCP sends little in the first ones."""
-_SMALL = 4096
+_SMALL, _FEW_A_RANK = 4096, 16
+"""Numbers of small messages: of all ranks together, and of each. Of a single number most hops have nothing to
+send, so that receivers are ready early, and a hop takes no round trip."""
 _LONG_ENOUGH = 0.02
 _TAG_PING, _TAG_SIZE, _TAG_READY, _TAG_BEGUN, _TAG_DATA, _TAG_DONE = range(6)
 
@@ -314,7 +316,7 @@ class RingCost:
 
 
 def ring_cost(group: dist.ProcessGroup, timeout: timedelta = timedelta(seconds=60)) -> RingCost:
-    """Measure all-reduces of one number, of 16 KiB, and of a megabyte or more. A collective call.
+    """Measure all-reduces of a few numbers, of 16 KiB, and of a megabyte or more. A collective call.
 
     The result is equal on all ranks. The processor time of a message is that of 16 KiB, as Gloo takes far
     less for a single number than for other small messages. Where links are slow, few of each are enough.
@@ -325,7 +327,7 @@ def ring_cost(group: dist.ProcessGroup, timeout: timedelta = timedelta(seconds=6
     many = connections()
     own = own_groups(group, range(peers), timeout, "gloo", (0, "probe"), 1, many)[0]
     hops = 2 * (peers - 1)
-    least = _averaged(torch.zeros(1, dtype=torch.float32), own, _COUNTED)
+    least = _averaged(torch.zeros(_FEW_A_RANK * peers, dtype=torch.float32), own, _COUNTED)
     small = _averaged(torch.zeros(_SMALL, dtype=torch.float32), own, _COUNTED)
     size = _COUNTED_BYTES
     large = _averaged(torch.zeros(size // 4, dtype=torch.float32), own, _COUNTED // 10)
