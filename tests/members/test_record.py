@@ -1,5 +1,7 @@
 """What members agree on: who takes part next, and whose state the others take."""
 
+from dataclasses import replace
+
 from tacit.members.record import Life, MemberArrival, Period, RankArrival, following
 
 
@@ -53,6 +55,12 @@ def test_those_that_are_as_far_as_the_source_share_out_who_takes_its_state() -> 
     period = after(on, also, unacted, late, one, two)
     assert [period.members[i].id for i in period.behind(0)] == ["late", "x", "y"]
     assert period.givers(0) == {3: 0, 4: 1, 5: 0}
+
+
+def test_no_two_periods_have_one_number() -> None:
+    """One had read the fifth record when the store died, and the next store got an earlier one."""
+    there = after(arrived("a", 8, [5], [True]), replace(arrived("b", 8, [5], [True]), known=5))
+    assert there.number == 6
 
 
 def test_steps_that_the_gone_had_not_sent_are_counted() -> None:

@@ -43,6 +43,7 @@ class MemberArrival:
         ready: whether it has a state of the period before; else it takes that of another.
         step: how many steps it has taken, with the one in hand.
         closing: whether it has no more steps to take.
+        known: the number of the last period that it knows of.
         says: what its sampler says of the samples that it has taken.
         ranks: what each of its ranks says; it has one, or as many as FSDP2 shards it among.
     """
@@ -52,6 +53,7 @@ class MemberArrival:
     ready: bool = False
     step: Whole = 0
     closing: bool = False
+    known: Whole = 0
     says: dict[str, Any] = field(default_factory=dict)
     ranks: list[RankArrival] = field(default_factory=lambda: [RankArrival()])
 
@@ -169,4 +171,6 @@ def following(
     said = [last[each.id] for each in now.members if each.id in last]
     sources = [members.index(each) if each in members else 0 for each in firsts] or [0 for _ in ranks]
     lost = sum(life.unsent for life in gone.values() if life is not None)
-    return Period(now.number + 1, members, sources, said, lost)
+    # A store that was started again may have got the record before one that some had read already.
+    number = max([now.number, *(each.known for each in there.values())]) + 1
+    return Period(number, members, sources, said, lost)

@@ -202,7 +202,8 @@ class Roster:
         own = replace(mine.ranks[0], address=address, port=port)
         each = self._ranks.gathered(replace(mine, ranks=[own]))
         ready, ranks = all(one.ready for one in each), [one.ranks[0] for one in each]
-        ours = replace(mine, id=self.id, name=self.name, ready=ready, ranks=ranks)
+        known = self.period.number
+        ours = replace(mine, id=self.id, name=self.name, ready=ready, known=known, ranks=ranks)
         period = self._ranks.first(lambda: self._met(ours))
         with self._changing:
             self.called.clear()
@@ -210,7 +211,7 @@ class Roster:
         return period
 
     def _met(self, mine: MemberArrival) -> Period:
-        began, arrived_for, member_of = time.monotonic(), 0, self.period.number
+        began, arrived_for, arrived_at, member_of = time.monotonic(), 0, 0.0, self.period.number
         lives = Lives(self._ask, self._given.silence)
         there: dict[str, MemberArrival] = {}
         told = False
@@ -233,8 +234,8 @@ class Roster:
             elif len(living) >= self._given.max:
                 why = f"there are {self._given.max} members already, as many as max allows"
             else:
-                if arrived_for != now.number + 1:
-                    arrived_for = now.number + 1
+                if (arrived_for, arrived_at) != (now.number + 1, self._ask.since):  # it may be empty again
+                    arrived_for, arrived_at = now.number + 1, self._ask.since
                     there.clear()
                     self._arrive(arrived_for, replace(mine, ready=ready))
                 why = self._close(text, now, there, lives)
@@ -327,9 +328,10 @@ class Roster:
             self._thread.join(2 * ANSWER)
         self._ask.close()
         self._ask = StoreLink(self.way, 0.0)
-        with contextlib.suppress(PeerLost):  # a newcomer may have arrived for a period
-            gone = json.dumps(asdict(replace(Life(**self._life()), waits=GONE)))
-            self._ask.store(lambda store: store.set(life_key(self.id, self._ranks.rank), gone))
+        if self._described:  # else it has not been there
+            with contextlib.suppress(PeerLost):
+                gone = json.dumps(asdict(replace(Life(**self._life()), waits=GONE)))
+                self._ask.store(lambda store: store.set(life_key(self.id, self._ranks.rank), gone))
         if self.place >= 0 and calls and len(self.period.members) > 1:
             self.call()
         self._ask.close()
