@@ -146,7 +146,7 @@ class Training:
             self.come()
         for _ in range(faults):
             until = time.monotonic() + self.chance.uniform(0.5, 2)
-            self._pass(lambda: len(self._begun) > LEAST, LIMIT)
+            self._pass(lambda: len(self._begun) == len(self.at_work), LIMIT)
             self._pass(lambda until=until: time.monotonic() > until, LIMIT)  # type: ignore[misc]
             self.fault()
         self._pass(lambda: not self.frozen and self._store_at == math.inf, LIMIT)
