@@ -141,6 +141,13 @@ def test_a_sharded_model_takes_the_time_and_memory_that_were_measured(label: str
         assert loss == f"{lost['gap_percent']:+.1f} % ± {lost['gap_half']:.1f}"
 
 
+def test_shards_of_few_bits_take_the_time_that_was_measured() -> None:
+    shown = {row[0]: row[1:] for row in rows_of("fsdp.md")}
+    for row in saved("2026-11-29-shards-quick")["rows"]:
+        ratio, megabytes = row["speedup"]["median"], row["mb_per_step_and_node"]
+        assert shown[row["arm"]] == [f"{row['step_ms']:.0f}", f"{ratio:.2f}", f"{megabytes:.2f}"]
+
+
 def test_the_sentence_on_a_sharded_models_memory_is_right() -> None:
     room = {row["arm"]: row for row in saved("2026-11-26-doors-memory")["memory"]}
     mine, alone = room["int4"], room["near-only"]
