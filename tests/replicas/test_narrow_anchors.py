@@ -83,7 +83,7 @@ def test_all_ranks_and_all_tries_have_the_same_bits(way: str) -> None:
         each.close()
 
 
-@for_each("way", WAYS)
+@for_each("way", ("diloco:sync_every=2", "eager-diloco:sync_every=2", *(w for w in WAYS if "lowbit" in w)))
 def test_a_saved_state_is_gone_on_from_to_the_bit(way: str) -> None:
     crew, other = crew_of(narrow(way)), crew_of(narrow(way))
     crew.train(4)

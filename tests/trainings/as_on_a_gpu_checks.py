@@ -174,6 +174,8 @@ def in_stream_and_on_the_host_bits_are_the_same() -> None:
         "qsgd",
         "pipesgd",
         "diloco:sync_every=3,bits=4",
+        "diloco:sync_every=3,anchor_bits=16",
+        "lowbit:anchor_bits=16",
         "qsr:sync_every=2,bits=4",
         "gossip:graph=ring",
         "sgp:late=1",
