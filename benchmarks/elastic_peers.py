@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--silence", type=float, default=1.0, help="of tacit's members")
     parser.add_argument("--seeds", type=int, default=1, help="how many")
     parser.add_argument("--save", default="", help="the results' name")
+    parser.set_defaults(hub=0)  # peers have none
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with Testbed(Cluster.parse(given.cluster)) as bed, TemporaryDirectory() as folder:
