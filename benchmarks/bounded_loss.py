@@ -51,7 +51,7 @@ def rank_main(algorithm: str, steps: int) -> None:
         for inputs, targets in batches[:steps]:
             loss = recipe.loss(model(inputs), targets)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             ends.append(time.perf_counter())
         took = torch.tensor([b - a for a, b in pairwise(ends)])
