@@ -64,6 +64,6 @@ CHECKS = [
         "laws",
         45,
         "no compressor waits, the Triton kernels have the CPU's bits",
-        partial(pytest, words=["tests/compressors/test_on_device.py", "tests/kernels/test_triton.py"]),
+        partial(pytest, words=["tests/laws/test_on_device.py", "tests/kernels/test_triton.py"]),
     ),
 ]

@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 ALL=(2.9.0:3.11 2.11.0:3.11 2.13.0:3.11 2.14.1:3.11 2.14.1:3.12 2.14.1:3.13)
 # What decides whether a version will do: the laws and the kernels' bits, trainings on real ranks, what users copy.
 TESTS=(
-  tests/testing tests/kernels tests/compressors tests/transports tests/session
+  tests/testing tests/kernels tests/laws tests/compressors tests/transports tests/session
   tests/trainings/test_gloo.py tests/trainings/test_compiled_models.py tests/gradients tests/fsdp tests/failure
   tests/optimizer_hooks tests/checkpoint tests/examples
 )

@@ -140,9 +140,9 @@ LONG = (
     "tests/lab/cli/test_parse_once.py::test_predictor",
     "tests/lab/cli/test_parse_once.py::test_worker",
     "tests/lab/cli/test_predictor.py",
-    "tests/compressors/test_allocation.py",
-    "tests/compressors/test_any_input.py::test_ranks_agree_and_finite_entries_stay_finite",
-    "tests/compressors/test_any_input.py::test_the_mean_is_of_what_was_sent_and_the_rest_is_owed",
+    "tests/laws/test_allocation.py",
+    "tests/laws/test_any_input.py::test_ranks_agree_and_finite_entries_stay_finite",
+    "tests/laws/test_any_input.py::test_the_mean_is_of_what_was_sent_and_the_rest_is_owed",
     *(
         f"{TWO_BYTES}[{name}"
         for name in ("gtopk", "int8", "onebit", "powersgd", "select", "sign", "topk in int8")
@@ -158,10 +158,10 @@ LONG = (
     "tests/replicas/test_moment_periods.py::test_the_trajectory_is_the_papers",
     "tests/checkpoint/test_resize.py",
     *(f"{CHUNKS}[{sizes}" for sizes in ("256-256", "4000-4096")),
-    "tests/compressors/test_on_device.py::test_by_nodes_all_others_too",
-    "tests/compressors/test_on_device.py::test_in_other_types_too",
-    "tests/compressors/test_on_device.py::test_in_two_phases_all_others_too",
-    "tests/compressors/test_laws_by_topology.py::test_in_other_types_too",
+    "tests/laws/test_on_device.py::test_by_nodes_all_others_too",
+    "tests/laws/test_on_device.py::test_in_other_types_too",
+    "tests/laws/test_on_device.py::test_in_two_phases_all_others_too",
+    "tests/laws/test_laws_by_topology.py::test_in_other_types_too",
     "tests/lab/recipes/test_cifar10_files.py::test_the_real_images",
     "tests/lab/recipes/test_image_recipes.py::test_every_network_learns",
     "tests/lab/recipes/test_mnist_files.py::test_the_real_digits",
