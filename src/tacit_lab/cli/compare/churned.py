@@ -70,7 +70,7 @@ class ChurnedRun:
             **key,
             strategy=strategy,
             recipe=options.recipe,
-            cluster=str(options.cluster),
+            cluster=options.common["cluster"],
             shaped=options.cluster.shaped,
             epochs=options.epochs,
             target=options.target,
