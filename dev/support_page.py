@@ -10,6 +10,7 @@ from typing import Any
 PAGE = Path(__file__).parents[1] / "docs" / "support.md"
 BEGIN, END = "<!-- made by dev/support_page.py -->\n", "<!-- until here -->"
 COLUMNS = ("algorithms", "FSDP2", "`GradScaler`", "`find_unused_parameters`", "bare hook", "needs")
+NAMED = "`sync_every` or `steps_per_epoch`"
 
 
 def page() -> str:
@@ -42,7 +43,7 @@ def cells(name: str) -> Iterator[str]:
 
     strategy = parse(name)
     if isinstance(strategy, AutoStrategy):
-        yield from ("yes", "yes", "yes", "no", "CPUs")
+        yield from ("yes", "yes", "yes", "no", "")
         return
     near, last = strategy.levels[0], strategy.levels[-1]
     given: Any = SimpleNamespace(
@@ -61,7 +62,7 @@ def cells(name: str) -> Iterator[str]:
         "servers" if requirements.needs_servers(strategy) else "",
         "SGD with momentum" if momentum and not adam(name) else "",
         "Adam or AdamW" if adam(name) else "",
-        "the loss and epochs" if last.rounds.phased else "",
+        "the loss and epochs" if last.rounds.phased else NAMED * bool(last.rounds.needs),
     ]
     yield ", ".join(filter(None, needs))
 
