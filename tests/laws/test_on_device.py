@@ -66,6 +66,7 @@ ON_HOST = {
     "byte coded qsgd",
     "byte coded bf16 + ef",
     "byte coded topk 30% + ef",
+    "topk 30% in parts + ef",
     "3lc + ef",
     # What is chosen is looked at, or drawn, on the host.
     "adacomp + ef",

@@ -261,15 +261,10 @@ class Star(ServerTopology):
             for each in asked:
                 self._push(each, ctx, payloads, forms)
             pieces, pulls = _formats(tuple(forms), self.pull, ctx.peers)
-            whole = [self._whole(*each) for each in zip(pieces, payloads, strict=True)]
+            whole = [()] * len(pieces) if self.deadline is None else [*map(_whole, pieces, payloads)]
             came = yield PushPull(tuple(payloads), pieces, pulls, lr=ctx.lr, seconds=self.deadline)
             replies = zip(pulls, came, payloads, whole, strict=True)
             answer = as_asked(request, iter([_answer(each, replies) for each in asked]))
-
-    def _whole(self, piece: PayloadSpec, payload: Payload) -> Payload:
-        """A copy of a payload of which a part may be left out; else empty."""
-        bounded = self.deadline is not None and piece.codec is not None and piece.codec.partial
-        return tuple(map(torch.clone, payload)) if bounded else ()
 
     def _push(self, request: Request, ctx: Context, payloads: list[Payload], forms: list[_Form]) -> None:
         """Append the payloads of a request, and their forms."""
@@ -351,6 +346,11 @@ def _formats(
         back = _one_shot(pull)
         pulls[main] = replace(pulls[main], codec=back.codec, has_feedback=back.has_feedback)
     return pieces, tuple(pulls)
+
+
+def _whole(piece: PayloadSpec, payload: Payload) -> Payload:
+    """A copy of a payload of which a part may be left out; else empty."""
+    return tuple(map(torch.clone, payload)) if piece.codec is not None and piece.codec.partial else ()
 
 
 def _answer(request: Request, replies: Iterator[tuple[PayloadSpec, Payload, Payload, Payload]]) -> Any:
