@@ -57,9 +57,11 @@ def of_profile(path: Path, cluster: Cluster, algorithm: str) -> Diagnosis:
     What algorithms cost that the profile lacks is measured here, if it is of this machine's processor.
 
     Raises:
-        ConfigError: the file holds no profile, or not what the algorithm costs on such a cluster.
+        ConfigError: the file holds no profile, or one of a sharded model, or not what the algorithm costs on
+            such a cluster.
     """
     profile = Profile.load(path)
+    profile.check_whole()
     others, _ = fitting_texts(candidates("feedback"), profile, asked=False)
     layouts = cluster_plans.layouts(cluster.nodes, cluster.ranks_per_node)
     profile = with_costs(profile, [*dict.fromkeys((algorithm, *others))], layouts, asked=False)

@@ -1,6 +1,7 @@
 """Gradients of models that FSDP2 shards, on real Gloo processes, in one launch with `sharded_checks`."""
 
 import io
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,8 +20,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
 from tacit.compressors import PowerSGD
-from tacit.errors import AttachError
+from tacit.errors import AttachError, ConfigError
 from tacit.model.trained_model import local
+from tacit.planning.profile import Profile
+from tacit.planning.step_profiler import SKIPPED, STEPS
 from tacit.torch_fsdp import ReduceGroup
 
 FEEDBACK = tacit.Strategy(compressor=tacit.ErrorFeedback(tacit.TopK(ratio=0.1)))
@@ -158,6 +161,23 @@ def auto_chooses_for_shards_by_a_gpus_clock() -> None:
             # The near axis goes by the same slow wire, and is in what FSDP2 computes.
             assert choice.seconds < 0.95 * (dict(choice.considered)["ddp"] or 0.0), choice
             train(net, optimizer, range(14, 16))
+
+
+@check
+def a_profile_of_shards_says_how_many_ranks_share_a_replica() -> None:
+    out = folder() / "profile.json"
+    os.environ["TACIT_STEP_PROFILE"] = str(out)
+    try:
+        net = sharded(mesh())
+        optimizer = sgd(net)
+        with tacit.attach(net, optimizer, "dense", mesh=mesh()):
+            train(net, optimizer, range(SKIPPED + STEPS + 1))
+    finally:
+        del os.environ["TACIT_STEP_PROFILE"]
+    dist.barrier()
+    profile = Profile.load(out)
+    assert profile.shards == 2
+    raises(ConfigError, profile.check_whole, "2 ranks share a replica")
 
 
 @check

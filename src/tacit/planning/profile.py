@@ -201,6 +201,8 @@ class Profile(Saved):
         processor: its name; `backend`, `torch_version`: of the training; `date`: ISO 8601.
         gpu: the GPU of a rank, if the model is on one: then a step's parts are its seconds; `threads` is 1.
         optimizers: what steps the parameters; empty: not known.
+        shards: how many ranks share a replica; above 1 FSDP2 shards it, and the parameters are a rank's
+            shards.
     """
 
     what: ClassVar[str] = "profile"
@@ -222,6 +224,7 @@ class Profile(Saved):
     date: str = field(default="", compare=False)
     gpu: GpuProfile | None = None
     optimizers: tuple[OptimizerFacts, ...] = ()
+    shards: Positive = 1
 
     @cached_property
     def named(self) -> dict[str, torch.Tensor]:
@@ -251,6 +254,20 @@ class Profile(Saved):
             raise ConfigError(
                 f"the profile is of another model: it differs in {differing[0]!r} and {len(differing) - 1} "
                 "other parameters. Make one of this model with tacit profile -- SCRIPT"
+            )
+
+    def check_whole(self) -> None:
+        """Check that each rank has a whole replica, as it does on the clusters that are planned.
+
+        Raises:
+            ConfigError: several ranks share one.
+        """
+        if self.shards > 1:
+            raise ConfigError(
+                f"the profile is of a model that FSDP2 shards: {self.shards} ranks share a replica. A plan "
+                "takes each rank for a whole replica, so its bytes, seconds and algorithms would be wrong. "
+                "Where it trains, attach 'auto' or call session.diagnose(), which know the mesh; or "
+                "give a profile of the same model in DDP"
             )
 
     def check(self) -> None:

@@ -95,7 +95,14 @@ class _Taking:
         self._session.flush()
         profile = take(self._timer, self._spec)
         costs = self._costs(profile)
-        if self._spec.group.rank() == 0:
+        sharded = self._spec.sharded
+        if self._spec.group.rank() == 0 and (sharded is None or sharded.shard == 0):
+            if profile.shards > 1:
+                _log.warning(
+                    "the profile is of a model of which %d ranks share a replica, which tacit plan and tacit "
+                    "diagnose refuse: attach 'auto' or call session.diagnose() here instead",
+                    profile.shards,
+                )
             with spared(f"the profile is not saved in {self._request.out}"):
                 profile.with_costs(costs).save(Path(self._request.out))
         if self._request.ends:
@@ -150,6 +157,7 @@ def take(timer: StepTimer, options: AttachSpec, ring: RingCost | None = None) ->
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         gpu=gpu_profile(timer, options) if timer.on_gpu else None,
         optimizers=facts_of(options.optimizers, options.named),
+        shards=1 if options.sharded is None else options.sharded.shards,
     )
     everyone = [Profile.from_json(text) for text in gather_texts(mine.to_json(), group)]
     here = machine()

@@ -219,6 +219,7 @@ def _profiled(
         )
     if saved is not None:
         profile = Profile.load(saved)
+        profile.check_whole()
         wanted = [*texts, *FOR_ADAM] if profile.optimizers and not asked else texts
         if profile.gpu is not None and not asked:  # others could not be measured here
             wanted = [*dict.fromkeys(each.algorithm for each in profile.costs)]

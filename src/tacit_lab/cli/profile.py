@@ -103,6 +103,10 @@ def _told(profile: Profile) -> str:
         f"Gloo takes {1e9 * profile.per_byte:.2f} ns of a processor for each byte, and "
         f"{1e6 * profile.per_message:.0f} us for each message.",
     ]
+    if profile.shards > 1:
+        lines.append(
+            f"{profile.shards} ranks share a replica (FSDP2): tacit plan and tacit diagnose refuse it."
+        )
     if profile.gpu is not None:
         lines += _told_of_gpu(profile.gpu)
     for cost in profile.costs:

@@ -126,6 +126,19 @@ def test_costs_of_another_machine_are_not_measured_here(profile: str) -> None:
     assert "tacit profile --algorithms topk --layout 4x1" in done.err
 
 
+def test_a_profile_of_a_sharded_model_is_refused_and_says_what_to_do(profile: str) -> None:
+    shared = replace(Profile.load(Path(profile)), shards=2)
+    shared.save(Path(profile))
+    for command in ("plan", "diagnose"):
+        done = called(command, "--profile", profile, "--cluster", "2x2@1gbit")
+        assert done.code == 2, done.out
+        said = " ".join(done.err.split())
+        assert "a model that FSDP2 shards: 2 ranks share a replica" in said
+        assert "attach 'auto' or call session.diagnose()" in said
+    assert "2 ranks share a replica (FSDP2)" in _told(shared)
+    assert "share a replica" not in _told(made.profile())
+
+
 def test_a_script_is_profiled_and_ends_and_a_recipe_too(tmp_path: Path) -> None:
     saved = tmp_path / "profile.json"
     words = ("--algorithms", "topk", "--layout", "4x1", "--out", str(saved))
