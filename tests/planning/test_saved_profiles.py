@@ -24,6 +24,15 @@ def test_a_profile_is_read_as_it_was_saved(tmp_path: Path) -> None:
     assert Profile.load(tmp_path / "profile.json") == profile
 
 
+def test_a_profile_that_an_earlier_version_saved_is_read() -> None:
+    """It has a checksum, and not yet the ranks that share a replica."""
+    saved = Path(__file__).parents[2] / "benchmarks/results/2026-11-29-gpu-profile-made-up.json"
+    text = saved.read_text()
+    assert '"checksum"' in text
+    assert '"shards"' not in text
+    assert Profile.load(saved).shards == 1
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"form": 2}', '{"form": 1, "step": {}}', made.profile().to_json()[:-20]]
 )
