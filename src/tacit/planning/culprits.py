@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from statistics import fmean, median, median_low
 
 from tacit.links import LOSSY
@@ -41,6 +42,13 @@ def diagnosed(facts: Facts, notes: Iterable[str] = ()) -> Diagnosis:
         notes: what could not be measured.
     """
     taken = shares(facts)
+    # The planner may predict a longer wait than was measured. No change saves more than is waited, but larger
+    # buckets, which save work as well.
+    least = (facts.predicted or 0.0) * taken.limit / facts.seconds
+    bounded = {
+        name: took if name == "large buckets" else max(took, least) for name, took in facts.changes.items()
+    }
+    facts = replace(facts, changes=bounded)
     found = [finding for rule in _RULES for finding in rule(facts, taken)]
     found.sort(key=lambda each: -each.seconds)
     return Diagnosis(
@@ -57,7 +65,7 @@ def diagnosed(facts: Facts, notes: Iterable[str] = ()) -> Diagnosis:
     )
 
 
-def _slow_rank(facts: Facts, _: Shares) -> Iterable[Finding]:
+def _slow_rank(facts: Facts, taken: Shares) -> Iterable[Finding]:
     own = facts.own
     slowest = Counter(max(range(len(row)), key=row.__getitem__) for row in own)
     which, times = slowest.most_common(1)[0]
@@ -65,17 +73,24 @@ def _slow_rank(facts: Facts, _: Shares) -> Iterable[Finding]:
     others = [median(row[i] for row in own) for i in range(len(facts.ranks)) if i != which]
     if not others or times < _OFTEN * len(own) or mine < _SLOWER * median(others):
         return
-    costs = fmean(max(row) - median_low(sorted(row)) for row in own)
+    behind = fmean(max(row) - median_low(row) if row[which] == max(row) else 0.0 for row in own)
+    costs = min(behind, taken.parts["slow rank"] * len(facts.ranks) / len(others))  # what the others wait
     if costs < WORTH * facts.seconds:
         return
     rank = facts.ranks[which]
     more = {part: rank.parts.get(part, 0.0) - typical(facts, part) for part in rank.parts}
     part = max(more, key=more.__getitem__)
-    says = (
-        f"rank {rank.rank} (node {rank.node}, {rank.host}) works {in_ms(mine)} a step by itself, and the "
-        f"others {in_ms(median(others))}; what takes longer is mainly {_PARTS[part]}, by {in_ms(more[part])}"
+    explained = sum(each for each in more.values() if each > 0) >= (mine - median(others)) / 2
+    why = (
+        f"what takes longer is mainly {_PARTS[part]}, by {in_ms(more[part])}"
+        if explained
+        else "the parts of its work do not take so much longer, as where a processor does other work, too"
     )
-    if part == "loading":
+    says = (
+        f"rank {rank.rank} (node {rank.node}, {rank.host}) takes {in_ms(mine)} a step by itself, and the "
+        f"others {in_ms(median(others))}; {why}"
+    )
+    if explained and part == "loading":
         yield Finding("data loader", says, f"on that node: {_HOW_TO_LOAD}", costs)
     else:
         yield Finding(

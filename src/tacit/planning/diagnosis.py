@@ -147,7 +147,7 @@ class Shares:
 
     Attributes:
         parts: by the names of `PARTS`; together they are the step.
-        limit: the seconds of a step if communication cost nothing: those of the slowest rank, step by step.
+        limit: the seconds of a step if communication cost nothing: all but waiting for encoding and links.
     """
 
     parts: Mapping[str, float]
@@ -261,7 +261,7 @@ def shares(facts: Facts) -> Shares:
         "encoding": rest * (encoding / total if total else 0.0),
         "links": rest * (1 - encoding / total if total else 1.0),
     }
-    return Shares(parts, fmean(max(row) for row in own))
+    return Shares(parts, facts.seconds - rest)
 
 
 def _by_period(columns: Sequence[Sequence[float]], facts: Facts) -> list[list[Sequence[float]]]:
