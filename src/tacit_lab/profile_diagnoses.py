@@ -35,7 +35,7 @@ def diagnosis_of(profile: Profile, network: Network, strategy: AnyStrategy) -> D
         raise ConfigError(
             f"a step with {strategy.name!r} is not predicted: it cannot be, or the profile lacks what it "
             f"costs on {network.nodes}x{network.ranks}. Measure it with tacit profile --algorithms "
-            f"{strategy.name} --layout {network.nodes}x{network.ranks}"
+            f"{strategy.name} --layout {network.nodes}x{network.ranks} -- train.py"
         )
     waits = present.far + present.near + present.encoding
     step, gpu = profile.step, profile.gpu

@@ -71,13 +71,13 @@ class StepPredictor:
     def predict_all(self, strategies: Sequence[AnyStrategy], best: float = float("inf")) -> list[Prediction]:
         """Predict the strategies that may be faster than `best` seconds, in the order of `hopeful`.
 
-        Measuring a strategy's cost takes time: once the next one could not be faster than the best so far,
-        even if its computing cost nothing, the others are left out. A collective call.
+        Measuring a strategy's cost takes time: one that could not be faster than the best so far, even if its
+        computing cost nothing, is left out. A collective call.
         """
         found = []
         for strategy, least in self.hopeful(strategies):
             if least >= best:
-                break
+                continue  # plain DDP is the first, and may be slow
             prediction = self.predict(strategy)
             if prediction is not None:
                 found.append(prediction)

@@ -60,7 +60,8 @@ def test_what_wins_depends_on_the_links() -> None:
 def test_what_is_not_in_the_profile_has_to_be_measured_on_the_gpu() -> None:
     done = called("plan", "--profile", str(SAVED), "--cluster", "8x8@1gbit", "--algorithms", "ddp,sign")
     assert done.code == 2
-    assert "tacit profile --algorithms sign --layout 8x8" in done.err
+    assert "lacks what 'sign' costs on 8x8, and has it for no cluster: measure it" in done.err
+    assert "tacit profile --algorithms sign --layout 8x8 -- train.py" in done.err
 
 
 def test_more_nodes_are_on_the_line_through_two_sizes() -> None:
@@ -88,6 +89,7 @@ def test_a_saved_profile_is_diagnosed(profile: Profile, tmp_path: Path) -> None:
     healthy = diagnosed(profile, path, "8x8@10gbit")
     assert healthy["links"] > 0.5
     assert not {"PCIe", "TF32", "launches", "data loader"} & {*healthy}
+    assert diagnosed(profile, path, "2x8@10gbit", "--algorithm", "bf16")["links"] > 0.5, "DDP is slower"
     starving = replace(profile, step=replace(profile.step, data=0.05, loading=0.05))
     assert diagnosed(starving, path, "8x8@400gbit")["data loader"] > 0.2
     by_pcie = replace(gpu, links=replace(gpu.links, near_rate=1e10), tf32_gain=0.4)
@@ -109,4 +111,4 @@ def test_a_diagnosis_is_of_a_script_or_of_a_profile() -> None:
         assert "by one of the two" in done.err
     done = called("diagnose", "--profile", str(SAVED), "--cluster", "8x8@1gbit", "--algorithm", "sign")
     assert done.code == 2
-    assert "tacit profile --algorithms sign --layout 8x8" in done.err
+    assert "tacit profile --algorithms sign --layout 8x8 -- train.py" in done.err

@@ -86,13 +86,11 @@ def cost_on(profile: Profile, algorithm: str, nodes: int, ranks: int) -> Strateg
         return found[nodes]
     few = sorted(found)[-2:]
     if len(few) < 2:
-        known = ", ".join(
-            f"{each.nodes}x{each.ranks}" for each in profile.costs if each.algorithm == algorithm
-        )
+        known = [f"{each.nodes}x{each.ranks}" for each in profile.costs if each.algorithm == algorithm]
         raise ConfigError(
-            f"the profile does not say what {algorithm!r} costs a rank among {nodes} nodes of {ranks}, but "
-            f"for {known or 'nothing'}: measure it with tacit profile --algorithms {algorithm} --layout "
-            f"{nodes}x{ranks}"
+            f"the profile lacks what {algorithm!r} costs on {nodes}x{ranks}, and has it for "
+            f"{', '.join(known) or 'no cluster'}: measure it with tacit profile --algorithms {algorithm} "
+            f"--layout {nodes}x{ranks} -- train.py"
         )
     return _line(found[few[0]], found[few[1]], nodes)
 
