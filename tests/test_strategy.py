@@ -159,6 +159,7 @@ def test_the_collective_can_be_told(name: str, way: str, topology: Topology) -> 
         ("topk:ratio=1,ratio=2", "stands twice"),
         ("topk:ratio=much", "topk:ratio=much is not of type float: write a number"),
         ("topk(ratio=0.01)", "is written as a call: write topk:ratio=0.01"),
+        ("topk ratio=0.01", "a space for the colon: write topk:ratio=0.01"),
         ("topk()", "written as a call: write topk"),
         ("topk:ratio=0.01;values=int8", "commas part parameters: write topk:ratio=0.01,values=int8"),
         ("topk:ratio=0", r"not in \(0, 1\]"),

@@ -8,9 +8,10 @@ import torch
 from sharded_setup_checks import CHECKS
 
 from rank_processes import Ended, assert_passed, ranks
+from tacit.algorithms import parse
 from tacit.attaching.failures import Failures
 from tacit.errors import AttachError
-from tacit.fsdp.model import _check_placed
+from tacit.fsdp.model import _check_placed, far_level
 
 WORLD = 4
 
@@ -38,6 +39,11 @@ def test_what_is_offloaded_to_the_cpu_is_refused() -> None:
         AttachError, match=r"w is on cpu, and its mesh is for cuda \(CPU offload\).*leave offload_policy out"
     ):
         _check_placed("w", p)
+
+
+def test_an_average_by_node_is_refused_in_the_words_of_a_text() -> None:
+    with pytest.raises(AttachError, match="leave its topology out; or write topology=all-gather in a text"):
+        far_level(parse("topk:topology=hierarchical"), 4)
 
 
 def test_whoever_waits_for_ranks_with_other_meshes_says_what_its_own_is() -> None:

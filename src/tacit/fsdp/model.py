@@ -169,8 +169,9 @@ def far_level(strategy: AnyStrategy, replicas: int) -> Strategy:
         far = replace(far, topology=far.topology.without_nodes)
     if {far.topology.scope, far.topology.meets} != {WORLD}:
         raise AttachError(
-            f"topology={far.topology} is by node, and a sharded model's ranks of a node are one replica: "
-            "write topology=Flat(), or leave it out"
+            f"{strategy.name!r} averages by node, and a sharded model's ranks of a node are one replica: "
+            "leave its topology out; or write topology=all-gather in a text (all-reduce where payloads add "
+            "up), and topology=Flat() in Python"
         )
     return replace(far, name=strategy.name)
 

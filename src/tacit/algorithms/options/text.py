@@ -20,6 +20,8 @@ def split_text(text: str) -> tuple[str, dict[str, str]]:
         ConfigError: the text is not of the form `algorithm:key=value,key=value`.
     """
     name, colon, rest = text.strip().partition(":")
+    if spaced := re.fullmatch(r"([\w-]+)\s+(\w+\s*=.*)", text.strip()):
+        raise ConfigError(f"{text!r} has a space for the colon: write {':'.join(spaced.groups())}")
     if re.search(r";\s*\w+\s*=", rest):
         raise ConfigError(f"{text!r} has a ;, and commas part parameters: write {text.replace(';', ',')}")
     pairs: dict[str, str] = {}
