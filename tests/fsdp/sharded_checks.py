@@ -456,7 +456,7 @@ def what_cannot_be_is_refused_by_name() -> None:
         "leave compressors and periods of the near level out", "daso:local=2", epochs=2, steps_per_epoch=4
     )
     by_node = tacit.Strategy(subject="delta", merge=Average(), rounds=Every(4), topology=tacit.Hierarchical())
-    refused("write topology=Flat(), or leave it out", by_node)
+    refused("and topology=Flat() in Python", by_node)
     drifting = tacit.Strategy(subject="delta", merge=Average(), rounds=ByVariance(4))
     refused("write rounds=Every(16)", drifting)
     refused("scaler= is not supported", scaler=torch.amp.GradScaler("cpu"))

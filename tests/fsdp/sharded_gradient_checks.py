@@ -383,7 +383,7 @@ def what_gradients_of_shards_cannot_do_is_refused() -> None:
     refused("attach 'lowbit' with Adam or AdamW, or for long trainings 'localsgd'", "zeroone-adam")
     refused("'ps' uses parameter servers, and these take whole parameters", "ps")
     by_node = tacit.Strategy(compressor=tacit.TopK(), topology=tacit.Hierarchical())
-    refused("write topology=Flat(), or leave it out", by_node)
+    refused("and topology=Flat() in Python", by_node)
     refused("scaler= is not supported", "topk", scaler=torch.amp.GradScaler("cpu"))
     refused("reduction='sum' is for the gradients of sharded models", "diloco", reduction="sum")
     refused("reduction='sum' is for the gradients of sharded models", "topk", net=DDP(Net()), reduction="sum")

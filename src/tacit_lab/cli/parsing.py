@@ -247,7 +247,8 @@ def split_algorithms(text: str) -> list[str]:
     for part in (part.strip() for part in text.split(",")):
         if not part:
             raise ConfigError(f"an algorithm is missing in {text!r}: write for example ddp,topk:ratio=0.01")
-        if "=" not in part or ":" in part:
+        spaced = " " in part.partition("=")[0].strip()  # a space for the colon: `parse` says what to write
+        if "=" not in part or ":" in part or spaced:
             texts.append(canonical(part))
         elif texts and ":" in texts[-1]:
             texts[-1] += f",{part}"

@@ -12,6 +12,7 @@ from tacit_lab.cli.parsing import shortened, split_algorithms
         ("topk:ratio=0.1,momentum=0.9,ddp", ["topk:ratio=0.1,momentum=0.9", "ddp"]),
         ("a:x=1,y=2,z=3,b:x=1,y=2", ["a:x=1,y=2,z=3", "b:x=1,y=2"]),
         ("3lc:sparsity=1.5,ddp,1bit-adam", ["three-lc:sparsity=1.5", "ddp", "onebit-adam"]),
+        ("ddp,topk ratio=0.1", ["ddp", "topk ratio=0.1"]),
         (" ddp , topk:ratio=0.1 , momentum=0.9 ", ["ddp", "topk:ratio=0.1,momentum=0.9"]),
     ],
 )
