@@ -140,7 +140,8 @@ def a_diagnosis_on_a_gpu_predicts_what_would_be_faster() -> None:
     assert "links" in kinds, found.result
     (links,) = [each for each in found.result.findings if each.kind == "links"]
     assert "attach(model, optimizer, " in links.advice
-    assert links.seconds > 0.5 * found.result.seconds
+    # Nobody waits for the made wire, and no more is promised than was waited.
+    assert 0 < links.seconds <= found.result.seconds - found.result.limit + 1e-9
     assert found.result.notes == ()
 
 
