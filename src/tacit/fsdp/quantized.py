@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tacit import checks
+from tacit.contracts import seed_of
 from tacit.errors import AttachError, ConfigError
 from tacit.kernels.blockwise import add_blocks_, encode_blocks
 from tacit.kernels.int8 import add_int8_, encode_int8
@@ -259,8 +259,7 @@ class Scatter(_ShardCollective):
     def _encoded(self, rows: Tensor, rank: int) -> Tensor:
         self._calls += 1
         if not self._feedback:
-            drawn = blake2b(f"{self._name}|{self._calls}|{rank}".encode(), digest_size=8)
-            return self._rows.encode(rows, int.from_bytes(drawn.digest()) >> 2)
+            return self._rows.encode(rows, seed_of(self._name, self._calls, rank))
         numel = len(rows) * self._rows.filled
         residual = torch.zeros(numel, dtype=torch.float32, device=rows.device)
         if self.owed is None:

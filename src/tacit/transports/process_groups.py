@@ -25,7 +25,8 @@ from tacit.torch_compat import ShutdownNotice
 from tacit.transports.started_collectives import Later
 from tacit.transports.thread_shutdown import settle
 
-_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+# torch 2.13 renamed it, and warns about the old name.
+all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 if TYPE_CHECKING:
     from tacit.transports.relayed_group import HubConnection
@@ -206,7 +207,7 @@ def gathered(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
 def gather_rows(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Everyone's flat tensor, in rows by rank; they are there when this stream goes on."""
     rows = mine.new_empty((group.size(), mine.numel()))
-    _gather_flat(rows.view(-1), mine, group=group)
+    all_gather_flat(rows.view(-1), mine, group=group)
     return rows
 
 

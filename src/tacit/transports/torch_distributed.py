@@ -48,9 +48,6 @@ from tacit.transports.pairwise_all_to_all import Pairwise, Sizes
 from tacit.transports.permute import Waiters
 from tacit.transports.started_collectives import Later, Now
 
-# torch 2.13 renamed it, and warns about the old name.
-_all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
 _LEAST_PART = 1 << 18
 """Of a message that is cut for several connections; entries."""
 
@@ -239,7 +236,7 @@ class TorchTransport:
             if direct:
                 work = self._pairwise(all_.view(peers, slots.size).unbind(), [mine] * peers, group)
             else:
-                work = _all_gather_flat(all_, mine, group=group, async_op=not self.in_order)
+                work = process_groups.all_gather_flat(all_, mine, group=group, async_op=not self.in_order)
         return self._later([work], partial(slots.payloads, first), group)
 
     def _is_spread(self) -> bool:
@@ -283,7 +280,7 @@ class TorchTransport:
         start, stop = spans[place.rank]
         equal = len({b - a for a, b in spans}) == 1 and place.peers * (stop - start) == x.numel() > 0
         if self.in_order and equal:  # in place, in one launch
-            _all_gather_flat(x, x[start:stop], group=group)
+            process_groups.all_gather_flat(x, x[start:stop], group=group)
             return self._later([], lambda: x, group)
         # In place, and with Gloo in a third of the time of an all-gather.
         works = [
