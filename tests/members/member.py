@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 import time
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ import tacit
 from tacit.api.members import MemberSession
 
 PACE = 0.02
+LAST = 50
+"""Steps whose mean loss is told: single ones swing by `diloco`'s outer momentum with a period of 4."""
 
 
 def say(**what: Any) -> None:
@@ -27,9 +30,13 @@ def main() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     torch.manual_seed(sum(map(ord, name)))  # each begins elsewhere, so what is equal was taken from others
     hidden = 33 if how == "other model" else 32
+    data = torch.Generator().manual_seed(len(name))
+    teacher = torch.randn(16, 4, generator=torch.Generator().manual_seed(5))
+    x = torch.randn(32, 16, generator=data)
     network = torch.nn.Sequential(
         torch.nn.Linear(16, hidden), torch.nn.BatchNorm1d(hidden), torch.nn.Linear(hidden, 4)
     )
+    untrained = float(torch.nn.functional.cross_entropy(network(x), (x @ teacher).argmax(1)).detach())
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     more: dict[str, Any] = {"quorum": 2, "grace": 0.5} if how in ("quorum", "slow") else {}
@@ -40,9 +47,7 @@ def main() -> None:
     session = tacit.attach(model, optimizer, algorithm, scaler=scaler, members=members)
     assert isinstance(session, MemberSession)
     say(begun=session.step, period=session.members.number, members=session.members.names)
-    data = torch.Generator().manual_seed(len(name))
-    teacher = torch.randn(16, 4, generator=torch.Generator().manual_seed(5))
-    first, overflowed = None, -1
+    overflowed, losses = -1, list[float]()
     while session.step < int(steps):
         x = torch.randn(32, 16, generator=data)
         optimizer.zero_grad()
@@ -62,7 +67,7 @@ def main() -> None:
             with torch.no_grad():
                 for p in network.parameters():
                     p.add_(1000.0)
-        first = first or float(loss.detach())
+        losses.append(float(loss.detach()))
         say(step=session.step, period=session.members.number, members=session.members.names)
         if how == "leaves" and session.step >= 20:
             session.leave()
@@ -70,7 +75,7 @@ def main() -> None:
         time.sleep(5 if how == "slow" and 40 <= session.step < 44 else PACE)
     session.close()
     sums = [float(x.double().sum()) for x in network.state_dict().values()]
-    say(end=session.metrics(), sums=sums, first=first, last=float(loss.detach()))
+    say(end=session.metrics(), sums=sums, first=untrained, last=fmean(losses[-LAST:]))
 
 
 if __name__ == "__main__":
