@@ -161,6 +161,13 @@ def described(
     )
 
 
+def without_rate(network: Network) -> str:
+    """A few words where the links between nodes have no limit, as a cluster without a rate has; else none."""
+    if network.nodes == 1 or network.rate < math.inf:
+        return ""
+    return f"no rate is given, so links have no limit: write {network.nodes}x{network.ranks}@10gbit, say"
+
+
 def of_cluster(
     shape: Cluster, profile: Profile, *, cores: float | None = None, emulated: bool = False
 ) -> Network:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from tacit.algorithms import parse
 from tacit.algorithms.auto import candidates
-from tacit.errors import ConfigError
 from tacit.planning.candidates import fitting_texts
+from tacit.planning.cluster_prediction import predict
 from tacit.planning.culprits import diagnosed
 from tacit.planning.diagnosis import Diagnosis, Facts, RankSteps
 from tacit.planning.profile import Profile
@@ -17,6 +17,7 @@ from tacit.planning.simulation.rehearsal import rehearse
 from tacit.planning.step_prediction import StepPredictor
 from tacit.planning.what_if import changes
 from tacit.strategy import AnyStrategy
+from tacit_lab.cluster_plans import without_rate
 
 _NOTES = (
     "these steps, which a profile predicts; so nothing is known of slow ranks, interfaces and lost packets",
@@ -29,14 +30,7 @@ def diagnosis_of(profile: Profile, network: Network, strategy: AnyStrategy) -> D
     Raises:
         ConfigError: the strategy cannot be predicted, or the profile does not have its cost.
     """
-    predictor = StepPredictor(profile, network)
-    present = predictor.predict(strategy)
-    if present is None:
-        raise ConfigError(
-            f"a step with {strategy.name!r} is not predicted: it cannot be, or the profile lacks what it "
-            f"costs on {network.nodes}x{network.ranks}. Measure it with tacit profile --algorithms "
-            f"{strategy.name} --layout {network.nodes}x{network.ranks} -- train.py"
-        )
+    present = predict(strategy, profile, network)
     waits = present.far + present.near + present.encoding
     step, gpu = profile.step, profile.gpu
     here = RankSteps(
@@ -72,6 +66,7 @@ def diagnosis_of(profile: Profile, network: Network, strategy: AnyStrategy) -> D
         waits={"encoding": present.encoding, "links": present.far + present.near},
         gpu=gpu,
     )
+    predictor = StepPredictor(profile, network)
     facts = replace(facts, changes=changes(predictor, strategy, facts, by_ddp=True))
     texts, _ = fitting_texts(candidates("feedback"), profile, asked=False)
     others = [parse(text) for text in texts if text != strategy.name]
@@ -79,4 +74,4 @@ def diagnosis_of(profile: Profile, network: Network, strategy: AnyStrategy) -> D
     best = min(found, key=lambda each: each.seconds, default=None)
     if best is not None:
         facts = replace(facts, best=best.algorithm, changes={**facts.changes, "strategy": best.seconds})
-    return diagnosed(facts, _NOTES)
+    return diagnosed(facts, [*filter(None, (*_NOTES, without_rate(network)))])

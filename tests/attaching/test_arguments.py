@@ -1,5 +1,6 @@
 """What is given to `attach`: wrappers are taken off where that is plain, and everything else is named."""
 
+import logging
 import subprocess
 import sys
 from datetime import timedelta
@@ -9,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 
 import tacit
 from tacit.attaching.arguments import ddp_of, optimizers_of
-from tacit.attaching.requirements import optimizers
+from tacit.attaching.requirements import optimizers, warn_of_late_gradients
 from tacit.attaching.step_discarding import no_wish
 from tacit.levels.spec import AttachSpec
 from tacit.optimizer_hooks.momentum import planned
@@ -201,3 +202,21 @@ def test_a_schedule_of_momentum_is_named_where_momentum_is_taken() -> None:
     OneCycleLR(optimizer, 0.1, total_steps=9)
     with pytest.raises(tacit.AttachError, match=r"a scheduler changes .* cycle_momentum=False"):
         planned(tacit.parse("dgc"), None, [optimizer], dict(model.named_parameters()))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kind", "said"),
+    [
+        ("topk:ratio=0.01", AdamW, True),
+        ("efsign", AdamW, True),
+        ("topk", SGD, False),
+        ("lowbit", AdamW, False),
+    ],
+)
+def test_what_sends_late_warns_with_adam(
+    algorithm: str, kind: type[Optimizer], said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    optimizer = kind(nn.Linear(2, 2).parameters(), lr=0.1)  # type: ignore[call-arg]
+    with caplog.at_level(logging.WARNING, "tacit"):
+        warn_of_late_gradients(tacit.parse(algorithm), [optimizer])
+    assert ("late, which cost accuracy with AdamW: take 'lowbit'" in caplog.text) == said

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, Adam, Optimizer
 
 from tacit import checks
 from tacit.attaching import epoch_length
@@ -22,6 +23,8 @@ from tacit.model.frozen_check import refuse_sparse
 from tacit.rounds import During
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.torch_compat import reduces_in_python
+
+_log = logging.getLogger("tacit")
 
 MOST_SEED = 2**63 - 1
 _TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -244,6 +247,20 @@ def steps_with(
             from tacit.optimizer_hooks.kept_variance import refuse_optimizers
 
             refuse_optimizers(level.renewals, optimizers, named)
+
+
+def warn_of_late_gradients(strategy: AnyStrategy, optimizers: Sequence[Optimizer]) -> None:
+    """Log a warning where Adam gets gradients much of which is sent late, which cost accuracy."""
+    adam = next((type(each).__name__ for each in optimizers if isinstance(each, Adam)), None)
+    if adam is not None:
+        from tacit.algorithms.auto import SENT_LATE
+
+        if strategy.name.partition(":")[0] in SENT_LATE:
+            _log.warning(
+                "%s sends much of a gradient many steps late, which cost accuracy with %s: take 'lowbit', or "
+                "on DDP 'onebit-adam' or 'zeroone-adam'; or SGD",
+                *(strategy.name, adam),
+            )
 
 
 def _needs_no_rate(strategy: AnyStrategy, level: Strategy, optimizer: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from tacit.contracts import NET, NODE
 from tacit.planning.cluster_prediction import Prediction
 from tacit.planning.simulation.timeline import ENCODING, MAIN, WAITING
-from tacit_lab.cluster_plans import FRAMES, ClusterPlan
+from tacit_lab.cluster_plans import FRAMES, ClusterPlan, without_rate
 from tacit_lab.reports.document import document
 
 _HEAD = ("step ms", "computes", "between", "inside", "encodes", "MB", "memory MB", "x ddp", "of limit")
@@ -91,7 +91,8 @@ def _assumed(plan: ClusterPlan) -> str:
     where = f"{network.cores:g} cores for each rank"
     if network.sharing > 1:
         where = f"{network.sharing} ranks share {network.cores:g} cores"
-    return f"Assumed: {where}; kernels and torch as fast as where the profile was taken."
+    notes = [where, "kernels and torch as fast as where the profile was taken", without_rate(network)]
+    return f"Assumed: {'; '.join(filter(None, notes))}."
 
 
 def _cells(plan: ClusterPlan, each: Prediction) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from in_process_command import called
-from made_up_gpu import MEASURED, SAVED, compared, made
+from made_up_gpu import MEASURED, SAVED, compared, made, on_the_h100
 from tacit.planning.profile import GpuProfile, Profile
 from tacit_lab.cli.profile import _told
 
@@ -40,11 +40,11 @@ def test_it_is_what_its_script_makes(profile: Profile) -> None:
 def test_over_the_emulated_wire_of_an_h100_it_predicts_what_was_measured_there(profile: Profile) -> None:
     """The wire was a kernel that waits. Nothing of these steps is in the profile but computing alone."""
     assert MEASURED.exists()
-    found = compared(profile)
+    found = compared(profile, on_the_h100())
     assert [algorithm for algorithm, *_ in found] == ["dense", "topk", "powersgd", "efsign"]
-    for algorithm, predicted, measured in found:
+    for algorithm, _, predicted, measured in found:
         assert predicted == pytest.approx(measured, rel=0.15), algorithm
-    ranked = [sorted(found, key=lambda row: row[column]) for column in (1, 2)]
+    ranked = [sorted(found, key=lambda row: row[column]) for column in (2, 3)]
     assert ranked[0] == ranked[1]
 
 
@@ -112,3 +112,14 @@ def test_a_diagnosis_is_of_a_script_or_of_a_profile() -> None:
     done = called("diagnose", "--profile", str(SAVED), "--cluster", "8x8@1gbit", "--algorithm", "sign")
     assert done.code == 2
     assert "tacit profile --algorithms sign --layout 8x8 -- train.py" in done.err
+    done = called("diagnose", "--profile", str(SAVED), "--cluster", "4x4@1gbit")
+    assert "lacks what 'ddp' costs on 4x4, and has it for 2x1, 4x1, 8x1, 2x8, 4x8, 8x8" in done.err
+
+
+@pytest.mark.parametrize("command", ["plan", "diagnose"])
+def test_a_cluster_without_a_rate_is_said(command: str) -> None:
+    words = () if command == "diagnose" else ("--algorithms", "ddp")
+    said = "no rate is given, so links have no limit: write 8x8@10gbit"
+    for cluster, there in (("8x8", True), ("8x8@10gbit", False), ("1x8", False)):
+        done = called(command, "--profile", str(SAVED), "--cluster", cluster, *words)
+        assert (said in done.out) == there, cluster
