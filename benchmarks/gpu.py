@@ -49,6 +49,7 @@ CHECKS: Sequence[Check] = (
     gpu_suites.FIRST,
     gpu_steps.WIRE,
     gpu_auto.CHECK,
+    gpu_auto.CLOCK,
     *gpu_kernels.CHECKS,
     *gpu_profile.CHECKS,
     *gpu_suites.CHECKS,

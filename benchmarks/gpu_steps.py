@@ -33,8 +33,18 @@ GOALS = {"dense": 1.005, "topk": 1.02, "powersgd": 1.02, "lowbit": 1.02}
 """How many times as long as with plain DDP a step should take at most."""
 IN_THE_HOOK = 15.0
 """Milliseconds that the host should spend there in a step, at most."""
-FIRST, REST = tuple(GOALS), ("topk:chunk=4096", "efsign")
-LATER = ("gtopk:ratio=0.01", "threshold:tau=0.001", "uneven", "fusion", "priority", "dear", "gossip", "choco")
+FIRST, REST = tuple(GOALS), ("topk:chunk=4096",)
+LATER = (
+    "efsign",
+    "gtopk:ratio=0.01",
+    "threshold:tau=0.001",
+    "uneven",
+    "fusion",
+    "priority",
+    "dear",
+    "gossip",
+    "choco",
+)
 """For which a run of 12 minutes has no time; a second one has."""
 WIRED = ("dense", "topk", "powersgd", "efsign")
 """What sends by all-reduce and all-gather alone, whose bytes among more ranks one rank can tell."""

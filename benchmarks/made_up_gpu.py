@@ -53,6 +53,8 @@ CODECS = {
 }
 """By algorithm, whose kernels it runs; those of `powersgd` are its products."""
 PLAIN = ("ddp", "dense", "localsgd")
+WIRED = {"efsign": "efsign:topology=all-gather"}
+"""What one rank over an emulated wire is to be predicted as."""
 _FORWARD, _OPTIMIZER = 0.032, 0.0015
 """Seconds; made up."""
 _HOOK = {"bf16": 0.010, "int8": 0.021, "topk:ratio=0.01": 0.040, "efsign:topology=all-gather": 0.021}
@@ -165,21 +167,30 @@ def made() -> Profile:
     return profile.with_costs(costs(profile, told))
 
 
-def compared(profile: Profile) -> list[tuple[str, float, float]]:
-    """Each algorithm over the emulated wire: the predicted and the measured seconds of a step.
+def compared(profile: Profile, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, float, float]]:
+    """Steps over an emulated wire: the algorithm, Gbit/s, and the predicted and the measured seconds.
 
     One rank alone sends signs flat, where eight would send them in two phases.
+
+    Args:
+        rows: what was measured: of each "algorithm", "gbit", "peers" and "ms".
     """
-    told, found = json.loads(MEASURED.read_text()), []
-    for each in told["wire"]:
+    found = []
+    for each in rows:
         rate = each["gbit"] * 1e9 / 8
         network = Network(
             each["peers"], 1, math.inf, 0.0, 96, 1, 0.0, 0.0, gpu=GpuLinks(rate, 0.0, math.inf, 0.0)
         )
-        text = {"efsign": "efsign:topology=all-gather"}.get(each["algorithm"], each["algorithm"])
+        text = WIRED.get(each["algorithm"], each["algorithm"])
         seconds = predict(parse(text), profile, network).seconds
-        found.append((each["algorithm"], seconds, each["ms"] / 1e3))
+        found.append((each["algorithm"], each["gbit"], seconds, each["ms"] / 1e3))
     return found
+
+
+def on_the_h100() -> list[dict[str, Any]]:
+    """What was measured there over an emulated wire, for `compared`."""
+    rows: list[dict[str, Any]] = json.loads(MEASURED.read_text())["wire"]
+    return rows
 
 
 def main() -> None:
@@ -188,7 +199,7 @@ def main() -> None:
     )
     parser.add_argument("--compare", action="store_true", help="write nothing")
     profile = Profile.load(SAVED) if parser.parse_args().compare else made()
-    for algorithm, predicted, measured in compared(profile):
+    for algorithm, _, predicted, measured in compared(profile, on_the_h100()):
         print(
             f"{algorithm:12} predicted {1e3 * predicted:7.1f} ms, measured {1e3 * measured:7.1f}: "
             f"{100 * (predicted / measured - 1):+5.1f} %"

@@ -12,8 +12,9 @@ from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
-from gpu_auto import MEASURED, chosen, told
-from gpu_steps import Training
+from gpu_auto import MEASURED, chosen, taken, told
+from gpu_steps import PEERS, Training
+from made_up_gpu import compared
 from tacit.planning import step_profiler
 from tacit.planning.profile import Profile
 from tacit.transports import torch_distributed as transport
@@ -67,3 +68,17 @@ def test_one_rank_is_told_the_wire_and_chooses_by_it(gbit: float, few: bool) -> 
         choice = chosen(Small(model, optimizer, None, torch.randn(16, 64)))
     assert (choice.algorithm not in ("ddp", "dense")) == few, choice
     assert len(choice.considered) == len(MEASURED)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_profile_taken_there_predicts_steps_over_the_wire(tmp_path: Path) -> None:
+    with made_gpu():
+        model = DDP(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        each = Small(model, optimizer, None, torch.randn(16, 64))
+        profile = taken(each, ["dense", "topk"], tmp_path / "profile.json")
+    rows = [{"algorithm": name, "gbit": 1e-3, "peers": PEERS, "ms": 1.0} for name in ("dense", "topk")]
+    (_, _, dense, _), (_, _, topk, _) = compared(profile, rows)
+    wire = 2 * (PEERS - 1) / PEERS * profile.model_bytes * 8 / 1e6
+    assert dense == pytest.approx(profile.step.seconds + wire, rel=0.1)
+    assert topk < dense / 4
