@@ -74,7 +74,9 @@ def test_who_has_given_up_waiting_is_in_no_later_period(store: str) -> None:
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     two = tacit.Members(store=store, min=2, patience=0.5)
-    with pytest.raises(PeerLost, match="there are 1 members, and min is 2: start others, or write a lower"):
+    with pytest.raises(
+        PeerLost, match="there are 1 of the 2 members that min asks for: start others, or write a lower"
+    ):
         tacit.attach(model, optimizer, "lowbit", members=two)
     with at_work(store, "lowbit") as session:
         assert (session.members.number, session.members.size) == (1, 1)

@@ -1,10 +1,14 @@
 """Members that come together while their store loses what they have said."""
 
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 import tacit
+from in_threads import in_threads
 from tacit.api.away import way_of
 from tacit.members.record import MemberArrival, Period
 from tacit.members.roster import Roster
@@ -12,11 +16,11 @@ from tacit.transports.member_links import served
 from tacit.transports.replica_ranks import ReplicaRanks
 
 
-def begun(name: str, at: str) -> Roster:
-    given = tacit.Members(name=name, store=at, min=2, patience=10.0)
+def begun(name: str, at: str, rounds: int = 0, **more: Any) -> Roster:
+    given = tacit.Members(name=name, store=at, min=2, patience=10.0, **more)
 
     def life() -> dict[str, Any]:
-        return {"begun": 0, "in_round": False}
+        return {"begun": rounds, "in_round": rounds > 0}
 
     def nothing() -> None:
         return
@@ -43,3 +47,20 @@ def test_who_waits_arrives_again_where_the_store_is_another_one() -> None:
     assert [{each.name for each in period.members} for period in found] == [{"a", "b"}] * 2
     for each in (a, b):
         each.leave(calls=False)
+
+
+def test_who_is_slow_for_ever_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a quorum it is waited for; once is enough."""
+    store = served("127.0.0.1", 0)
+    names = {"fast": 1, "slow": 0}
+    at, quick = f"127.0.0.1:{store.port}", {"silence": 1.0, "grace": 0.25}
+    each = {name: begun(name, at, rounds, **quick) for name, rounds in names.items()}
+    in_threads(2, lambda i: [*each.values()][i].meet(MemberArrival("", "")), seconds=10)
+    until = time.monotonic() + 10
+    while not caplog.messages and time.monotonic() < until:
+        time.sleep(0.05)
+    for one in each.values():
+        one.leave(calls=False)
+    (told,) = caplog.messages
+    assert told.startswith("slow lives, and has not begun a round that others have waited in for 1.25 s.")
+    assert "Members(quorum=1) has rounds end without it" in told

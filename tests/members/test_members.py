@@ -152,7 +152,7 @@ def test_who_does_not_fit_is_refused_and_the_others_go_on(
 def test_too_few_for_too_long_is_an_error(members: Members) -> None:
     a = members.member("a", "localsgd:sync_every=4", 60, how="two")
     assert a.process.wait(SECONDS) == 1
-    assert "waited 8 s for a period of training: there are 1 members, and min is 2" in a.error()
+    assert "waited 8 s for a period of training: there are 1 of the 2 members that min asks for" in a.error()
 
 
 def test_no_store_is_an_error_that_says_what_to_start(members: Members) -> None:

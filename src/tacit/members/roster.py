@@ -147,6 +147,7 @@ class Roster:
         self._described = ""
         self._changing = threading.Lock()
         self._waiting = (-1, 0.0)
+        self._slow: set[str] = set()
         self._ask = StoreLink(way, given.patience)
         self._over = threading.Event()
         self._ties: Watching | None = None
@@ -259,13 +260,13 @@ class Roster:
 
         `there`: who has been seen to arrive, in that order; it gets the others.
         """
-        late = self._ask.store(lambda store: _add_arrivals(store, now.number + 1, there))
+        late = self._ask.store(lambda store: add_arrivals(store, now.number + 1, there))
         missing = [each for each in now.members if each.id not in there]
         if any(each.id not in late for each in lives.of(missing)):
             return ""  # they take their present step to its end
         here = {id: each for id, each in there.items() if now.place_of(id) >= 0 or lives.is_alive(each)}
         if len(here) < self._given.min:
-            why = f"there are {len(here)} members, and min is {self._given.min}"
+            why = f"there are {len(here)} of the {self._given.min} members that min asks for"
             return f"{why}: start others, or write a lower min"
         found = following(now, here, {each.id: lives.last_of(each) for each in missing}, self._given.max)
         self._ask.store(lambda store: store.compare_set("period", text, found.to_text()))
@@ -343,7 +344,7 @@ class Roster:
         ask = StoreLink(self.way, 0.0)
         lives, period = Lives(ask, self._given.silence, self._ranks.rank), 0
         while not self._over.wait(BEAT):
-            with contextlib.suppress(PeerLost):
+            with contextlib.suppress(PeerLost, AttachError):  # the thread that trains raises them
                 self._beats += 1
                 text = json.dumps(asdict(Life(beat=self._beats, period=self.period.number, **self._life())))
                 number = self.period.number + 1
@@ -400,17 +401,28 @@ class Roster:
         return lost
 
     def _late(self, ask: StoreLink) -> list[MemberArrival]:
-        """The members that a quorum has waited for long enough, if there is one and it has."""
+        """The members that a quorum has waited for long enough; without one they are told, and waited for."""
         quorum, place, now = self._given.quorum, self.place, time.monotonic()
         begun, waits = self._life()["begun"], self._life()["in_round"]
-        if quorum is None or place < 0 or not waits or self._waiting[0] != begun:
+        if place < 0 or not waits or self._waiting[0] != begun:
             self._waiting = begun, now
             return []
-        if now - self._waiting[1] < self._given.grace:
+        patience = self._given.grace + (self._given.silence if quorum is None else 0)
+        if now - self._waiting[1] < patience:
             return []
         rank = self._ranks.rank
         others = [(each, ask.life(each.id, rank)) for each in self.period.members if each.id != self.id]
         late = [each for each, life in others if life is None or life.begun < begun]
+        if quorum is None:
+            self._waiting = begun, float("inf")
+            for each in [each for each in late if each.name not in self._slow]:
+                self._slow.add(each.name)
+                text = (
+                    "%s lives, and has not begun a round that others have waited in for %g s. If it is slow "
+                )
+                text += "for ever, Members(quorum=%d) has rounds end without it"
+                _log.warning(text, each.name, patience, max(1, len(self.period.members) - 1))
+            return []
         return late if len(self.period.members) - len(late) >= quorum else []
 
     def _watched_as(self, id: str) -> str:
@@ -427,7 +439,7 @@ def _own_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
-def _add_arrivals(store: KeyValueStore, number: int, there: dict[str, MemberArrival]) -> list[str]:
+def add_arrivals(store: KeyValueStore, number: int, there: dict[str, MemberArrival]) -> list[str]:
     """Add who else has arrived for a period, by id, in the order of arrival. Returns who is left out."""
     for i in range(len(there), store.add(f"arrived/{number}", 0)):
         key = f"arrived/{number}/{i + 1}"

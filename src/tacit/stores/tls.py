@@ -8,6 +8,7 @@ secret (`handshake`) comes after that, inside of TLS.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import ssl
@@ -19,6 +20,8 @@ from socket import socket
 from tacit.environment import TLS, TLS_CERTIFICATE, TLS_KEY
 from tacit.errors import AttachError, ConfigError
 from tacit.stores.secret import read_private
+
+_log = logging.getLogger("tacit")
 
 ALERT = b"\x15\x03\x03\x00\x02\x02\x0a"
 """What a server says in plain text to somebody who does not begin with TLS: "unexpected message"."""
@@ -71,6 +74,28 @@ def _refuse_password() -> str:
     raise ValueError("it is encrypted, and nobody is there to type its password")
 
 
+def _out_of_date(certificate: Path, key: Path) -> str:
+    """What is wrong with the dates in a certificate, by this machine's clock; "": nothing.
+
+    It is shown to somebody in this process who trusts it.
+    """
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    theirs.check_hostname = False
+    theirs.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    theirs.load_verify_locations(certificate)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    mine = _context(ssl.PROTOCOL_TLS_SERVER, certificate, key).wrap_bio(there, back, server_side=True)
+    other = theirs.wrap_bio(back, there)
+    for each in (other, mine, other):
+        try:
+            each.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            return {_EXPIRED: "has run out", _NOT_YET: "is not valid yet"}.get(error.verify_code, "")
+    return ""
+
+
 class TlsServer:
     """A server's side.
 
@@ -92,6 +117,12 @@ class TlsServer:
         self._known: frozenset[str] = frozenset()
         self._own = self._made()
         self.fingerprint = fingerprints(certificate)[0]
+        if wrong := _out_of_date(certificate, key):
+            _log.warning(
+                "%s %s (%s): who knows it by its fingerprint connects, and all others refuse it. Set the "
+                "clock, or make another one by tacit certificate",
+                *(certificate, wrong, _now()),
+            )
         if workers is not None and not self._known:
             raise ConfigError(f"{workers} has no certificate: put those of the workers into it, one by one")
 
@@ -153,10 +184,16 @@ SPOKE_PLAIN = f"it does not speak TLS, as this server does: a worker needs {TLS}
 SPOKE_TLS = "it speaks TLS, and this server was started without --tls"
 
 
+def _now() -> str:
+    return f"by this machine's clock it is {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC"
+
+
 def why_refused(error: OSError) -> str:
     """Why a server could not set TLS up with somebody."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is none of those that may connect, or has run out: {error.verify_message}"
+        if error.verify_code in (_EXPIRED, _NOT_YET):
+            return f"its certificate does not hold now: {error.verify_message}; {_now()}"
+        return f"its certificate is none of those that may connect: {error.verify_message}"
     if not isinstance(error, ssl.SSLError):
         return str(error.strerror or error)
     if error.reason in _NO_TLS:
@@ -181,7 +218,7 @@ class TlsWorker:
     """
 
     def __init__(self, trusted: str, certificate: Path | None = None, key: Path | None = None) -> None:
-        self._trusted = trusted
+        self._trusted, self._shows = trusted, certificate is not None
         context = self._context = _context(ssl.PROTOCOL_TLS_CLIENT, certificate, key)
         found = [_FINGERPRINT.fullmatch(each.strip()) for each in trusted.split(",")]
         self._pinned = frozenset(
@@ -218,12 +255,11 @@ class TlsWorker:
 
     def refusal(self, error: ssl.SSLError, server: str) -> OSError | AttachError:
         """What an error of TLS means, to be raised: an OSError where another attempt may succeed."""
-        now = f"by this machine's clock it is {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC"
         if isinstance(error, ssl.SSLCertVerificationError):
             if error.verify_code == _EXPIRED:
-                what = f"has run out ({now}): make another one by tacit certificate, or set the clock"
+                what = f"has run out ({_now()}): make another one by tacit certificate, or set the clock"
             elif error.verify_code == _NOT_YET:
-                what = f"is not valid yet ({now}): set the clock, or wait"
+                what = f"is not valid yet ({_now()}): set the clock, or wait"
             elif error.verify_code in _WRONG_NAME:
                 what = (
                     f"is for another name ({error.verify_message}): write the name that it is for, make one "
@@ -239,6 +275,12 @@ class TlsWorker:
         if reason in _NO_TLS:
             return AttachError(
                 f"{server} does not speak TLS: start it with --tls CERTIFICATE KEY, or unset {TLS}"
+            )
+        if "ALERT" in reason and not self._shows:
+            return AttachError(
+                f"{server} asks for a certificate, and none is shown: make one by tacit certificate NAME "
+                "--out NAME, have it put into the file of the server's --certificates, and set "
+                f"{TLS_CERTIFICATE}=NAME.pem and {TLS_KEY}=NAME.key"
             )
         if "ALERT" in reason:
             return AttachError(

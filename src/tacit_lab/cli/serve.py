@@ -112,7 +112,8 @@ def _print_status(here: str, secret_file: Path | None) -> None:
 
 def _lines(link: HubLink) -> list[str]:
     from tacit.members.lives import life_key
-    from tacit.members.record import GONE, Life, Period
+    from tacit.members.record import GONE, Life, MemberArrival, Period
+    from tacit.members.roster import add_arrivals
 
     least, most = json.loads(link.get("limits"))
     period = Period.of(link.get("period").decode()) if link.check(["period"]) else Period()
@@ -122,4 +123,8 @@ def _lines(link: HubLink) -> list[str]:
         life = Life(**json.loads(link.get(key))) if link.check([key]) else Life(step=each.step)
         unsent = f", {life.unsent} since its last round" if life.unsent else ""
         found.append(f"  {each.name}: step {life.step}{unsent}{', gone' if life.waits == GONE else ''}")
-    return found
+    waiting: dict[str, MemberArrival] = {}
+    add_arrivals(link, period.number + 1, waiting)
+    ended = link.ask("gone", [f"{id}/0" for id in waiting])
+    names = [each.name for id, each in waiting.items() if f"{id}/0" not in ended]
+    return found + [f"  {name} waits for period {period.number + 1}" for name in names]

@@ -65,7 +65,7 @@ def test_workers_without_it_are_told_what_to_write() -> None:
     assert ended.code == 1
     assert ended.said[-1]["kind"] == "AttachError"
     says = str(ended.said[-1]["says"])
-    assert "there are parameter servers, and no secret by which they and the workers would know" in says
+    assert "there is no secret by which servers, or a hub, and those who call them would know" in says
     assert "set TACIT_SERVER_SECRET to the same 16 bytes or more" in says
 
 

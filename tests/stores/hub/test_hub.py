@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,16 +17,18 @@ import torch
 import torch.distributed as dist
 from shared_secret import SECRET
 from torch import Tensor
+from worker_threads import join
 
 from in_process_command import called
 from in_threads import in_threads
-from tacit.errors import AttachError, ConfigError, PayloadError
+from tacit.errors import AttachError, ConfigError, PayloadError, ServerLost
 from tacit.members.lives import StoreLink, life_key
 from tacit.members.record import GONE, Life, MemberArrival, Period
 from tacit.stores.hub.hub import CONNECTIONS, Hub
 from tacit.stores.hub.link import HubLink, HubTies, HubWay
 from tacit.stores.secret import Secret
 from tacit.stores.server.__main__ import main
+from tacit.stores.server.process import ServerProcess
 from tacit.stores.tls import TlsServer, TlsWorker, fingerprints
 from tacit.torch_compat import TCPStore
 from tacit.transports.process_groups import member_group
@@ -55,6 +58,13 @@ def grouped(hub: Hub, call: Callable[[RelayedGroup, int], Any], name: str = "g")
     finally:
         for link in links:
             link.close()
+
+
+def eventually(so: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 10
+    while not so() and time.monotonic() < until:
+        time.sleep(0.01)
+    return so()
 
 
 def waited(work: dist.Work, *found: Tensor) -> Sequence[Tensor]:
@@ -196,15 +206,76 @@ def test_a_newcomer_goes_where_members_are(
     other.close()
 
 
+def test_one_hub_by_two_addresses_is_one(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TACIT_SERVER_SECRET", "a secret of the tests alone")
+    linked(hub).set("period", "")
+    assert HubWay(f"127.0.0.1:{hub.port},localhost:{hub.port}").connected(5.0).check(["period"])
+    assert not caplog.messages
+
+
+def test_a_name_of_two_machines_is_told(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TACIT_SERVER_SECRET", "a secret of the tests alone")
+    plain = socket.getaddrinfo
+
+    def two(host: str, port: int, *given: Any, **more: Any) -> Any:
+        (one,) = plain("127.0.0.1", port, type=socket.SOCK_STREAM)
+        return [(*one[:4], (ip, port)) for ip in ("127.0.0.1", "127.0.0.2") if host == "hub.example.org"]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two)
+    HubWay(f"hub.example.org:{hub.port}").connected(5.0).close()
+    assert "hub.example.org is the name of 2 machines, 127.0.0.1 and 127.0.0.2: members of" in caplog.text
+
+
+def test_what_has_the_place_of_a_hub_ends_no_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A member of which the hub has died waits for its own; a newcomer is told at once."""
+    monkeypatch.setenv("TACIT_SERVER_SECRET", "a secret of the tests alone")
+    first = Hub(("127.0.0.1", 0), SECRET, (1, 2))
+    where = "127.0.0.1", first.port
+    way = HubWay(f"127.0.0.1:{first.port}")
+    way.connected(5.0).close()
+    first.close()
+    other = Hub(where, Secret(b"the secret of somebody else"), (1, 2))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="has another secret"):
+            way.connected(1.0)
+    (told,) = caplog.messages[-1:]
+    assert told.startswith("a hub was there before, and is waited for: the hub at 127.0.0.1")
+    assert caplog.text.count("is waited for") == 1
+    with pytest.raises(AttachError, match="has another secret"):
+        HubWay(f"127.0.0.1:{first.port}").connected(1.0)
+    other.close()
+    again = Hub(where, SECRET, (1, 2))
+    assert way.connected(5.0).check(["limits"])
+    again.close()
+
+
+def test_a_parameter_server_is_no_hub_and_a_hub_none(hub: Hub) -> None:
+    server = ServerProcess(1, 0, 0, secret=SECRET, host="127.0.0.1", timeout=5.0)
+    serves = threading.Thread(target=server.run, daemon=True)
+    serves.start()
+    link = HubLink(("127.0.0.1", server.port), SECRET, None, 10.0)
+    with pytest.raises(
+        AttachError, match=r"is no hub\. It has answered: .* let TACIT_HUB name a hub, which is"
+    ):
+        link.check(["limits"])
+    server.stop()
+    serves.join(10)
+    with pytest.raises(ServerLost, match="this is a hub of members: let TACIT_SERVERS name servers"):
+        join(hub, 0, 1)
+
+
 def test_who_is_connected(hub: Hub) -> None:
     one, other = HubTies(lambda: linked(hub), "one"), HubTies(lambda: linked(hub), "other")
     watched = {"one": ("hub", 1), "other": ("hub", 1), "never there": ("hub", 1)}
     assert one.broken(watched) == []
     other.close()
-    until = time.monotonic() + 10
-    while one.broken(watched) != ["other"] and time.monotonic() < until:
-        time.sleep(0.01)
-    assert one.broken(watched) == ["other"]
+    assert eventually(lambda: one.broken(watched) == ["other"])
     assert hub.members == ["one"]
 
 
@@ -236,10 +307,7 @@ def test_what_no_member_sends_ends_its_connection_alone(
     link.share("g", whole, [torch.zeros(4, dtype=torch.uint8)], lambda x: (found.append(x), came.set())[1])
     assert came.wait(10)
     assert wrong in str(found[0]), found
-    until = time.monotonic() + 10
-    while "a member sent an invalid frame" not in caplog.text and time.monotonic() < until:
-        time.sleep(0.01)
-    assert "a member sent an invalid frame" in caplog.text
+    assert eventually(lambda: "a member sent an invalid frame" in caplog.text)
     assert other.add("n", 1) == 1
 
 
@@ -317,7 +385,19 @@ def test_tacit_serve_says_who_is_there(hub: Hub, monkeypatch: pytest.MonkeyPatch
     assert "period 4, 3 members" in done.out
     assert "here: step 12, 2 since its last round" in done.out
     assert "off: step 9, gone" in done.out
+    link.ask("here", "5/0")
+    other = linked(hub)
+    other.ask("here", "6/0")
+    link.set("arrived/5/1", json.dumps(asdict(MemberArrival("5", "new"))))
+    link.set("arrived/5/2", json.dumps(asdict(MemberArrival("6", "gone again"))))
+    link.add("arrived/5", 2)
+    other.close()
+    assert eventually(lambda: hub.members == ["5/0"])
+    said = called("serve", "--status").out
+    assert "new waits for period 5" in said
+    assert "gone again" not in said
     hub.close()
+    monkeypatch.setattr("tacit_lab.cli.serve._SECONDS", 0.2)
     done = called("serve", "--status")
     assert done.code == 1
     assert "cannot be asked" in done.err

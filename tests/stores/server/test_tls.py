@@ -25,7 +25,7 @@ from tacit.stores import handshake
 from tacit.stores.messages import RunSpec
 from tacit.stores.server.__main__ import main
 from tacit.stores.server.process import ServerProcess
-from tacit.stores.tls import TlsServer, TlsWorker, find_tls, fingerprints
+from tacit.stores.tls import TlsServer, TlsWorker, find_tls, fingerprints, why_refused
 from tacit.topologies import Star
 from tacit_lab.certificates import make
 
@@ -123,10 +123,17 @@ def test_another_certificate_is_refused_before_the_secret_is_used(
     ids=["name", "old", "future"],
 )
 def test_a_certificate_that_does_not_hold_is_told(
-    names: tuple[str, ...], begins: datetime, wrong: str, serve: Serve, tmp_path: Path
+    names: tuple[str, ...],
+    begins: datetime,
+    wrong: str,
+    serve: Serve,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     files = made(tmp_path, "hub", *names, begins=begins)
     host = serve(1, tls=TlsServer(*files))
+    told = [each.partition("hub.pem ")[2].partition(" (")[0] for each in caplog.messages]
+    assert told == {NOW: []}.get(begins, ["has run out" if begins < NOW else "is not valid yet"])
     with pytest.raises(AttachError, match=wrong):
         join(host, 0, 1, tls=TlsWorker(str(files[0])))
     # A fingerprint names one certificate, whatever is written in it.
@@ -142,6 +149,13 @@ def test_plain_text_and_tls_tell_each_other(
     assert "does not speak TLS: start it with --tls" in refusal(serve(1), TlsWorker(known(hub)))
     said = "it speaks TLS, and this server was started without --tls"
     assert eventually(lambda: said in caplog.text)
+
+
+def test_a_server_tells_its_clock_with_a_date_that_does_not_hold() -> None:
+    error = ssl.SSLCertVerificationError(1, "")
+    error.verify_code, error.verify_message = 10, "certificate has expired"
+    said = "its certificate does not hold now: certificate has expired; by this machine's clock it is "
+    assert why_refused(error).startswith(f"{said}{NOW.year}")
 
 
 def test_older_tls_is_refused(serve: Serve, hub: tuple[Path, Path]) -> None:
@@ -171,7 +185,8 @@ def test_a_worker_shows_a_certificate_until_it_is_taken_out_of_the_file(
     several.write_text("".join(files[0].read_text() for files in (one, two, old)))
     host = serve(2, timeout=5.0, tls=TlsServer(*hub, several))
     servers = [join(host, i, tls=TlsWorker(known(hub), *files)) for i, files in enumerate((one, two))]
-    assert "has refused this worker's certificate" in refusal(host, TlsWorker(known(hub)))
+    said = refusal(host, TlsWorker(known(hub)))
+    assert "asks for a certificate, and none is shown: make one by tacit certificate NAME" in said
     assert eventually(lambda: "it has shown no certificate" in caplog.text)
     for files in (three, old):
         assert "has refused this worker's certificate" in refusal(host, TlsWorker(known(hub), *files))

@@ -68,7 +68,7 @@ def shared_secret() -> Secret:
         raise AttachError(str(error)) from error
     if secret is None:
         raise AttachError(
-            "there are parameter servers, and no secret by which they and the workers would know each other: "
+            "there is no secret by which servers, or a hub, and those who call them would know each other: "
             f"set {SERVER_SECRET} to the same 16 bytes or more for all of them, or "
             f"{SERVER_SECRET_FILE} to a file with these that only you can read ({secrets.MAKE} makes them)"
         )

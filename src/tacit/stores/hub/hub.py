@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.environment import SERVERS
 from tacit.errors import PayloadError, PeerLost, TacitError
 from tacit.stores.hub.bounds import Bounds, Norms, norms
 from tacit.stores.hub.collectives import ShareSpec, answers, read_spec
@@ -98,7 +100,7 @@ class Hub:
         clip: float | None = None,
     ) -> None:
         self._bounds = Bounds(clip)
-        self._texts: dict[str, str] = {"limits": json.dumps(members)}
+        self._texts: dict[str, str] = {"limits": json.dumps(members), "hub": uuid.uuid4().hex}
         self._most = CONNECTIONS * members[1] + 16
         self._peers: set[_Peer] = set()
         self._here: Counter[str] = Counter()
@@ -183,7 +185,10 @@ class Hub:
             with self._lock:
                 self._quit(peer, name, "a member has left this exchange")
         else:
-            raise PayloadError(f"a frame of kind {header.kind}: is it a worker of a parameter server?")
+            raise PayloadError(
+                f"a frame of kind {header.kind}, as workers of parameter servers send, where this is a hub "
+                f"of members: let {SERVERS} name servers that were started with --workers in place of --min"
+            )
 
     # ---- texts --------------------------------------------------------------------------------------------
 

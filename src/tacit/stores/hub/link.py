@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import logging
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -15,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.errors import PayloadError, PeerLost, ServerLost, first_line
+from tacit.errors import AttachError, PayloadError, PeerLost, ServerLost, first_line
 from tacit.failure.bounded_store import StoreConnection
 from tacit.stores.client.connecting import open_channel
 from tacit.stores.client.placement import addresses, shared_secret
 from tacit.stores.hub.hub import MOST_TEXT
-from tacit.stores.protocol import FrameKind, Header, as_body
+from tacit.stores.protocol import ALL, FrameKind, Header, as_body
 from tacit.stores.secret import Secret
 from tacit.stores.tls import TlsWorker, find_tls
 from tacit.transports.process_groups import Meeting, meeting_at
@@ -96,6 +97,7 @@ class HubLink(StoreConnection):
 
         Raises:
             RuntimeError: there is none.
+            AttachError: it is no hub.
         """
         came = threading.Event()
         found: list[Tensor | BaseException] = []
@@ -107,6 +109,8 @@ class HubLink(StoreConnection):
         self._send(FrameKind.ASK, as_body(json.dumps(asked).encode()), done)
         if not came.wait(self._seconds):
             raise RuntimeError(f"{self.name} has not answered within {self._seconds:g} s")
+        if isinstance(found[0], AttachError):
+            raise found[0]
         if isinstance(found[0], BaseException):
             raise RuntimeError(first_line(found[0])) from found[0]
         return json.loads(found[0].numpy().tobytes())
@@ -146,7 +150,10 @@ class HubLink(StoreConnection):
             while True:
                 header = self._channel.header()
                 if header.kind == FrameKind.DROPPED:
-                    raise ServerLost(self._channel.text(header, MOST_TEXT).decode(errors="replace"))
+                    why = self._channel.text(header, MOST_TEXT).decode(errors="replace")
+                    if header.spec == ALL:  # as parameter servers write it
+                        raise AttachError(f"{self.name} is no hub. It has answered: {why}")
+                    raise ServerLost(why)
                 answer = torch.empty(header.nbytes, dtype=torch.uint8)
                 self._channel.body(answer)
                 with self._lock:
@@ -165,10 +172,13 @@ class HubLink(StoreConnection):
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
-            self._failure = self._failure or RuntimeError(f"{self.name} is gone: {first_line(error)}")
+            if self._failure is None:
+                gone = RuntimeError(f"{self.name} is gone: {first_line(error)}")
+                self._failure = error if isinstance(error, AttachError) else gone
+            failure = self._failure
             waiting, self._open = [*self._open.values()], {}
         for done in waiting:
-            done(self._failure)
+            done(failure)
         self._channel.drop()
 
     def close(self) -> None:
@@ -233,6 +243,7 @@ class HubWay:
         self._addresses = addresses(text)
         self._secret, self._tls = shared_secret(), find_tls()
         self._which: int | None = None
+        self._was_there, self._told = False, ""
         self.name = f"the hub at {text}"
         self.start = "python -m tacit.stores.server --min 1 --max 64 --host 0.0.0.0 --port PORT"
 
@@ -240,32 +251,50 @@ class HubWay:
         """A connection that nobody else uses: to the address that answered last, or the next one.
 
         Raises:
+            AttachError: at first: it is not trusted, or does not trust this member. When a hub was there
+                before, whoever has its place now ends no training: members look for theirs.
             RuntimeError: there is none.
         """
         if self._which is None:
             self._which = self._busy(min(seconds, _LOOK))
         try:
-            return HubLink(self._addresses[self._which], self._secret, self._tls, seconds, me)
-        except RuntimeError:
+            link = HubLink(self._addresses[self._which], self._secret, self._tls, seconds, me)
+        except (AttachError, RuntimeError) as error:
             self._which = (self._which + 1) % len(self._addresses)
-            raise
+            if not isinstance(error, AttachError) or not self._was_there:
+                raise
+            if str(error) != self._told:
+                self._told = str(error)
+                _log.warning("a hub was there before, and is waited for: %s", error)
+            raise RuntimeError(first_line(error)) from error
+        self._was_there, self._told = True, ""
+        return link
 
     def _busy(self, seconds: float) -> int:
         """The address at which members are: an empty hub beside theirs would be a second training."""
-        busy = []
+        for host, port in self._addresses:
+            found = _addresses_of(host, port)
+            if len(found) > 1:
+                _log.warning(
+                    "%s is the name of %d machines, %s: members of two hubs train without each other. Write "
+                    "the address of one",
+                    *(host, len(found), " and ".join(found)),
+                )
+        busy: dict[bytes, int] = {}
         for i, address in enumerate(self._addresses if len(self._addresses) > 1 else ()):
             with contextlib.suppress(RuntimeError):
                 link = HubLink(address, self._secret, self._tls, seconds)
-                busy += [i] if link.check(["period"]) else []
+                if link.check(["period"]):
+                    busy.setdefault(link.get("hub"), i)
                 link.close()
         if len(busy) > 1:
-            names = " and at ".join(":".join(map(str, self._addresses[i])) for i in busy)
+            names = " and at ".join(":".join(map(str, self._addresses[i])) for i in busy.values())
             _log.warning(
                 "members are at %s, and train without each other: run one hub at a time. This one goes to "
                 "the first",
                 names,
             )
-        return busy[0] if busy else 0
+        return next(iter(busy.values()), 0)
 
     def ties(self, me: str) -> HubTies:
         """Who is connected."""
@@ -275,3 +304,12 @@ class HubWay:
         """Where the members of a period make groups, whose collectives go by the hub."""
         link = self.connected(limit.total_seconds(), me)
         return meeting_at(link, name, limit, is_off, link.close)
+
+
+def _addresses_of(host: str, port: int) -> list[str]:
+    """Of IPv4, or where there are none of IPv6."""
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        kinds = {kind: sorted({str(each[4][0]) for each in found if each[0] == kind}) for kind, *_ in found}
+        return kinds.get(socket.AF_INET) or next(iter(kinds.values()), [])
+    return []

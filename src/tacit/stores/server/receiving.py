@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 
+from tacit.environment import HUB
 from tacit.errors import PayloadError, TacitError
 from tacit.stores import encoding
 from tacit.stores.messages import Hello, MessageSpec
@@ -113,6 +114,11 @@ def _checked(connection: Connection, header: Header) -> FrameKind:
     if header.kind not in _FROM_WORKERS:
         raise PayloadError(f"a frame of kind {header.kind}, which workers have not")
     kind = FrameKind(header.kind)
+    if connection.limits is None and kind in (FrameKind.ASK, FrameKind.SHARE):
+        raise PayloadError(
+            f"a member, where this is a parameter server of workers: let {HUB} name a hub, which is started "
+            "with --min in place of --workers"
+        )
     if connection.left or (connection.limits is None) != (kind == FrameKind.HELLO):
         when = (
             "after it had left"
