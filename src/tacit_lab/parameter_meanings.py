@@ -86,6 +86,7 @@ BY_ALGORITHM = {
     "terngrad": {"clip": "an entry is cut to so many root mean squares of its bucket; None: not"},
     "topk": {"bits": _OF_QSGD},
     "dgc": {"momentum": "of SGD, which is taken over from the optimizer", "bits": _OF_QSGD},
+    "signsgd": {"momentum": "of SGD, taken over from the optimizer: its sign is voted on; 0: the gradient's"},
     "ef21-sgdm": {"momentum": "of SGD, which is taken over from the optimizer"},
     "demo": {
         "k": "so many coefficients of each chunk x chunk travel",

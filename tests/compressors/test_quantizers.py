@@ -8,6 +8,7 @@ from laws import Peers, tensors
 from torch import Tensor
 
 from cases import for_each
+from tacit.algorithms import parse
 from tacit.compressors import FP8, FP16, QSGD, Blockwise, Int8, MajoritySign, Natural, OneBit, Sign, TernGrad
 from tacit.contracts import Compressor
 from tacit.errors import ConfigError
@@ -73,6 +74,19 @@ def test_the_majority_decides_and_a_tie_is_zero() -> None:
     votes = [torch.tensor(each) for each in ([9.0, 1, -1, 0], [-0.1, 1, -1, 1], [-0.1, -5, -1, -1])]
     assert Peers(MajoritySign(), 3, 4).exchange(votes)[0].mean.tolist() == [-1, 1, -1, 1]
     assert Peers(MajoritySign(), 2, 4).exchange(votes[:2])[0].mean.tolist() == [0, 1, -1, 1]
+
+
+def test_signum_votes_on_the_signs_of_momenta() -> None:
+    """m <- beta m + (1 - beta) g; V = sign(sum_r sign(m_r))."""
+    group, m = Peers(parse("signsgd:momentum=0.9").compressor, 3, 200), torch.zeros(3, 200).double()
+    differs = 0
+    for seed in range(8):
+        xs = tensors(3, 200, seed)
+        m = 0.9 * m + 0.1 * torch.stack(xs).double()
+        expected = m.sign().sum(0).sign()
+        assert torch.equal(group.exchange(xs)[0].mean.double(), expected)
+        differs += int((torch.stack(xs).sign().sum(0).sign() != expected).sum())
+    assert differs > 200, "or it votes on gradients"
 
 
 def test_a_lot_near_the_largest_float_stays_finite() -> None:

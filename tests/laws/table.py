@@ -276,6 +276,9 @@ TABLE = {
         rounding=1e-5,
     ),
     "majority": Row(MajoritySign(), gather(125 + 2), 1.1, votes=True),
+    "majority of momenta": Row(
+        MomentumCorrection(MajoritySign(), masking=False), gather(125 + 2), 1.1, votes=True
+    ),
     "qsgd": Row(QSGD(), gather(4 * 125 + 2 * 4), 1 / 7),
     "qsgd 3 bits + ef": Row(
         ErrorFeedback(QSGD(bits=3, bucket=128)), gather(3 * 125 + 8 * 4), 1 / 3, conserves=True

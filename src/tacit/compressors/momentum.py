@@ -17,10 +17,12 @@ from tacit.contracts import (
     Exact,
     Exchange,
     Momentum,
+    OneShot,
     Rounded,
     State,
     state_dtype,
 )
+from tacit.exchange.finite_checks import refuse_overflow
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class MomentumCorrection(Wrapper):
                 torch.add(x, velocity, alpha=self.momentum, out=given)
             elif not self.nesterov:
                 given.copy_(velocity)
+        if isinstance(self.inner, OneShot) and self.inner.hides_nonfinite:  # error feedback looks itself
+            refuse_overflow(given, ctx)
         done = yield from self.inner.exchange(given, inner_state(state, "inner"), ctx.inside("inner"))
         sent = done.sent
         if self.masking and not x.is_meta:
