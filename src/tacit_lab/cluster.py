@@ -7,6 +7,7 @@ The text form is what users write after ``--cluster``:
 * ``4x1@100mbit,5ms±2ms``: 3 to 7 ms later, by chance, so packets overtake each other (also ``5ms+-2ms``).
 * ``4x1@100mbit,30ms,0.1%loss``: one packet of a thousand that a node sends is lost.
 * ``4x1@100mbit,mtu=1280``: packets of at most 1,280 bytes, as in a VPN's tunnel.
+* ``4x1@100mbit,1ms,2places=30ms``: the first half of the nodes at one place, the rest 30 ms away.
 * ``4x1@100mbit,nat``: nobody can open a connection to a node but the first, as behind a home router.
 * ``2x2``: links as fast as the machine allows.
 * ``local:4``: 4 processes on this machine, no emulated network.
@@ -28,6 +29,7 @@ from itertools import groupby
 from typing import Any
 
 from tacit.errors import ConfigError
+from tacit_lab.impairment import EXAMPLES, HEADERS, NAT, Impairment
 
 _RATES = {"gbit": Decimal(10**9), "mbit": Decimal(10**6), "kbit": Decimal(10**3)}
 _TIMES = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6")}
@@ -41,7 +43,7 @@ _GROUP = re.compile(rf"(?:{_COUNT}x)?{_COUNT}@([^@+]+)(?:\+load=([^@+]+))?", re.
 _LOAD = "+load="
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)", re.ASCII)
 _LOSS = re.compile(r"(\d+(?:\.\d+)?)%loss", re.ASCII)
-_NAT = "nat"
+_SITES = re.compile(rf"{_COUNT}places=(.*)", re.ASCII)
 _MTU = re.compile(r"mtu=(\d{1,9})", re.ASCII)
 _MOST_NODES = 1023
 """As many ports has a bridge of Linux."""
@@ -50,61 +52,12 @@ _MOST_PLANNED = 1 << 20
 _SLOWEST, _FASTEST = 1e3, 34e9
 _EARLIEST, _LATEST = 1e-6, 240.0
 """What the kernel's shapers can do: bit/s with their least burst, and seconds."""
-_SMALLEST, ETHERNET, _LARGEST = 576, 1500, 9000
-"""Bytes of a packet: what every host takes, of Ethernet, and of its jumbo frames."""
-_EXAMPLES = (
-    "Write for example 2x2@100mbit (2 nodes of 2 ranks, 100 Mbit/s links), 4x1@1gbit,20ms (with latency), "
-    "4x1@100mbit,30ms±2ms,1%loss,mtu=1280 (with jitter, loss and small packets), 2x2 (links at full speed) "
-    "or local:4 (4 plain local processes)."
-)
+_LEAST_TRIP = 1e-3
 _UNEVEN_EXAMPLES = (
     "Write for example nodes=[3x1@1gbit,1x1@100mbit] (3 nodes of 1 rank and a slower one), or "
     "nodes=[2@1gbit,2@100mbit,20ms+load=10mbit] (2 nodes of 2 ranks; the second with latency, and with "
     "10 Mbit/s that something else sends)."
 )
-
-
-@dataclass(frozen=True, order=True)
-class Impairment:
-    """What else a link does to the packets that its node sends.
-
-    Attributes:
-        loss: The share that is lost, each by chance.
-        jitter: The most seconds by which a packet is earlier or later than the latency says, each by chance.
-        mtu: The bytes of the largest packet, with its IP header.
-        nat: Whether the node is as behind a NAT: it opens connections, and nobody opens one to it.
-    """
-
-    loss: float = 0.0
-    jitter: float = 0.0
-    mtu: int = ETHERNET
-    nat: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse values that no link can have."""
-        if not 0 <= self.loss < 1:
-            raise ConfigError(
-                f"a link cannot lose {100 * self.loss:g} % of its packets: write 0 % or more, and less than "
-                f"100 %. {_EXAMPLES}"
-            )
-        if not (math.isfinite(self.jitter) and self.jitter >= 0):
-            raise ConfigError(f"a jitter cannot be {self.jitter} s: it must be 0 or more. {_EXAMPLES}")
-        if not _SMALLEST <= self.mtu <= _LARGEST:
-            raise ConfigError(
-                f"an MTU cannot be {self.mtu} bytes: write {_SMALLEST}, which every host takes, to "
-                f"{_LARGEST:,}. {_EXAMPLES}"
-            )
-
-    @property
-    def of_single_packets(self) -> bool:
-        """Whether it differs from packet to packet."""
-        return self.loss > 0 or self.jitter > 0
-
-    def words(self) -> list[str]:
-        """Its parts of a cluster's text, but for the jitter, which is written with the latency."""
-        lost = [f"{(Decimal(repr(float(self.loss))) * 100).normalize():f}%loss"] if self.loss else []
-        small = [f"mtu={self.mtu}"] if self.mtu != ETHERNET else []
-        return [*lost, *small, *([_NAT] if self.nat else [])]
 
 
 _PERFECT = Impairment()
@@ -127,6 +80,9 @@ class Cluster:
         loads: The background traffic of each node, if it differs; `load` is then 0.
         impairment: What else the links do to packets: loss, jitter, MTU.
         impairments: That of each node's link, if they differ; `impairment` then does nothing.
+        sites: At how many places the nodes are, as many at each, one after another in turn; servers at the
+            first.
+        apart: The latency between two of them, where there are several.
 
     Of equal `rates`, `latencies`, `loads` or `impairments` it makes one for all.
     """
@@ -143,17 +99,19 @@ class Cluster:
     loads: tuple[float, ...] = ()
     impairment: Impairment = _PERFECT
     impairments: tuple[Impairment, ...] = ()
+    sites: int = 1
+    apart: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse values that no cluster can have."""
         for what, count in (("nodes", self.nodes), ("ranks per node", self.ranks_per_node)):
             if count < 1:
-                raise ConfigError(f"a cluster cannot have {count} {what}: at least 1 is needed. {_EXAMPLES}")
+                raise ConfigError(f"a cluster cannot have {count} {what}: at least 1 is needed. {EXAMPLES}")
         if self.servers < 0:
-            raise ConfigError(f"a cluster cannot have {self.servers} servers: write 0 or more. {_EXAMPLES}")
+            raise ConfigError(f"a cluster cannot have {self.servers} servers: write 0 or more. {EXAMPLES}")
         if self.world_size > _MOST_PLANNED:
             raise ConfigError(
-                f"a cluster cannot have {self.world_size:,} ranks: write up to {_MOST_PLANNED:,}. {_EXAMPLES}"
+                f"a cluster cannot have {self.world_size:,} ranks: write up to {_MOST_PLANNED:,}. {EXAMPLES}"
             )
         self._make_one_of_equal("rate", "rates", None)
         self._make_one_of_equal("latency", "latencies", 0.0)
@@ -161,23 +119,24 @@ class Cluster:
         self._make_one_of_equal("impairment", "impairments", _PERFECT)
         for rate in (*self.rates, *([] if self.rate is None else [self.rate])):
             if not (math.isfinite(rate) and rate > 0):
-                raise ConfigError(f"a link cannot carry {rate} bit/s: the rate must be above 0. {_EXAMPLES}")
+                raise ConfigError(f"a link cannot carry {rate} bit/s: the rate must be above 0. {EXAMPLES}")
         for latency in (*self.latencies, self.latency):
             if not (math.isfinite(latency) and latency >= 0):
-                raise ConfigError(f"a latency cannot be {latency} s: it must be 0 or more. {_EXAMPLES}")
+                raise ConfigError(f"a latency cannot be {latency} s: it must be 0 or more. {EXAMPLES}")
         self._check_loads()
+        self._check_sites()
         for node in range(self.nodes if self.impairments or self.latencies else 1):
             jitter, latency = self.impairment_of(node).jitter, self.latency_of(node)
             if jitter > latency:
                 raise ConfigError(
                     f"a jitter of {_written(jitter, _TIMES)} is more than the latency of "
                     f"{_written(latency, _TIMES) if latency else 'none'}, and no packet arrives before it "
-                    f"was sent: write less. {_EXAMPLES}"
+                    f"was sent: write less. {EXAMPLES}"
                 )
         if not self.namespaces and (self.nodes > 1 or self.shaped or self.loaded):
             raise ConfigError(
                 "plain local processes are one node without links, so they have no rate, no latency and no "
-                f"load. Leave namespaces=True for more. {_EXAMPLES}"
+                f"load. Leave namespaces=True for more. {EXAMPLES}"
             )
         if (self.latencies or self.loads or self.impairments) and self.rate_of(0) is None:
             raise ConfigError(
@@ -212,6 +171,21 @@ class Cluster:
                     f"{_written(slowest, _RATES)}: write less. {_UNEVEN_EXAMPLES}"
                 )
 
+    def _check_sites(self) -> None:
+        if self.sites == 1 and not self.apart:
+            return
+        if self.sites < 2 or self.nodes % self.sites:
+            raise ConfigError(
+                f"{self.nodes} nodes cannot be at {self.sites} places: write 2 or more of them, with as many "
+                f"nodes at each. {EXAMPLES}"
+            )
+        if self.latencies or not self.latency < self.apart < math.inf:
+            raise ConfigError(
+                f"a latency of {_written(self.apart, _TIMES)} between places cannot be: it must be more than "
+                f"inside them, which is {_written(self.latency, _TIMES)}, and all nodes must have that. "
+                f"{EXAMPLES}"
+            )
+
     def check_emulated(self) -> None:
         """Check that it is small enough for one machine to emulate it.
 
@@ -221,26 +195,26 @@ class Cluster:
         if self.places > _MOST_NODES:
             raise ConfigError(
                 f"{self.places:,} nodes, with those of its servers, cannot be emulated: a bridge of Linux, "
-                f"which joins them, takes {_MOST_NODES:,}. {_EXAMPLES}"
+                f"which joins them, takes {_MOST_NODES:,}. {EXAMPLES}"
             )
         if self.world_size > _MOST_RANKS:
             raise ConfigError(
                 f"{self.world_size:,} ranks cannot be emulated: each is a process that loads PyTorch, some "
-                f"200 MB, and {_MOST_RANKS:,} are the most. {_EXAMPLES}"
+                f"200 MB, and {_MOST_RANKS:,} are the most. {EXAMPLES}"
             )
         for rate in (*self.rates, *([] if self.rate is None else [self.rate])):
             if not _SLOWEST <= rate <= _FASTEST:
                 raise ConfigError(
                     f"a link of {_written(rate, _RATES)} cannot be emulated, as the kernel counts bytes a "
                     f"second, and how long a packet takes, in 32 bits: write {_written(_SLOWEST, _RATES)} to "
-                    f"{_written(_FASTEST, _RATES)}, or no rate for links at full speed. {_EXAMPLES}"
+                    f"{_written(_FASTEST, _RATES)}, or no rate for links at full speed. {EXAMPLES}"
                 )
-        for latency in (*self.latencies, self.latency):
+        for latency in (*self.latencies, self.latency, self.apart):
             if latency and not _EARLIEST <= latency <= _LATEST:
                 raise ConfigError(
                     f"a latency of {_written(latency, _TIMES)} cannot be emulated, as the kernel counts "
                     f"microseconds in 32 bits: write {_written(_EARLIEST, _TIMES)} to "
-                    f"{_written(_LATEST, _TIMES)}, or none. {_EXAMPLES}"
+                    f"{_written(_LATEST, _TIMES)}, or none. {EXAMPLES}"
                 )
 
     @property
@@ -252,7 +226,7 @@ class Cluster:
     def shaped(self) -> bool:
         """Whether its links have a rate or a latency, or another impairment."""
         shaped = self.rate is not None or bool(self.rates or self.latencies) or self.latency > 0
-        return shaped or self.impaired
+        return shaped or self.sites > 1 or self.impaired
 
     @property
     def impaired(self) -> bool:
@@ -275,6 +249,31 @@ class Cluster:
         if not self.latencies:
             return self.latency
         return self.latencies[place] if place < self.nodes else min(self.latencies)
+
+    def site_of(self, place: int) -> int:
+        """The place, of `sites`, that a node or server is at."""
+        return place * self.sites // self.nodes if place < self.nodes else 0
+
+    @property
+    def most_latency(self) -> float:
+        """The highest latency that a message between two nodes has."""
+        return max(self.latency, self.apart, *self.latencies)
+
+    @property
+    def pace(self) -> float:
+        """Bytes a second of one connection where packets are lost, of the slowest; infinite where none are.
+
+        TCP Reno's, which nodes have here: payload of a packet / round trip x sqrt(1.5 / loss) (Mathis
+        et al. 1997). Measured in docs/network.md: 2.3 Mbit/s at 30 ms and 1 %, where this says 2.4.
+        """
+        slowest = math.inf
+        for node in range(self.nodes if self.impairments or self.latencies else 1):
+            impairment = self.impairment_of(node)
+            if impairment.loss:
+                trip = self.most_latency + max(self.latency_of(node), self.apart)
+                payload = impairment.mtu - HEADERS
+                slowest = min(slowest, payload / max(trip, _LEAST_TRIP) * math.sqrt(1.5 / impairment.loss))
+        return slowest
 
     def load_of(self, place: int) -> float:
         """The background traffic out of a node, in bit/s; a server has none."""
@@ -314,7 +313,7 @@ class Cluster:
         if _LOCAL.match(plain):
             raise ConfigError(
                 f"cannot read the cluster {text!r}, as plain local processes have no links, and so no rate, "
-                f"latency, loss or load. {_EXAMPLES}"
+                f"latency, loss or load. {EXAMPLES}"
             )
         if plain.startswith("nodes="):
             raise ConfigError(f"cannot read the cluster {text!r}. {_UNEVEN_EXAMPLES}")
@@ -322,7 +321,7 @@ class Cluster:
         head, at, tail = words.partition("@")
         shape = _SHAPE.fullmatch(head)
         if shape is None:
-            raise ConfigError(f"cannot read {head!r} as NODESxRANKS in the cluster {text!r}. {_EXAMPLES}")
+            raise ConfigError(f"cannot read {head!r} as NODESxRANKS in the cluster {text!r}. {EXAMPLES}")
         link = _link(tail, text) if at else {}
         load = _load(busy, text) if loaded else 0.0
         return cls(int(shape[1]), int(shape[2]), servers=int(shape[3] or 0), load=load, **link)
@@ -346,6 +345,7 @@ class Cluster:
         spread = f"{_SPREAD}{_written(impairment.jitter, _TIMES)}" if impairment.jitter else ""
         link += [_written(latency, _TIMES) + spread] if latency else []
         link += impairment.words()
+        link += [f"{self.sites}places={_written(self.apart, _TIMES)}"] if self.sites > 1 else []
         busy = f"{_LOAD}{_written(load, _RATES)}" if load else ""
         return ("@" + ",".join(link) if link else "") + busy
 
@@ -382,6 +382,10 @@ def _group(word: str, whole: str) -> Cluster:
     """The nodes of one entry, which are alike."""
     group = _GROUP.fullmatch(word)
     link = _link(group[3], whole) if group is not None else {}
+    if "sites" in link:
+        raise ConfigError(
+            f"nodes of {whole!r} cannot be at places, as those are of clusters with equal links. {EXAMPLES}"
+        )
     if group is None or link["rate"] is None:
         raise ConfigError(
             f"cannot read {word!r} as RANKS@RATE or COUNTxRANKS@RATE in the cluster {whole!r}. "
@@ -403,10 +407,11 @@ def _load(word: str, whole: str) -> float:
 
 
 def _link(text: str, whole: str) -> dict[str, Any]:
-    """Read ``RATE,LATENCY±JITTER,LOSS,MTU``, each of which may be left out: fields of a cluster."""
+    """Read ``RATE,LATENCY±JITTER,LOSS,MTU,PLACES``, each of which may be left out: fields of a cluster."""
     rate: float | None = None
     latency: float | None = None
     others: dict[str, Any] = {}
+    placed: dict[str, Any] = {}
     for word in map(str.strip, text.split(",")):
         if (loss := _LOSS.fullmatch(word)) and "loss" not in others:
             others["loss"] = float(Decimal(loss[1]) / 100)
@@ -417,11 +422,16 @@ def _link(text: str, whole: str) -> dict[str, Any]:
         if "%" in word or "loss" in word:
             raise ConfigError(
                 f"cannot read {word!r} as a loss in the cluster {whole!r}: write it once, for example "
-                f"1%loss. {_EXAMPLES}"
+                f"1%loss. {EXAMPLES}"
             )
-        if word == _NAT and "nat" not in others:
+        if word == NAT and "nat" not in others:
             others["nat"] = True
             continue
+        if (sites := _SITES.fullmatch(word)) and not placed:
+            apart, unit = _quantity(sites[2], whole)
+            if unit in _TIMES:
+                placed = {"sites": int(sites[1]), "apart": apart}
+                continue
         quantity, spread, jitter = word.partition(_SPREAD)
         value, unit = _quantity(quantity, whole)
         if unit in _TIMES and latency is None:
@@ -434,22 +444,22 @@ def _link(text: str, whole: str) -> dict[str, Any]:
         if unit not in _TIMES:
             raise ConfigError(
                 f"cannot read {text!r} in the cluster {whole!r}: after @ comes one rate, then one latency, "
-                f"with its jitter, and a loss, an MTU and nat, each at most once. {_EXAMPLES}"
+                f"with its jitter, and a loss, an MTU, nat and places, each at most once. {EXAMPLES}"
             )
-    return {"rate": rate, "latency": latency or 0.0, "impairment": Impairment(**others)}
+    return {"rate": rate, "latency": latency or 0.0, "impairment": Impairment(**others), **placed}
 
 
 def _quantity(word: str, whole: str) -> tuple[float, str]:
     match = _QUANTITY.fullmatch(word.strip())
     if match is None:
         raise ConfigError(
-            f"cannot read {word!r} as a number with a unit in the cluster {whole!r}. {_EXAMPLES}"
+            f"cannot read {word!r} as a number with a unit in the cluster {whole!r}. {EXAMPLES}"
         )
     number, unit = match.groups()
     if unit not in _UNITS:
         raise ConfigError(
             f"unknown unit {unit!r} in the cluster {whole!r}. "
-            f"Rates are in kbit, mbit or gbit (per second), latencies in us, ms or s. {_EXAMPLES}"
+            f"Rates are in kbit, mbit or gbit (per second), latencies in us, ms or s. {EXAMPLES}"
         )
     return float(Decimal(number) * _UNITS[unit]), unit
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from tacit.errors import ConfigError
-from tacit_lab.cluster import Cluster, Impairment
+from tacit_lab.cluster import Cluster
+from tacit_lab.impairment import Impairment
 from tacit_lab.testbed import Testbed
 
 
@@ -34,6 +35,8 @@ from tacit_lab.testbed import Testbed
         ("nodes=[1x1@1gbit,1x1@1gbit+load=1mbit]", Cluster(2, 1, 1e9, loads=(0, 1e6))),
         ("4x1@100mbit,30ms,0.1%loss", Cluster(4, 1, 1e8, 0.03, impairment=Impairment(loss=1e-3))),
         ("4x1@100mbit,5ms±2ms", Cluster(4, 1, 1e8, 5e-3, impairment=Impairment(jitter=2e-3))),
+        ("4x1@100mbit,1ms,2places=30ms", Cluster(4, 1, 1e8, 1e-3, sites=2, apart=0.03)),
+        ("6x2+1@3places=30ms+load=1mbit", Cluster(6, 2, servers=1, load=1e6, sites=3, apart=0.03)),
         ("2x1@100mbit,nat", Cluster(2, 1, 1e8, impairment=Impairment(nat=True))),
         (
             "nodes=[1x1@1gbit,nat,1x1@1gbit]",
@@ -71,6 +74,7 @@ def test_parses_and_writes_back(text: str, cluster: Cluster) -> None:
         ("4x1@100mbit,5ms+-2ms", "4x1@100mbit,5ms±2ms"),
         ("4x1@100mbit, MTU=1280, 1.50%Loss, 0ms±0ms", "4x1@100mbit,1.5%loss,mtu=1280"),
         ("nodes=[1@1gbit,0%loss,1@1gbit,mtu=1500]", "2x1@1gbit"),
+        ("4x1@1gbit, 2places=0.03s, 1%loss", "4x1@1gbit,1%loss,2places=30ms"),
     ],
 )
 def test_other_spellings_mean_the_canonical_one(text: str, canonical: str) -> None:
@@ -151,6 +155,11 @@ def test_text_of_uneven_nodes_says_it_all(
         "2x2@1gbit,mtu=",
         "2x2@1gbit,nat,nat",
         "2x2@1gbit,nats",
+        "4x1@2places",
+        "4x1@2places=30",
+        "4x1@2places=30mbit",
+        "4x1@2places=3ms,2places=3ms",
+        "nodes=[2@1gbit,2places=3ms,2@1gbit]",
         "2x2@1gbit,5ms±6ms",
         "2x2@1gbit,±1ms",
         "2x2@1gbit,5ms±",
@@ -181,10 +190,51 @@ def test_a_loss_in_another_form_is_refused_with_the_right_one(word: str) -> None
         Cluster.parse(f"4x1@100mbit,30ms,{word}")
 
 
-@for_each("text", ["local:2@100mbit", "local:2+load=5mbit"])
+@for_each("text", ["local:2@100mbit", "local:2+load=5mbit", "local:2,30ms", "local:4@100mbit,30ms"])
 def test_local_processes_have_no_links(text: str) -> None:
     with pytest.raises(ConfigError, match=r"plain local processes have no links.* Write for example 2x2@"):
         Cluster.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("100%loss", r"cannot lose 100 % of its packets: write 0 % or more, and less than 100 %\."),
+        ("mtu=575", "an MTU cannot be 575 bytes: write 576, which every host takes, to 9,000"),
+        (
+            "3places=30ms",
+            "4 nodes cannot be at 3 places: write 2 or more .* as many nodes at each",
+        ),
+        ("1places=30ms", "4 nodes cannot be at 1 places"),
+        ("30ms,2places=20ms", "a latency of 20ms between places cannot be: .* inside them, which is 30ms"),
+    ],
+)
+def test_what_no_link_does_is_refused_with_what_to_write(word: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{why}.* Write for example"):
+        Cluster.parse(f"4x1@100mbit,{word}")
+
+
+def test_nodes_of_a_place_follow_each_other_and_servers_are_at_the_first() -> None:
+    cluster = Cluster.parse("6x1+1@1gbit,1ms,3places=30ms")
+    assert [cluster.site_of(place) for place in range(7)] == [0, 0, 1, 1, 2, 2, 0]
+    assert cluster.most_latency == 0.03
+    assert cluster.shaped
+    with pytest.raises(ConfigError, match="cannot be emulated"):
+        Cluster.parse("4x1@2places=300s").check_emulated()
+
+
+@pytest.mark.parametrize(
+    ("text", "megabits"),
+    [
+        ("4x1@100mbit,30ms,0.1%loss", 7.48),
+        ("4x1@100mbit,100ms,1%loss", 0.709),
+        ("4x1@1gbit,1ms,0.1%loss,2places=30ms", 7.48),
+        ("nodes=[1@1gbit,1%loss,1@1gbit,20ms]", 7.09),
+        ("4x1@100mbit,30ms", float("inf")),
+    ],
+)
+def test_a_connection_has_the_pace_of_reno_where_packets_are_lost(text: str, megabits: float) -> None:
+    assert Cluster.parse(text).pace * 8e-6 == pytest.approx(megabits, rel=1e-3)
 
 
 @for_each(
@@ -213,6 +263,9 @@ def test_local_processes_have_no_links(text: str) -> None:
         {"nodes": 1, "ranks_per_node": 1, "impairment": Impairment(0.1), "namespaces": False},
         {"nodes": 2, "ranks_per_node": 1, "impairments": (Impairment(0.1), Impairment())},
         {"nodes": 2, "ranks_per_node": 1, "rate": 1e6, "impairment": Impairment(jitter=1e-3)},
+        {"nodes": 2, "ranks_per_node": 1, "sites": 0, "apart": 1.0},
+        {"nodes": 2, "ranks_per_node": 1, "apart": 1.0},
+        {"nodes": 2, "ranks_per_node": 1, "rate": 1e6, "latencies": (0.0, 0.5), "sites": 2, "apart": 1.0},
     ],
 )
 def test_impossible_values_are_refused(values: dict[str, float]) -> None:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tacit.errors import ConfigError
-from tacit_lab.cluster import ETHERNET, Cluster, Impairment
+from tacit_lab.cluster import Cluster
+from tacit_lab.impairment import ETHERNET, Impairment
 from tacit_lab.records import COMPUTE_ONLY, ChurnRecord, EndRecord, EpochRecord, Record, RunKey, RunRecord
 from tacit_lab.reports.comparison import BASE, IN_PROCESS, UNSHAPED, Comparison, Row, compare
 
@@ -84,6 +85,7 @@ def links(cluster: str) -> str:
     late = f" with {parsed.latency * 1e3:g} ms of latency" if parsed.latency else ""
     if parsed.latencies:
         late = f" with {_span(parsed.latencies, lambda each: f'{each * 1e3:g}')} ms of latency"
+    late += f", {parsed.apart * 1e3:g} ms between {parsed.sites} places" if parsed.sites > 1 else ""
     late += ", whose loss, jitter, MTU or NAT differs" if parsed.impairments else _impaired(parsed.impairment)
     busy = f", each with a background load of {_rate(parsed.load)}" if parsed.load else ""
     if parsed.loads:

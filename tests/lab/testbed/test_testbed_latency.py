@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ from tacit_lab.cluster import Cluster
 from tacit_lab.cluster_plans import FRAMES
 from tacit_lab.testbed import Testbed
 from tacit_lab.testbed.network import relay
+from tacit_lab.testbed.network.nodes import mac
 from tacit_lab.testbed.results import Relayed
 
 pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("namespaces")]
@@ -143,6 +145,49 @@ def test_a_relay_that_ends_ends_the_run(programs: Path, relays: Callable[[], set
         testbed.run([str(programs / "linger.py"), "hang"], on_line=kill, timeout=60)
     assert killed
     assert not relays()
+
+
+class _Routes:
+    """Takes what is set of links, and knows one."""
+
+    def link_lookup(self, ifname: str) -> list[int]:
+        return [1]
+
+    def link(self, *_: object, **__: object) -> None: ...
+    def brport(self, *_: object, **__: object) -> None: ...
+
+
+def test_what_goes_to_another_place_arrives_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the order in which packets leave, not by their times: those to another place were sent first."""
+    ours, device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+
+    def packet(sender: int, receiver: bytes) -> bytes:
+        return bytes(10) + receiver + mac_bytes(sender) + b"."
+
+    def mac_bytes(node: int) -> bytes:
+        return bytes.fromhex(mac(node).replace(":", ""))
+
+    ends = [(0, mac_bytes(2)), (3, mac_bytes(1)), (0, mac_bytes(1)), (3, mac_bytes(2)), (1, b"\xff" * 6)]
+    sent = [packet(*each) for each in ends]
+    left: list[bytes] = []
+
+    def write(_: int, data: bytes) -> None:
+        left.append(data)
+        if len(left) == len(sent):
+            raise InterruptedError
+
+    with ours, device, monkeypatch.context() as patched:
+        patched.setattr(relay.os, "open", lambda *_: device.fileno())
+        patched.setattr(relay.fcntl, "ioctl", lambda *_: 0)
+        patched.setattr(relay.gc, "disable", lambda: None)
+        patched.setattr(relay.os, "sched_setscheduler", lambda *_: None)
+        patched.setattr(relay.os, "write", write)
+        made = relay.Relay(_Routes(), 0, Cluster.parse("4x1@100mbit,1ms,2places=60ms"))
+        for each in sent:
+            ours.send(each)
+        with pytest.raises(InterruptedError):
+            made.carry()
+    assert left == [*sent[2:], *sent[:2]]
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tacit.errors import TestbedError, installing
-from tacit_lab.cluster import Cluster, Impairment
+from tacit_lab.cluster import Cluster
+from tacit_lab.impairment import Impairment
 from tacit_lab.testbed.network import nftables, peers
 from tacit_lab.testbed.network.linux import Clone, join, unshare
 from tacit_lab.testbed.network.nodes import INTERFACE, PREFIX, SWITCH, address, mac
@@ -59,7 +60,8 @@ def build(cluster: Cluster) -> Fabric:
         bridge = _add(hub, _BRIDGE, kind="bridge")
         if cluster.loaded:
             _address(hub)
-        relay = Relay(hub, bridge, cluster) if needed(cluster) and not _has_netem(hub) else None
+        relayed = needed(cluster) and (cluster.sites > 1 or not _has_netem(hub))
+        relay = Relay(hub, bridge, cluster) if relayed else None
         nodes = []
         for node in range(cluster.places):
             unshare(Clone.NETWORK)

@@ -31,7 +31,7 @@ _SET_INTERFACE, _SET_OFFLOAD = 0x4004_54CA, 0x4004_54D0
 _TAP, _NO_PROTOCOL, _WITH_HEADER = 0x0002, 0x1000, 0x4000
 _CHECKSUM, _TCP_SEGMENTS = 1, 2 | 8
 _HEADER = 10  # of virtio: what is left of the checksum, and how to cut the packet
-_SENDER = slice(_HEADER + 6, _HEADER + 12)
+_RECEIVER, _SENDER = slice(_HEADER, _HEADER + 6), slice(_HEADER + 6, _HEADER + 12)
 _LARGEST = _HEADER + 14 + (1 << 16)
 _QUEUE = 10_000
 _PRIORITY = 1
@@ -48,7 +48,9 @@ _OF_BRIDGE, _STATIC = 4, 0x40
 def needed(cluster: Cluster) -> bool:
     """Whether packets of a cluster are late or lost."""
     places = range(cluster.places)
-    return any(cluster.latency_of(node) or cluster.impairment_of(node).of_single_packets for node in places)
+    return cluster.sites > 1 or any(
+        cluster.latency_of(node) or cluster.impairment_of(node).of_single_packets for node in places
+    )
 
 
 class Relay:
@@ -67,9 +69,12 @@ class Relay:
         """
         self._counted = memoryview(mmap.mmap(-1, _SHARED)).cast("d")
         self._links: dict[bytes, tuple[float, float, float]] = {}
+        self._sites: dict[bytes, int] = {}
+        self._apart = cluster.apart
         for node in range(cluster.places):
             impairment, sender = cluster.impairment_of(node), bytes.fromhex(mac(node).replace(":", ""))
             self._links[sender] = (cluster.latency_of(node), impairment.jitter, impairment.loss)
+            self._sites[sender] = cluster.site_of(node)
         alone = any(jitter or loss for _, jitter, loss in self._links.values())
         try:
             self._device = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK)
@@ -110,7 +115,7 @@ class Relay:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
         gc.disable()
         device, links, now, chance = self._device, self._links, time.monotonic, random.random
-        counted = self._counted
+        counted, apart, sites = self._counted, self._apart, self._sites
         counted[0] = counted[1] = counted[2] = counted[3] = 0.0
         window, processor = now() + _WINDOW, time.process_time()
         pause = min((latency for latency, *_ in links.values() if latency), default=0.0) * _PAUSE
@@ -132,6 +137,10 @@ class Relay:
                     if link is None:  # it is of the bridge itself
                         continue
                     latency, jitter, loss = link
+                    if apart:
+                        site = sites[packet[_SENDER]]
+                        if sites.get(packet[_RECEIVER], site) != site:  # none of a broadcast
+                            latency = apart
                     if loss and chance() < loss:
                         continue
                     if jitter:
