@@ -139,6 +139,7 @@ def described(
     *,
     cores: float | None = None,
     emulated: bool = False,
+    pace: float = math.inf,
 ) -> Network:
     """A cluster by its description.
 
@@ -147,11 +148,12 @@ def described(
         latency: seconds that a link adds, one way.
         cores: of each node; None: as many as its ranks can use.
         emulated: whether all nodes are on the machine of the profile, as in the testbed.
+        pace: bytes a second of one connection, where packets are lost.
     """
     slowest = min((rate for rate in rates if rate is not None), default=math.inf)
     uneven = len({*rates}) > 1
     own = ranks * (profile.threads + 1) if cores is None else cores
-    most, one = slowest * FRAMES / 8, WINDOW / (2 * latency) if latency else math.inf
+    most, one = slowest * FRAMES / 8, min(pace, WINDOW / (2 * latency) if latency else math.inf)
     return replace(
         between_gpus(of_ring(nodes, ranks, min(most, one), latency + LATENCY, profile), profile),
         cores=profile.cores if emulated else own,
@@ -173,7 +175,9 @@ def of_cluster(
 ) -> Network:
     """A cluster by its text; see `described`."""
     rates = [shape.free_rate_of(node) for node in range(shape.nodes)]
-    latency = max(shape.latency_of(node) for node in range(shape.nodes))
     return described(
-        shape.nodes, shape.ranks_per_node, rates, latency, profile, cores=cores, emulated=emulated
+        *(shape.nodes, shape.ranks_per_node, rates, shape.most_latency, profile),
+        cores=cores,
+        emulated=emulated,
+        pace=shape.pace,
     )

@@ -173,7 +173,8 @@ def _replica(task: Task, recipe: Recipe) -> Iterator[TrainingReplica]:
     if task.strategy is None:
         yield TrainingReplica(module, module, optimizer, NoSession())
         return
-    model = DistributedDataParallel(module, gradient_as_bucket_view=True)
+    # All ranks have made the same parameters, from the seed.
+    model = DistributedDataParallel(module, gradient_as_bucket_view=True, init_sync=False)
     steps = recipe.steps_per_epoch(dist.get_world_size())
     with attach(
         model, optimizer, task.strategy, steps_per_epoch=steps, epochs=task.epochs, seed=task.seed
