@@ -9,7 +9,15 @@ from torch import Tensor
 import tacit
 from cases import for_each
 from tacit.algorithms import known, parse
-from tacit.contracts import WORLD, Compressor, MixingTopology, PairTopology, Topology
+from tacit.contracts import (
+    WORLD,
+    Compressor,
+    LinkRates,
+    MixingTopology,
+    PairTopology,
+    Topology,
+    made_for,
+)
 from tacit.errors import ConfigError
 from tacit.session import Session
 from tacit.strategy import Strategy
@@ -199,6 +207,39 @@ def test_what_a_second_compression_loses_is_weighed() -> None:
     assert "bytes sent, times 2.28 for what a second compression loses" in said
     assert chosen(tacit.QSGD(bits=2), 4)[0] == Flat()
     assert chosen(tacit.QSGD(bits=4), 4)[0] == TwoPhase()
+
+
+def test_latency_is_weighed_where_it_is_known() -> None:
+    strategy = undecided("efsign")
+
+    def group(topology: Topology) -> Group:
+        return Group(replace(strategy, topology=topology), Loopback(4))
+
+    (flat, two_phase), weighed = (
+        group(Auto()).sessions[0].choice.sent.values(),
+        group(Auto()).sessions[0].choice,
+    )
+    gap = weighed.weighed[Flat()] - weighed.weighed[TwoPhase()]
+    assert flat > two_phase
+    assert gap > 0
+    rate = 1e8
+    trip = gap * 8 / rate / 2  # one way, of a round trip in which the link carries what two phases save
+    assert group(Auto(latency=0.9 * trip, rate=rate)).topology == TwoPhase()
+    late = group(Auto(latency=1.1 * trip, rate=rate))
+    assert late.topology == Flat()
+    assert f"plus {1.1 * gap:,.0f} for latency" in told(late.sessions[0])
+    links = LinkRates(((None, 2e8), (rate, None)), ((0, 1), (2, 3)), 1.1 * trip)
+    assert made_for(Auto(), links) == Auto(latency=1.1 * trip, rate=rate)
+    assert made_for(Hierarchical(), links).options([strategy.compressor]).delays == pytest.approx(
+        (1.1 * gap, 2.2 * gap)
+    )
+    assert not any(each.needs_rates for each in (Auto(), Hierarchical()))
+    with pytest.raises(
+        ConfigError, match=r"latency=0.03 has no rate .* write Auto\(latency=0.03, rate=1e8\)"
+    ):
+        Auto(latency=0.03)
+    with pytest.raises(ConfigError, match="rate=0 is not a finite number above 0: write bit/s"):
+        Auto(rate=0)
 
 
 def test_bytes_grow_by_a_quarter_from_4_ranks_to_16_and_by_five_times_in_an_all_gather() -> None:

@@ -140,7 +140,7 @@ def attach(
         reduction: how gradients of a sharded model are reduced along the far axis: "mean", or "sum" if the
             loss is divided by the samples of all ranks, as torchtitan's is.
         probe: whether to measure the links between all ranks' nodes now, for about a second a pair of nodes:
-            `session.links` then has them.
+            `session.links` then has them, and a topology `Auto()` weighs their latency.
         decider: for "auto": chooses the strategy by what the first steps have measured. It has the same type
             on every rank. By default the planner, which predicts how long a step takes with each candidate.
         members: for replicas that join, leave and die while training goes on: how many there may be, and

@@ -104,10 +104,6 @@ class Attached:
         self.links = self._active.links
         try:
             exit.began(self)
-            if spec.probe and self.links is None:
-                from tacit.levels.node_layout import measured_links
-
-                self.links = measured_links(spec.group, spec.mesh)
             observers.began(self)
         except BaseException as error:
             Attached.__exit__(self, type(error), error, error.__traceback__)

@@ -305,7 +305,7 @@ class Choosing:
                 f"{text!r} risks more than accept={accept} allows: accept more, or have the decider choose "
                 "among session.candidates()"
             )
-        return replace(options, chosen_by=self.now.spec.chosen_by)
+        return replace(options, chosen_by=self.now.spec.chosen_by, probe=False)
 
     def _exchange(self, options: AttachSpec, equal: bool = True) -> None:
         """Replace the strategy at work, if the new one differs. A collective call.

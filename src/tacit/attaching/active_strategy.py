@@ -50,7 +50,7 @@ class ActiveStrategy:
         hooks: in backward, and around the optimizers' steps.
         failures: the failures that this rank knows, its own and its peers'.
         momentum: the momentum that was taken from the optimizers, if any.
-        links: the measured links, if the strategy depends on them.
+        links: the measured links, if the strategy depends on them or the user has asked for them.
 
     Raises:
         AttachError: it does not fit, or ranks have different arguments; no hook remains then.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -23,12 +24,11 @@ if TYPE_CHECKING:
 
 
 def links_for(spec: AttachSpec) -> Links | None:
-    """The links, measured now if a topology of the strategy depends on them. A collective call.
+    """The links, measured now if `probe` asks for it or a topology depends on them. A collective call.
 
     All ranks get the same numbers, so that they decide alike.
     """
-    needed = any(level.topology.needs_rates for level in spec.strategy.levels)
-    if not needed:
+    if not (spec.probe or any(level.topology.needs_rates for level in spec.strategy.levels)):
         return None
     from tacit.levels.node_layout import measured_links
 
@@ -74,7 +74,8 @@ def _for_links(levels: Sequence[Strategy], links: Links | None) -> Sequence[Stra
     """The levels, with topologies for these links."""
     if links is None:
         return levels
-    rates = LinkRates(links.rate_both_ways, links.ranks)
+    latency = statistics.median(links.between(links.latency) or [0.0])
+    rates = LinkRates(links.rate_both_ways, links.ranks, latency)
     return [replace(each, topology=made_for(each.topology, rates)) for each in levels]
 
 

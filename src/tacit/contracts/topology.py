@@ -27,6 +27,8 @@ class Options(NamedTuple):
     """The reason, where a choice was possible and only one topology fits."""
     prices: tuple[float, ...] = ()
     """The weight of a byte of each topology, as some lose more by compression; empty: 1 for all."""
+    delays: tuple[float, ...] = ()
+    """The bytes that a link would carry while messages of each topology are on the way; empty: 0 for all."""
 
 
 class Topology(ABC):
@@ -76,6 +78,11 @@ class Topology(ABC):
     def needs_rates(self) -> bool:
         """Whether it depends on the rates of links, and has none yet."""
         return False
+
+    @property
+    def uses_rates(self) -> bool:
+        """Whether it has a use for the rates of links, needed or not, and has none yet."""
+        return self.needs_rates
 
     def for_rates(self, links: LinkRates) -> Topology:
         """This topology for these links; the same on all ranks for the same links."""
@@ -148,10 +155,12 @@ class LinkRates:
         matrix: bit/s from each node (row) to each node (column), while as much comes back. The diagonal is
             within a node; None where nothing is known.
         nodes: the ranks of each node.
+        latency: seconds of a small message between two nodes, one way.
     """
 
     matrix: tuple[tuple[float | None, ...], ...]
     nodes: tuple[tuple[int, ...], ...]
+    latency: float = 0.0
 
     def of_nodes(self) -> tuple[float, ...]:
         """The rate of each node's link: the highest of its rates to and from another node.
@@ -182,8 +191,8 @@ class ByLinks(Topology):
 
 
 def made_for(topology: Topology, links: LinkRates) -> Topology:
-    """The topology for these links, if it depends on links and has no rates yet; else itself."""
-    return topology.for_rates(links) if topology.needs_rates else topology
+    """The topology for these links, if it has a use for rates and none yet; else itself."""
+    return topology.for_rates(links) if topology.uses_rates else topology
 
 
 class NodeTopology(Topology):

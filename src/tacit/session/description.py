@@ -98,9 +98,10 @@ def _chosen(choice: TopologyChoice) -> Iterator[str]:
         return
     yield f"topology: {choice.topology}, chosen by the bytes of the busiest rank in a round"
     for topology, weighed in choice.weighed.items():
+        late = f", plus {choice.delays[topology]:,.0f} for latency" if choice.delays[topology] else ""
         yield (
             f"  {topology}: {choice.sent[topology]:,} bytes sent, times {choice.prices[topology]:.3g} for "
-            f"what a second compression loses: {weighed:,.0f}"
+            f"what a second compression loses{late}: {weighed:,.0f}"
         )
     if choice.few:
         yield "  with one or two ranks the first is taken, whatever the bytes"

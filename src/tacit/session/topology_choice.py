@@ -1,4 +1,4 @@
-"""The choice of a topology, if the strategy leaves it open: by bytes, weighed by what compression loses."""
+"""The choice of a topology, if the strategy leaves it open: by bytes, what compression loses, latency."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class TopologyChoice:
             once: in a round, or if parts of the model have separate rounds, in one round of each. Empty where
             there was nothing to choose.
         prices: the weight of a byte of each.
+        delays: the bytes that a link would carry while messages of each are on the way.
         few: whether there are so few ranks that the first candidate is taken, whatever the bytes.
         because: why there was nothing to choose, if the strategy asks for a choice.
     """
@@ -36,13 +37,14 @@ class TopologyChoice:
     sent: Mapping[Topology, int] = field(default_factory=dict)
     because: str = ""
     prices: Mapping[Topology, float] = field(default_factory=dict)
+    delays: Mapping[Topology, float] = field(default_factory=dict)
 
     few: bool = False
 
     @property
     def weighed(self) -> dict[Topology, float]:
-        """The numbers by which candidates are compared: their bytes times the weight of a byte of each."""
-        return {each: sent * self.prices[each] for each, sent in self.sent.items()}
+        """The numbers by which candidates are compared: their bytes, weighted, and what latency is worth."""
+        return {each: sent * self.prices[each] + self.delays[each] for each, sent in self.sent.items()}
 
 
 def choose(session_context: SessionContext, names: Sequence[Sequence[str]]) -> TopologyChoice:
@@ -58,14 +60,14 @@ def choose(session_context: SessionContext, names: Sequence[Sequence[str]]) -> T
     )
     for compressor in compressors:
         _refuse_variable(compressor, session_context.topology)
-    options, because, prices = session_context.topology.options(compressors)
+    options, because, prices, delays = session_context.topology.options(compressors)
     counts = dict(zip(options, prices or [1.0] * len(options), strict=True))
+    late = dict(zip(options, delays or [0.0] * len(options), strict=True))
     sent: dict[Topology, int] = {}
     if len(options) > 1:
         sent = {each: predicted_bytes(_with(session_context, each), names) for each in options}
-    found = TopologyChoice(
-        options[0], sent, because, counts, few=session_context.coordinate.here.peers <= FEW
-    )
+    few = session_context.coordinate.here.peers <= FEW
+    found = TopologyChoice(options[0], sent, because, counts, late, few)
     if sent and not found.few:
         weighed = found.weighed
         found = replace(found, topology=min(options, key=lambda each: weighed[each]))

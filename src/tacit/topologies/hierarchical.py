@@ -87,11 +87,15 @@ class Hierarchical(NodeTopology, ByLinks):
 
     @property
     def needs_rates(self) -> bool:
-        return isinstance(self.far, ByLinks) and self.far.needs_rates
+        return self.far.needs_rates
+
+    @property
+    def uses_rates(self) -> bool:
+        return self.far.uses_rates
 
     def for_rates(self, links: LinkRates) -> Hierarchical:
         """This topology, with the exchange between nodes adapted to their links' rates."""
-        far = self.far.for_rates(links) if isinstance(self.far, ByLinks) else self.far
+        far = self.far.for_rates(links)
         assert isinstance(far, OnAxis)
         return replace(self, far=far)
 

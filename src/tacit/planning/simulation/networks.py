@@ -85,6 +85,6 @@ def strategy_on(network: Network, strategy: AnyStrategy) -> AnyStrategy:
         tuple(each if math.isfinite(each := min(rates[i], rates[j])) else None for j in nodes) for i in nodes
     )
     ranks = tuple(tuple(range(i * network.ranks, (i + 1) * network.ranks)) for i in nodes)
-    links = LinkRates(matrix, ranks)
+    links = LinkRates(matrix, ranks, network.latency)
     levels = tuple(replace(level, topology=made_for(level.topology, links)) for level in strategy.levels)
     return levels[0] if isinstance(strategy, Strategy) else replace(strategy, levels=levels)
