@@ -51,7 +51,7 @@ CONNECTIONS = (1, 2, 4, 8)
 _PORT, _PINGS = 6000, 100
 _PIECES, _PIECE = 16, 4 << 20
 _GLOO_ROUNDS, _STEPS = 6, 12
-_NOT_PERMITTED = "left out, as it is not permitted here:"
+_LEFT_OUT = "left out: congestion control"
 _ABORT = struct.pack("ii", 1, 0)  # SO_LINGER: what still waits is not sent
 
 
@@ -82,15 +82,23 @@ def _send(connection: socket.socket, control: str) -> None:
         return
 
 
-def _left_out() -> dict[str, str]:
-    """The congestion controls that this process may not use, and what the kernel says."""
+def left_out(controls: Sequence[str]) -> dict[str, str]:
+    """The congestion controls that this process may not use: why not, and what to do."""
     found = {}
     with socket.socket() as trial:
-        for control in CONTROLS:
+        for control in controls:
             try:
                 trial.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
+            except PermissionError:
+                found[control] = (
+                    f"{_LEFT_OUT} {control!r}, which is not permitted here; as root on the host: sysctl -w "
+                    f"net.ipv4.tcp_allowed_congestion_control='reno cubic {control}'"
+                )
             except OSError as error:
-                found[control] = str(error)
+                found[control] = (
+                    f"{_LEFT_OUT} {control!r}, which this kernel does not have ({error.strerror}); as root "
+                    f"on the host: modprobe tcp_{control}"
+                )
     return found
 
 
@@ -271,13 +279,9 @@ def rank_main(part: str, quick: bool) -> None:
                     found[f"{count}, {name}"] = _carried(rank, joined, count, "cubic", seconds)
                 _larger_buffers()
         else:
-            left_out = _left_out()
-            for control, why in left_out.items():
-                print(
-                    f"{_NOT_PERMITTED} {control!r}: {why}; as root on the host: modprobe "
-                    f"tcp_{control}; sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic {control}'"
-                )
-            for control in (each for each in CONTROLS if each not in left_out):
+            refused = left_out(CONTROLS)
+            print(*refused.values(), sep="\n")
+            for control in (each for each in CONTROLS if each not in refused):
                 for count in _connections(quick):
                     found[f"{control} {count}"] = _carried(rank, joined, count, control, seconds)
     if rank == 0:
@@ -293,7 +297,7 @@ def row(part: str, cluster: str, quick: bool) -> dict[str, Any]:
         raise SystemExit(f"{part} on {cluster}: {last_words(result, lines)}\n" + "\n".join(lines[-5:]))
     relay = result.relayed
     about = {} if relay is None else {"cores": relay.cores, "late": relay.late, "doubt": relay.doubt}
-    for line in dict.fromkeys(line for line in lines if _NOT_PERMITTED in line):
+    for line in dict.fromkeys(line for line in lines if _LEFT_OUT in line):
         print(line, file=sys.stderr)
     print(cluster, told[0], about, file=sys.stderr, flush=True)
     return {"cluster": cluster, "found": told[0], "relay": about}

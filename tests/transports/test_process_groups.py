@@ -12,7 +12,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tacit.transports.process_groups import disband, gather_texts, meeting_by, member_group, own_groups
+from tacit.errors import ConfigError
+from tacit.transports.process_groups import (
+    disband,
+    gather_texts,
+    joined_world,
+    meeting_by,
+    member_group,
+    own_groups,
+)
 
 
 def _socket_threads() -> set[str]:
@@ -20,6 +28,14 @@ def _socket_threads() -> set[str]:
     return {
         each for each, task in tasks.items() if task.exists() and task.read_text().strip() == "gloo_tcp_loop"
     }
+
+
+def test_an_interface_that_is_not_there_is_named_before_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth7")
+    refused = pytest.raises(ConfigError, match=r"names 'eth7', and there is no such .*: write one of .*lo")
+    with refused, joined_world(timedelta(seconds=9)):
+        pass
+    assert not dist.is_initialized()
 
 
 def test_all_groups_share_the_thread_that_waits_for_sockets() -> None:
