@@ -2,6 +2,7 @@
 
     python benchmarks/choosing.py --data PATH    # about 30 minutes; goes on where it was interrupted
     python benchmarks/choosing.py --quick        # a few minutes: the small model on 100 Mbit/s
+    python benchmarks/choosing.py --quick --links 100mbit,30ms,0.1%loss
     python benchmarks/choosing.py --table        # print the table of what was measured, and no more
 
 Each setting is one launch in which all algorithms run interleaved (windows.py), with DDP and with ranks that
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from comparing import ARCHIVES, images_or
-from experiments import BIG, NETWORKS, PRECISIONS, Network, Scale, settled, words
+from experiments import BIG, LINKS, NETWORKS, PRECISIONS, Network, Scale, settled, words
 from markdown_tables import markdown
 from paired import RESULTS, ROOT
 from paper_page import every, withheld
@@ -75,7 +76,7 @@ def settings(scale: Scale) -> Iterator[Setting]:
     """Those that are measured, the fastest links first."""
     quick = scale.quick
     for nodes in (NODES,) if quick else (NODES, FLAT):
-        for rate in ("100mbit",) if quick else ("1gbit", "100mbit", "10mbit"):
+        for rate in (scale.links,) if quick else ("1gbit", "100mbit", "10mbit"):
             yield Setting(SMALL, "1 million", nodes, rate)
     for nodes in (NODES, FLAT):
         for rate in ("1gbit", "100mbit"):
@@ -152,10 +153,13 @@ def main() -> None:
     parser.add_argument("--data", help="CIFAR-10, as `tacit compare cifar10 --data` takes it")
     parser.add_argument("--quick", action="store_true", help="one setting, and nothing is written")
     parser.add_argument("--table", action="store_true", help="only print what was measured")
+    parser.add_argument("--links", default=LINKS, help="of --quick, e.g. 100mbit,30ms,0.1%%loss")
     options = parser.parse_args()
+    if options.links != LINKS and not options.quick:
+        parser.error("--links is of --quick: write both, or leave it out")
     found = None if options.quick else images_or("rows of the large model are left out", options.data)
     blocks = QUICK_BLOCKS if options.quick else BLOCKS
-    scale = Scale(blocks=blocks, data=str(found) if found else None, quick=options.quick)
+    scale = Scale(blocks=blocks, data=str(found) if found else None, quick=options.quick, links=options.links)
     path = ROOT / "tacit-out" / FILE.name if options.quick else FILE
     path.parent.mkdir(exist_ok=True)
     scale = settled(scale, lambda some: asked(some).values(), held(path))

@@ -15,7 +15,7 @@ from windows import Window, plan
 
 Claimed: TypeAlias = Literal["time saved", "times fewer bytes", "accuracy"]
 NODES, FLAT = "2x2", "4x1"
-RATE = "@100mbit"
+LINKS = "100mbit"
 """The links that times are measured on; accuracies come from links at full speed."""
 LIMIT = 10_000
 """Training images."""
@@ -237,6 +237,7 @@ class Scale:
         seeds: how many, from 0 on; `blocks`: of each window.
         data: CIFAR-10; None for what needs none.
         quick: one cluster and one network.
+        links: those that are shaped, as in a cluster's text.
         precision: of networks that are quick in either; see `fast_precision`.
     """
 
@@ -244,6 +245,7 @@ class Scale:
     blocks: int = 3
     data: str | None = None
     quick: bool = False
+    links: str = LINKS
     precision: str = PRECISIONS[0]
 
 
@@ -306,7 +308,7 @@ def checked(experiment: Experiment, scale: Scale) -> tuple[Network, str]:
     """What is trained whole on shaped links, and on which."""
     found = networks(experiment, scale)
     network, _ = found.get(SMALL) or found["digits"]
-    return network, experiment.cluster + RATE
+    return network, f"{experiment.cluster}@{scale.links}"
 
 
 def whole_runs(experiment: Experiment, scale: Scale) -> list[Run]:
@@ -334,13 +336,13 @@ def windows(experiment: Experiment, scale: Scale) -> list[Window]:
     network, cluster = checked(experiment, scale)
     settings = [(network, cluster, experiment.algorithms)]
     settings += [
-        (each, clusters[0] + RATE, _trained(experiment, name))
+        (each, f"{clusters[0]}@{scale.links}", _trained(experiment, name))
         for name, (each, clusters) in networks(experiment, scale).items()
         if each is not network and name in RECIPES
     ]
     if scale.data and not scale.quick:
         clusters = BOTH if experiment.cluster == NODES else (FLAT,)
-        settings += [(BIG, each + RATE, experiment.algorithms) for each in clusters]
+        settings += [(BIG, f"{each}@{scale.links}", experiment.algorithms) for each in clusters]
     return [
         window
         for network, cluster, algorithms in settings

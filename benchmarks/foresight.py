@@ -170,7 +170,7 @@ def measure_setting(model: str, cluster: str, quick: bool) -> list[dict[str, Any
 
     arms = (*GRADIENTS, *PERIODIC, *{**CLUSTERS, **LATE}[cluster])
     words = [__file__, "--rank", model, "--arms", ";".join(arms), *(["--quick"] if quick else [])]
-    found = in_testbed(cluster, words, timeout=900)
+    found = in_testbed(cluster, words, timeout=1800)
     profile, links = Profile.from_json(found["profile"]), Links.from_json(found["links"])
     network = networks.measured(links, profile)
     alone = found["seconds"]["compute-only"]

@@ -29,7 +29,7 @@ from typing import Any
 import mp2
 import windows
 from comparing import images_or
-from experiments import EXPERIMENTS, Scale, runs, settled, whole_runs
+from experiments import EXPERIMENTS, LINKS, Scale, runs, settled, whole_runs
 from experiments import windows as windows_of
 from grid import RUNS, Done, Run, carry_out, held, paired
 from launched import refuse_early
@@ -93,7 +93,7 @@ def carried_out(name: str, scale: Scale, folder: Path, command: str) -> dict[str
 def scaled(options: argparse.Namespace) -> Scale:
     """How much is asked for."""
     if options.quick:
-        return Scale(QUICK_SEEDS, QUICK_BLOCKS, quick=True)
+        return Scale(QUICK_SEEDS, QUICK_BLOCKS, quick=True, links=options.links)
     data = images_or("digits take their place", options.data)
     return Scale(data=str(data) if data else None)
 
@@ -115,7 +115,10 @@ def main() -> None:
     parser.add_argument("--data", help="CIFAR-10, as `tacit compare cifar10 --data` takes it")
     parser.add_argument("--quick", action="store_true", help="a few minutes of digits, to see that it works")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
+    parser.add_argument("--links", default=LINKS, help="of --quick, e.g. 100mbit,30ms,0.1%%loss")
     options = parser.parse_args()
+    if options.links != LINKS and not options.quick:
+        parser.error("--links is of --quick: write both, or leave it out")
     if options.quick and options.data:
         parser.error("--quick trains digits, and --data would do nothing: leave one of them out")
     names = [*EXPERIMENTS, "mp2"] if options.experiment == "all" else [options.experiment]
