@@ -6,6 +6,7 @@
 
 * `collectives`: ms of each, by the bytes of a payload; at once after the one before, after a pause of a
   second, and after such a pause where TCP goes on as fast as before it. `ring` is Gloo's all-gather.
+* `silence`: ms of two of them, by the time since the one before; the row `silence` has that, in ms.
 * `steps`: ms a step of `digits` (1 million parameters) by the algorithm, one after the other.
 * `hidden`: the same on one cluster where a step without communication takes about so many ms, as each
   rank rests for most of them, as if a GPU computed; the share of steps that send nothing.
@@ -30,7 +31,7 @@ from paired import add_table, conclude, hardware
 
 FAR = "4x1@100mbit,30ms"
 CLUSTERS = ("4x1@100mbit,1ms", "4x1@100mbit,10ms", FAR, "4x1@100mbit,30ms,0.1%loss", "4x1@100mbit,100ms")
-PARTS = {"collectives": (FAR,), "steps": CLUSTERS, "hidden": (FAR,)}
+PARTS = {"collectives": (FAR,), "silence": (FAR,), "steps": CLUSTERS, "hidden": (FAR,)}
 PERIOD, LATE = 32, "lowbit:sync_every=2,late=1"
 ALGORITHMS = (
     *("ddp", "dense:topology=halving-doubling", "dense:topology=direct"),
@@ -47,6 +48,7 @@ HIDDEN = {
 }
 """(ms of a step, whether TCP starts fast after a pause) -> algorithms."""
 SIZES = (64, 16 << 10, 64 << 10, 256 << 10)
+_PAUSES = (0.0, 0.3, 0.6, 1.2)
 _PAUSE, _COMPUTING, _WARM, _ALONE = 1.0, 0.012, 2, "compute-only"
 
 
@@ -55,7 +57,7 @@ def _steady() -> None:
     Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle").write_text("0")
 
 
-def _collectives(quick: bool) -> dict[str, list[float]]:
+def _collectives(quick: bool, silent: bool) -> dict[str, list[float]]:
     """ms, by collective and pause; one number for each size."""
     import torch
     import torch.distributed as dist
@@ -88,31 +90,41 @@ def _collectives(quick: bool) -> dict[str, list[float]]:
             "all-to-all": one(lambda x: AllToAll(((x,),) * dist.get_world_size(), "world")),
             "ring": ring,
         }
-        for name, pause in (("", 0.0), (", pause", _PAUSE), (", pause, steady", _PAUSE)):
+        of_two = [(kind, pause) for kind in ("all-gather", "all-to-all") for pause in _PAUSES]
+        for kind, pause in of_two if silent else ():
+            times = [_medians(kinds[kind], size, pause, 3) for size in SIZES]
+            found[f"{kind}, {pause:g} s"] = [took for took, _ in times]
+            found[f"silence, {kind}, {pause:g} s"] = [silence for _, silence in times]
+        every = () if silent else (("", 0.0), (", pause", _PAUSE), (", pause, steady", _PAUSE))
+        for name, pause in every:
             if name.endswith("steady"):
                 _steady()
             for kind, do in kinds.items():
-                found[kind + name] = [_median(do, size, pause, 3 if quick or pause else 5) for size in SIZES]
+                count = 3 if quick or pause else 5
+                found[kind + name] = [_medians(do, size, pause, count)[0] for size in SIZES]
         transport.close()
     return found
 
 
-def _median(do: Callable[[Any], None], size: int, pause: float, times: int) -> float:
-    """The ms of the rank that took longest; the first ones do not count."""
+def _medians(do: Callable[[Any], None], size: int, pause: float, times: int) -> tuple[float, float]:
+    """The ms of the rank that took longest, and since the one before; the first ones do not count."""
     import torch
     import torch.distributed as dist
 
-    took, x = [], torch.zeros(size, dtype=torch.uint8)
+    took, silences, x = [], [], torch.zeros(size, dtype=torch.uint8)
+    ended = time.perf_counter()
     for _ in range(_WARM + times):
         dist.barrier()
         time.sleep(pause)
         dist.barrier()
         start = time.perf_counter()
+        silences.append(1e3 * (start - ended))
         do(x)
-        longest = torch.tensor([1e3 * (time.perf_counter() - start)])
+        ended = time.perf_counter()
+        longest = torch.tensor([1e3 * (ended - start)])
         dist.all_reduce(longest, dist.ReduceOp.MAX)
         took.append(float(longest))
-    return statistics.median(took[_WARM:])
+    return statistics.median(took[_WARM:]), statistics.median(silences[_WARM:])
 
 
 def _steps(algorithms: Sequence[str], length: float = 0.0) -> dict[str, float]:
@@ -164,8 +176,8 @@ def _work(rest: float) -> Any:
 
 def rank_main(part: str, quick: bool) -> None:
     """Measure one part on one cluster; the first rank tells."""
-    if part == "collectives":
-        found: Mapping[str, Any] = _collectives(quick)
+    if part in ("collectives", "silence"):
+        found: Mapping[str, Any] = _collectives(quick, part == "silence")
     elif part == "steps":
         found = _steps(ALGORITHMS)
     else:
@@ -193,7 +205,7 @@ def table(result: Mapping[str, Any]) -> str:
     """A saved result as Markdown."""
     parts = []
     for part, rows in result["rows"].items():
-        if part == "collectives":
+        if part in ("collectives", "silence"):
             head = ["ms", *(f"{size:,} bytes" for size in SIZES)]
             lines = [[name, *(f"{ms:.0f}" for ms in each)] for name, each in rows[0]["found"].items()]
         elif part == "steps":

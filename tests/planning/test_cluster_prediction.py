@@ -16,7 +16,8 @@ from tacit.planning.cluster_prediction import Prediction, predict
 from tacit.planning.simulation import networks
 from tacit.planning.simulation.timeline import ENCODING, MAIN, WAITING
 from tacit.transports.probing import RingCost
-from tacit_lab.cluster_plans import FRAMES, WINDOW, described, plan
+from tacit_lab.cluster import Cluster
+from tacit_lab.cluster_plans import FRAMES, WINDOW, described, of_cluster, plan
 
 COMPUTE = 0.017
 """Seconds of the made step."""
@@ -186,6 +187,12 @@ def test_a_connection_carries_a_window_in_a_round_trip(monkeypatch: pytest.Monke
         assert found.rate == pytest.approx(WINDOW / 0.06)
         assert found.rate * found.connections == pytest.approx(min(count * WINDOW / 0.06, 1e9 * FRAMES / 8))
     assert described(4, 1, [1e8] * 4, 0.03, made.profile()).connections == 1.0, "which one connection fills"
+
+
+def test_a_connection_has_its_own_pace_where_packets_are_lost() -> None:
+    lossy = Cluster.parse("4x1@100mbit,100ms,1%loss")
+    assert of_cluster(lossy, made.profile()).rate == pytest.approx(lossy.pace)
+    assert of_cluster(Cluster.parse("4x1@1gbit,1ms,2places=30ms"), made.profile()).latency > 0.03
 
 
 def test_what_cannot_be_foretold_is_refused_by_name() -> None:

@@ -1522,8 +1522,9 @@ def of_plain_ddp_only_the_steps_are_known() -> None:
 @check
 def links_are_measured_where_all_ranks_ask_for_it() -> None:
     model = wrapped()
-    with tacit.attach(model, sgd(model), "bf16", probe=True) as session:
-        found = session.links
+    with tacit.attach(model, sgd(model), "int8", probe=True) as session:
+        found, described = session.links, session.describe()
+    assert "for latency" in described
     assert found is not None
     world = dist.get_world_size()
     assert found.ranks == tuple((rank,) for rank in range(world)) or sum(map(len, found.ranks)) == world
