@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -142,8 +143,8 @@ def save(name: str, result: object) -> Path:
 
 def named(name: str, options: argparse.Namespace) -> str:
     """A result's: one of a part (--only), or a quick one, does not take the place of a whole one."""
-    part = getattr(options, "only", None) or ""
-    return "-".join(filter(None, [name, part.replace(",", "-").replace("/", "-"), "quick" if options.quick else ""]))
+    part = re.sub("[,/]", "-", getattr(options, "only", None) or "")
+    return "-".join(filter(None, [name, part, "quick" if options.quick else ""]))
 
 
 def add_table(parser: argparse.ArgumentParser) -> None:
