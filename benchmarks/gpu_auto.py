@@ -137,7 +137,7 @@ def foretold(setting: Setting) -> Row:
     for algorithm, gbit, predicted, real in compared(profile, measured):
         row = {"algorithm": algorithm, "gbit": gbit, "predicted_ms": 1e3 * predicted, "ms": 1e3 * real}
         rows.append(row)
-        print("{algorithm:12} at {gbit:g} Gbit/s: predicted {predicted_ms:.1f} ms, {ms:.1f}".format(**row))
+        print(f"{algorithm:12} at {gbit:g} Gbit/s: predicted {1e3 * predicted:.1f} ms, {1e3 * real:.1f}")
         off = abs(predicted / real - 1)
         verdicts.append(verdict(f"{algorithm} at {gbit:g} Gbit/s: predicted step, off by", off, OFF))
     return {"profile": json.loads(PROFILE.read_text()), "rows": rows, "verdicts": verdicts}
