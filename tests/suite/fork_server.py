@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -44,6 +45,10 @@ RANKS_NEED = (
 )
 GPU = ("cuda", "triton")
 FIRST_FREE = 1000
+TAKEN_DOWN = "MODULES_ARE_TAKEN_DOWN"
+"""Set for one rank of each launch of checks, for what goes wrong at the very end."""
+HUGE = 1 << 21
+MADV_COLLAPSE = 25
 
 
 def ready() -> None:
@@ -60,6 +65,21 @@ def ready() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()  # else the first collection in each rank would copy what they share
+    for each in weakref.finalize._registry.values():  # type: ignore[attr-defined]
+        each.atexit = False  # numba's, of each compiled function: a third of what a fork takes
+    _collapse()
+
+
+def _collapse() -> None:
+    """Put memory into huge pages, as far as the kernel can: a fork copies one entry for 512."""
+    madvise = ctypes.CDLL(None).madvise
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, rights, _, _, _, *name = line.split()
+        if rights == "rw-p" and name in ([], ["[heap]"]):
+            start, end = (int(each, 16) for each in place.split("-"))
+            start, end = -(-start // HUGE) * HUGE, end // HUGE * HUGE
+            if start < end:
+                madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
 
 
 def wanted(parent: socket.socket) -> dict[str, Any] | None:
@@ -199,5 +219,5 @@ def _from_the_script_on(trace: TracebackType | None) -> TracebackType | None:
 if __name__ == "__main__":
     ready()
     if request := wanted(socket.socket(fileno=int(sys.argv[1]))):
-        first = request["env"].get("RANK") == "0"  # one of each launch, for what goes wrong at the very end
-        (finish if first else leave)(run(request["argv"], request["env"]))
+        whole = request["env"].pop(TAKEN_DOWN, "")
+        (finish if whole else leave)(run(request["argv"], request["env"]))

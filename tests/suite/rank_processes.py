@@ -12,6 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from fork_server import TAKEN_DOWN
 from forks import WARNINGS, Fork
 
 
@@ -111,6 +112,7 @@ def ranks(
         all_ = []
         for rank in range(world):
             env = of_launcher(port, rank, world, 2) | {"TORCHELASTIC_USE_AGENT_STORE": not hosted}
+            env |= {TAKEN_DOWN: 1} if rank == 0 and script.endswith("_checks.py") else {}
             all_.append(processes.start(program, *arguments, fresh=rank in fresh, **env))
         others = {rank: processes.ended(p, seconds) for rank, p in enumerate(all_) if rank != lost}
         if lost is not None:
