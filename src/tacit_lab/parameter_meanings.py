@@ -211,6 +211,10 @@ BY_ALGORITHM = {
         "ratio": "with push or pull topk, the share of the entries that travels; None: 0.01",
         "bits": "with push or pull qsgd, bits an entry, 2 to 8; None: 4",
     },
+    "async-diloco": {
+        "delay": "the server's momentum steps after so many pushes, each of which counts 1 / delay; None: as "
+        "many as there are workers",
+    },
     "ps-topk": {"bits": _OF_QSGD},
     "ps-dgc": {"momentum": "of SGD, which is taken over from the optimizer", "bits": _OF_QSGD},
     "mp2": {

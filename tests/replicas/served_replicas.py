@@ -23,10 +23,9 @@ from tacit.contracts import (
     ServerTopology,
 )
 from tacit.stores.client.server_connection import KINDS
-from tacit.stores.messages import Message, PayloadBuffer
+from tacit.stores.messages import Message, MessageSpec, PayloadBuffer, RunSpec
 from tacit.stores.protocol import FrameKind
-from tacit.stores.server.averaging_service import AveragingService
-from tacit.stores.server.parameter_service import ParameterService
+from tacit.stores.server.services import service_for
 from tacit.stores.service import Reply, Sender, Service
 from tacit.transports.loopback import Answer, Loopback, LoopbackTransport
 from tacit.transports.message_layout import nbytes
@@ -128,11 +127,8 @@ class Served:
     def _open(self, key: str, back: PayloadSpec | None) -> None:
         if key in self.services:
             return
-        if self.star.averages:
-            self.services[key] = AveragingService(self.workers, key)
-        else:
-            assert back is not None, "a worker has to enter first"
-            self.services[key] = ParameterService(self.workers, self.star, back, None, key)
+        run = RunSpec(self.star, (), ())
+        self.services[key] = service_for(run, self.workers, MessageSpec(key, (), (), back))
         self.states[key] = self.services[key].start()
         if self.star.averages:
             self._enter_all(key)

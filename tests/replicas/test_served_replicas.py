@@ -11,7 +11,10 @@ from tacit.algorithms import parse
 SIZES = {"a": 40, "b": 3}
 
 
-ALGORITHMS = ["ps-async", "ps-async:pull=int8", "ps-ssp:push=topk,pull=sign", "ps-ssp:pull=qsgd"]
+ALGORITHMS = [
+    *("ps-async", "ps-async:pull=int8", "ps-ssp:push=topk,pull=sign", "ps-ssp:pull=qsgd"),
+    "async-diloco:sync_every=2,delay=2,bits=4",
+]
 
 
 @for_each("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -15,7 +15,7 @@ from tacit.errors import ConfigError
 from tacit.rounds import Every
 from tacit.session.buckets import make_buckets
 from tacit.strategy import Levels, Strategy
-from tacit.topologies import Asynchronous, Flat, Star, Synchronous
+from tacit.topologies import Asynchronous, DelayedNesterov, Flat, Star, Synchronous
 from tacit.transports.meter import DryRun, like, run_dry
 
 ASYNC = Star(Asynchronous())
@@ -106,6 +106,10 @@ class RowWise(Dense):
             "as nobody waits for others to average with",
         ),
         (lambda: parse("ps-async:sync_every=4,optimizer=server"), "would lose gradients"),
+        (lambda: Star(outer=DelayedNesterov()), "as the server steps by each push as it comes: write Asynch"),
+        (lambda: Star(Asynchronous(), by_staleness=True, outer=DelayedNesterov()), "leave by_staleness out"),
+        (lambda: parse("async-diloco:delay=0"), "delay=0 is not a whole number"),
+        (lambda: parse("async-diloco:outer_momentum=1"), "momentum=1"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_write(make: Callable[[], object], says: str) -> None:
@@ -113,7 +117,9 @@ def test_what_cannot_be_is_refused_with_what_to_write(make: Callable[[], object]
         make()
 
 
-@pytest.mark.parametrize("text", ["ps", "ps-topk:ratio=0.02", "ps-dgc:ratio=0.02", "ps-async:push=topk"])
+@pytest.mark.parametrize(
+    "text", ["ps", "ps-topk:ratio=0.02", "ps-dgc:ratio=0.02", "ps-async:push=topk", "async-diloco"]
+)
 def test_the_bytes_of_a_push_are_the_payloads_and_the_union_fits_the_answer(text: str) -> None:
     (strategy,) = parse(text).levels
     named = {"a": torch.zeros(300, 40), "b": torch.zeros(40)}
@@ -152,5 +158,5 @@ def test_the_bytes_of_a_push_are_the_payloads_and_the_union_fits_the_answer(text
     if "topk" in text and text.startswith("ps-topk"):
         assert sent < 0.1 * dense
         assert sent < answered < 4 * sent + 64
-    elif text == "ps":
+    elif text in ("ps", "async-diloco"):
         assert (sent, answered) == (dense, dense)

@@ -92,6 +92,7 @@ if TYPE_CHECKING:
         ps_topk as ps_topk,
         ps_dgc as ps_dgc,
     )
+    from tacit.algorithms.async_diloco import async_diloco as async_diloco
     from tacit.algorithms.mp2 import mp2 as mp2
     from tacit.algorithms.wnn import wnn as wnn
     from tacit.algorithms.predictive import predictive as predictive

@@ -236,6 +236,22 @@ class Consistency(Protocol):
         """How many steps a worker may be ahead of the slowest; None: none has to wait."""
 
 
+class OuterMomentum(Protocol):
+    """How a server steps by what workers have moved; see `topologies.DelayedNesterov`."""
+
+    @property
+    def lr(self) -> float:
+        """Of the outer step."""
+
+    @property
+    def momentum(self) -> float:
+        """From 0 to below 1."""
+
+    @property
+    def delay(self) -> int | None:
+        """Pushes from one step of the momentum to the next; None: the number of workers."""
+
+
 class ServerTopology(Topology):
     """A topology that uses parameter servers. These keep state by bucket, so buckets stay as first made.
 
@@ -244,6 +260,7 @@ class ServerTopology(Topology):
         pull: the compressor of answers; None: they are dense.
         optimizer: which optimizer steps: each worker's, or the server's.
         compensation, by_staleness: how the server corrects and weighs a stale push.
+        outer: how the server steps by a push of what a worker has moved; None: it adds that.
     """
 
     takes_variable_length: ClassVar[bool] = True
@@ -253,6 +270,7 @@ class ServerTopology(Topology):
     optimizer: Literal["worker", "server"] = "worker"
     compensation: float = 0.0
     by_staleness: bool = False
+    outer: OuterMomentum | None = None
 
     @property
     @abstractmethod

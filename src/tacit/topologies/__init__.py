@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         Ring,
         Torus,
     )
-    from tacit.topologies.star import Asynchronous, StaleSynchronous, Star, Synchronous
+    from tacit.topologies.star import Asynchronous, DelayedNesterov, StaleSynchronous, Star, Synchronous
     from tacit.topologies.tree import GlobalTopK
     from tacit.topologies.two_phase import TwoPhase
     from tacit.topologies.uneven import Uneven
@@ -34,6 +34,7 @@ __all__ = [
     "Auto",
     "BlueConnect",
     "Decoupled",
+    "DelayedNesterov",
     "Direct",
     "Directed",
     "DoubleTree",

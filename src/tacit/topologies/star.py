@@ -87,6 +87,35 @@ class StaleSynchronous:
 Consistency: TypeAlias = Synchronous | Asynchronous | StaleSynchronous
 
 
+# ---- what the server does with a push -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DelayedNesterov:
+    """The server steps by each worker's progress at once, and by its momentum after so many of them.
+
+    The outer optimizer of asynchronous DiLoCo (Liu et al. 2024, arXiv 2401.09135): plain momentum would be
+    applied as often as there are workers, to progress that is late.
+
+    Attributes:
+        lr: of the outer step.
+        momentum: from 0 to below 1.
+        delay: how many pushes there are between two steps of the momentum, each of which counts 1 / delay;
+            None: the number of workers.
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    delay: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.real("lr", self.lr, "write 0.7", above=0)
+        checks.real("momentum", self.momentum, "write 0.9, or 0 for none", least=0, below=1)
+        if self.delay is not None:
+            hint = "write after how many pushes the momentum steps, or leave it out: as many as workers"
+            checks.whole("delay", self.delay, 1, None, hint)
+
+
 # ---- the topology -------------------------------------------------------------------------------------
 
 
@@ -121,6 +150,7 @@ class Star(ServerTopology):
             2024), if the server averages: what has not left stays in its residual. The largest entries have
             left, and the answer, by a `pull` that is in parts too, has as many parts as the push that has
             most. Needs `ErrorFeedback(InParts(TopK()))`. None: all is sent, however long it takes.
+        outer: steps by what `Asynchronous()` workers push. None: the server adds the share 1/P of it.
     """
 
     consistency: Consistency = Synchronous()
@@ -129,6 +159,7 @@ class Star(ServerTopology):
     compensation: float = 0.0
     by_staleness: bool = False
     deadline: float | None = None
+    outer: DelayedNesterov | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.consistency, Consistency):
@@ -148,6 +179,13 @@ class Star(ServerTopology):
                     f"optimizer={self.optimizer!r} is not possible: {hint.rpartition(', or ')[2]}, or write "
                     "Synchronous() and optimizer='worker'"
                 )
+        alone = self.consistency == Asynchronous() and self.optimizer == "worker" and not self.by_staleness
+        if self.outer is not None and not alone:
+            raise ConfigError(
+                f"outer={self.outer} with consistency={self.consistency}, optimizer={self.optimizer!r}, "
+                f"by_staleness={self.by_staleness} is not possible, as the server steps by each push as it "
+                "comes: write Asynchronous() and optimizer='worker', and leave by_staleness out"
+            )
         if self.pull is not None:
             checks.compressor("pull", self.pull)
             _one_shot(self.pull)
@@ -176,8 +214,8 @@ class Star(ServerTopology):
 
     @property
     def counts_all(self) -> bool:
-        """False with backup workers, whose late pushes are dropped, and where stale ones count less."""
-        return self.averages or not (self.consistency.in_rounds or self.by_staleness)
+        """False with backup workers, whose late pushes are dropped, where stale ones count less, or outer."""
+        return self.averages or not (self.consistency.in_rounds or self.by_staleness or self.outer)
 
     @property
     def has_feedback(self) -> bool:

@@ -12,12 +12,13 @@ from torch import Tensor
 from tacit.compressors import QSGD, Dense, Int8, Sign, TopK
 from tacit.contracts import Context, OneShot, PayloadSpec
 from tacit.errors import PayloadError, ServerLost
-from tacit.stores.messages import Message
+from tacit.stores.messages import Message, MessageSpec, RunSpec
 from tacit.stores.protocol import FrameKind
 from tacit.stores.server.optimizers import ServerAdam, ServerSGD
 from tacit.stores.server.parameter_service import ParameterService
 from tacit.stores.server.payloads import BufferWorkspace
-from tacit.topologies import Asynchronous, StaleSynchronous, Star, Synchronous
+from tacit.stores.server.services import service_for
+from tacit.topologies import Asynchronous, DelayedNesterov, StaleSynchronous, Star, Synchronous
 
 WORKERS = 3
 CONSISTENCIES = [
@@ -82,6 +83,37 @@ def test_every_push_is_in_one_round_or_dropped_as_late(consistency, order) -> No
     assert counted + world.state.late + len(world.state.pushed) == pushed
     # A round moves the parameters by one push in the mean, whoever took part.
     assert torch.allclose(world.state.x.sum(), torch.tensor(float(world.state.version)))
+
+
+@pytest.mark.parametrize("delay", [None, 1, 2, 5])
+@settings(deadline=None)
+@given(order=orders)
+def test_delayed_nesterov_is_the_papers(delay: int | None, order) -> None:
+    """Algorithm 3 of arXiv 2401.09135 in its own symbols, whoever pushes, dies and comes back."""
+    star = Star(Asynchronous(), outer=DelayedNesterov(0.7, 0.9, delay))
+    world = World(service_for(RunSpec(star, (), ()), WORKERS, MessageSpec("a/0", (), (), BACK)), WORKERS)
+    pushed, push_ = list[int](), world.push
+
+    def noted(i: int, x: Tensor) -> None:
+        pushed.append(i)
+        push_(i, x)
+
+    world.push = noted  # type: ignore[method-assign]
+    play(world, order)
+    n, lr, beta = delay or WORKERS, 0.7, 0.9
+    theta, m, buffer = (torch.zeros(N, dtype=torch.float64) for _ in range(3))
+    for t, worker in enumerate(pushed):
+        delta = -one(worker).double()
+        buffer += delta
+        if (t + 1) % n == 0:
+            m = beta * m + buffer / n
+            theta -= lr * (delta / n + beta * m)
+            buffer.zero_()
+        else:
+            theta -= lr * delta / n
+    torch.testing.assert_close(world.state.x.double(), theta, rtol=1e-5, atol=1e-6)
+    again = world.service.load(world.service.save(world.state))
+    assert all(torch.equal(each, again.optimizer[name]) for name, each in world.state.optimizer.items())
 
 
 @settings(deadline=None)

@@ -14,12 +14,12 @@ from tacit.prediction.predictor import Predictor
 from tacit.prediction.server_prediction import Pushed, ServerPrediction
 from tacit.stores.encoding import name_of
 from tacit.stores.messages import Hello, MessageSpec, RunSpec
-from tacit.topologies.star import Asynchronous, StaleSynchronous, Star, Synchronous
+from tacit.topologies.star import Asynchronous, DelayedNesterov, StaleSynchronous, Star, Synchronous
 
 _PUBLIC = [getattr(module, name) for module in (compressors, prediction) for name in module.__all__]
 _OURS = (
     *(RunSpec, MessageSpec, Hello),
-    *(Star, Synchronous, Asynchronous, StaleSynchronous),
+    *(Star, Synchronous, Asynchronous, StaleSynchronous, DelayedNesterov),
     *(PayloadSpec, Matrix, Part, Pushed, ServerPrediction),
 )
 AllowedTypes = Mapping[str, type]

@@ -1,4 +1,4 @@
-"""A server's optimizers: the arithmetic of torch's SGD, Adam and AdamW, with their state passed in."""
+"""A server's optimizers: the arithmetic of torch's SGD, Adam and AdamW, and an outer one."""
 
 from __future__ import annotations
 
@@ -99,6 +99,42 @@ class ServerAdam(ServerOptimizer):
         size = lr / (1 - self.betas[0] ** steps)
         scale = torch.sqrt(square, out=g).div_(math.sqrt(1 - self.betas[1] ** steps)).add_(self.eps)
         x.addcdiv_(mean, scale, value=-size)
+
+
+@dataclass(frozen=True)
+class ServerDelayedNesterov(ServerOptimizer):
+    """As `topologies.DelayedNesterov`, by what workers have moved.
+
+    For a push d, of N = `delay`:
+
+        s <- s + d / N;                           m <- beta m + s, s <- 0 after each Nth push
+        x <- x + lr d / N                         x <- x + lr (d / N + beta m) then
+
+    Attributes:
+        lr, momentum, delay: see there.
+        share: what d / N is of what `apply_` gets, which is d over the number of workers.
+    """
+
+    lr: float
+    momentum: float
+    delay: int
+    share: float
+
+    def init(self, like: Tensor) -> State:
+        """The momentum and what has come since its last step, zero, and the number of pushes."""
+        return {
+            "velocity": torch.zeros_like(like),
+            "since": torch.zeros_like(like),
+            "steps": torch.zeros((), dtype=torch.float64),
+        }
+
+    def apply_(self, x: Tensor, g: Tensor, state: State, lr: float) -> None:
+        """See the class; `lr` is the worker's."""
+        since = state["since"].add_(g.mul_(self.share))
+        if float(state["steps"].add_(1)) % self.delay == 0:
+            g.add_(state["velocity"].mul_(self.momentum).add_(since), alpha=self.momentum)
+            since.zero_()
+        x.add_(g, alpha=self.lr)
 
 
 def optimizer_from(spec: OptimizerSpec) -> ServerOptimizer:

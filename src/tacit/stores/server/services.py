@@ -14,7 +14,7 @@ from tacit.stores.server.averaging_service import AveragingService
 from tacit.stores.server.connection import Arrival, Connection
 from tacit.stores.server.counters import ServerCounters
 from tacit.stores.server.limits import parameter_of
-from tacit.stores.server.optimizers import optimizer_from
+from tacit.stores.server.optimizers import ServerDelayedNesterov, optimizer_from
 from tacit.stores.server.parameter_service import ParameterService
 from tacit.stores.service import Reply, SavedState, Sender, Service
 from tacit.topologies.star import Asynchronous, Star
@@ -205,6 +205,10 @@ def service_for(run: RunSpec, workers: int, spec: MessageSpec) -> Service[Any]:
     if star.averages:
         return AveragingService(workers, spec.key)
     assert spec.back is not None
+    if star.outer is not None:
+        outer, delay = star.outer, star.outer.delay or workers
+        steps = ServerDelayedNesterov(outer.lr, outer.momentum, delay, workers / delay)
+        return ParameterService(workers, star, spec.back, steps, spec.key)
     if not run.optimizers:
         return ParameterService(workers, star, spec.back, None, spec.key)
     optimizers = {name: optimizer for name, *_, optimizer in run.model}
