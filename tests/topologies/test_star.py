@@ -109,7 +109,8 @@ class RowWise(Dense):
         (lambda: Star(outer=DelayedNesterov()), "as the server steps by each push as it comes: write Asynch"),
         (lambda: Star(Asynchronous(), by_staleness=True, outer=DelayedNesterov()), "leave by_staleness out"),
         (lambda: parse("async-diloco:delay=0"), "delay=0 is not a whole number"),
-        (lambda: parse("async-diloco:outer_momentum=1"), "momentum=1"),
+        (lambda: DelayedNesterov(lr=0.0), "lr=0.0 is not"),
+        (lambda: DelayedNesterov(momentum=1.0), "momentum=1.0 is not"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_write(make: Callable[[], object], says: str) -> None:

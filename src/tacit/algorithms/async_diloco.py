@@ -21,6 +21,7 @@ algorithm 3 as two other implementations have it.
 
 from __future__ import annotations
 
+from tacit import checks
 from tacit.algorithms.options.codecs import of_bits
 from tacit.algorithms.registry import algorithm
 from tacit.merges import ServerParams
@@ -43,6 +44,8 @@ def async_diloco(
     bits: int = 32,
 ) -> Strategy:
     """A worker pushes every `sync_every` steps; the momentum steps every `delay` pushes."""
+    checks.real("outer_lr", outer_lr, "write 0.7", above=0)
+    checks.real("outer_momentum", outer_momentum, "write 0.9, or 0 for none", least=0, below=1)
     star = Star(Asynchronous(), outer=DelayedNesterov(outer_lr, outer_momentum, delay))
     return Strategy(
         subject="delta",
