@@ -136,8 +136,8 @@ _HOMES = {
     "tacit.overlap": "Bucketwise Delayed Fused Prioritized",
     "tacit.rounds": "AdaComm ByLearningRate ByVariance Cycling During Every EveryEpoch EveryStep "
     "MomentPeriods NodeRounds OnPlateau Renewals Until",
-    "tacit.topologies": "Asynchronous Auto BlueConnect Decoupled Direct Directed DoubleTree Flat GlobalTopK "
-    "Gossip Groups HalvingDoubling Hierarchical LinkTree Pairs Ring StaleSynchronous "
+    "tacit.topologies": "Asynchronous Auto BlueConnect Decoupled DelayedNesterov Direct Directed DoubleTree "
+    "Flat GlobalTopK Gossip Groups HalvingDoubling Hierarchical LinkTree Pairs Ring StaleSynchronous "
     "Star Synchronous Torus TwoPhase Uneven",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
