@@ -19,8 +19,8 @@ from tacit.planning.profile import GpuLinks
 from tacit.transports.message_layout import AT_ONCE, IN_ROUNDS, WAYS
 
 _DONE = 1e-12
-_WINDOW, _IDLE = 14_480, 0.2
-"""The bytes that TCP sends at once after a pause; the least seconds of such a pause, without a round trip."""
+_WINDOW, _LEAST_TIMEOUT, _MOST_HALVED = 14_480, 0.2, 64
+"""The bytes that a new connection of TCP sends at once; seconds of its time-out, less a round trip."""
 
 
 @dataclass(frozen=True)
@@ -108,17 +108,24 @@ class Network:
             cpu=self.per_byte * sent + self.per_hop * max(hops, _rounds(kind, peers, sent)),
         )
 
-    def pause(self) -> float:
-        """After so many seconds without a message TCP begins again with few bytes."""
-        return _IDLE + 2 * self.latency
+    def resumed(self, kind: str, axis: str, transfer: Transfer, sent: int, silence: float) -> Transfer:
+        """The transfer after so many seconds without a message: TCP halves its window for each time-out.
 
-    def restarted(self, kind: str, axis: str, transfer: Transfer, sent: int) -> Transfer:
-        """The transfer after such a pause: twice as many bytes in each round trip, until the link is full."""
+        Then twice as many bytes go in each round trip, until all have gone, or the link is full.
+        """
+        halved = math.ceil(min(silence / (_LEAST_TIMEOUT + 2 * self.latency), _MOST_HALVED)) - 1
+        if transfer.link != NET or halved < 1 or not self.latency:
+            return transfer
         peers = max(2, self.members(axis))
-        parts = {"AllReduce": 2 * (peers - 1), "AllGatherInto": 1, "Broadcast": 1, "Permute": 1}
-        trips = math.ceil(math.log2(1 + sent / parts.get(kind, peers - 1) / _WINDOW)) - 1
-        more = trips * 2 * self.latency - transfer.nbytes / transfer.rate
-        return replace(transfer, delay=transfer.delay + max(0.0, more)) if transfer.link == NET else transfer
+        in_turn = {"AllReduce": 2 * (peers - 1), "AllGatherInto": 1, "Broadcast": 1, "Permute": 1}
+        left, trip = sent / in_turn.get(kind, peers - 1), 2 * self.latency
+        full = transfer.rate * trip / (1 if kind in in_turn else peers - 1)
+        window, lost = max(_WINDOW, min(left, full) / 2**halved), 0.0
+        while window < min(left, full):
+            lost += trip * (1 - window / full)
+            left -= window
+            window *= 2
+        return replace(transfer, delay=transfer.delay + lost)
 
     def _of_nccl(self, kind: str, peers: int, sent: int, crossing: int) -> Transfer:
         """A collective of NCCL's among so many places of a chain; no processor's time is counted."""

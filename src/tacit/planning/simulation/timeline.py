@@ -134,8 +134,9 @@ class ClockTimeline:
         """Simulate a collective; see `Network.transfer`."""
         network, begun = self.network, self.clock.now
         transfer = network.transfer(kind, axis, sent, crossing, by_node, by_nccl)
-        if not by_nccl and begun - self._used.get((kind, axis), -math.inf) > network.pause():
-            transfer = network.restarted(kind, axis, transfer, sent)
+        if not by_nccl:
+            silence = begun - self._used.get((kind, axis), -math.inf)
+            transfer = network.resumed(kind, axis, transfer, sent, silence)
         activity = self.clock.send(transfer)
         activity.then(lambda: self._used.update({(kind, axis): self.clock.now}))
         activity.then(lambda: self.note(transfer.link, what, begun))
