@@ -85,10 +85,13 @@ class Members:
         where = self._where or f"127.0.0.1:{self.port}"
         return self._begin([MEMBER, name, where, algorithm, str(steps), how])
 
-    def sharded(self, name: str, algorithm: str, steps: int) -> Member:
-        """Start a member of two ranks, which torchrun starts again once; all of them say into one pipe."""
-        words = [SHARDED, name, f"127.0.0.1:{self.port}", algorithm, str(steps)]
-        return self._begin(["-u", COMMAND, *TORCHRUN, *words])
+    def sharded(self, name: str, algorithm: str, steps: int, whole: bool = False) -> Member:
+        """Start a member of two ranks, which torchrun starts again once; all of them say into one pipe.
+
+        `whole`: or one of a process beside such.
+        """
+        words = [SHARDED, name, f"127.0.0.1:{self.port}", algorithm, str(steps), "2"]
+        return self._begin(words if whole else ["-u", COMMAND, *TORCHRUN, *words])
 
     def _begin(self, words: list[str]) -> Member:
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -66,7 +66,8 @@ def test_rounds_that_follow_measurements_go_on_as_the_source_says(store: str) ->
         kept = carried.present(session.options, session.levels)
         schedule = json.dumps([{"period": 5.0}])
         of = replace(at.roster.period.members[0], step=4, ranks=[RankArrival(1, schedule=schedule)])
-        at._take(replace(at.roster.period, members=[of]), kept, kept)
+        at._shards[0]._found = kept
+        at._shards[0].take(replace(at.roster.period, members=[of]), 0)
         assert (session.step, level.session.schedule.state) == (4, {"period": 5.0})
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from tacit.api.attached import Attached
 from tacit.api.member_changes import PeriodChange
 from tacit.api.members_at_work import MembersAtWork
-from tacit.attaching.member_requirements import check_members
+from tacit.attaching.member_requirements import member_specs
 from tacit.attaching.requirements import fitted
+from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.members.roster import Members
 
@@ -27,18 +28,23 @@ class MemberSession(Attached):
     """
 
     def __init__(self, spec: AttachSpec, members: Members) -> None:
-        check_members(spec, members.quorum)
         self._members = members
         # A member whose scaler skips a step has not taken it: it takes the next one in its place.
-        super().__init__(replace(fitted(spec), scaler=None))
+        self._specs = [replace(fitted(each), scaler=None) for each in member_specs(spec, members)]
+        super().__init__(replace(self._specs[0], model=spec.model, optimizers=spec.optimizers))
 
     def _begun(self, spec: AttachSpec) -> MembersAtWork:
-        self._membership = MembersAtWork(spec, self._members)
+        self._membership = MembersAtWork(self._specs, self._members)
         return self._membership
 
     @property
     def _labels(self) -> dict[str, str]:
         return {**super()._labels, "member": self._membership.roster.name}
+
+    @property
+    def levels(self) -> list[Level]:
+        """The levels of the strategy, of each shard that this process has."""
+        return self._membership.levels
 
     @property
     def step(self) -> int:

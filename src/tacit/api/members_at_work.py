@@ -8,38 +8,30 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
 from tacit.api.at_work import AtWork
-from tacit.api.away import TimeAlone, end_under_way, way_of
-from tacit.api.member_changes import NO_CHECKPOINT, MembersChange, PeriodChange, Preemption, begun, lost
+from tacit.api.away import TimeAlone, way_of
+from tacit.api.member_changes import NO_CHECKPOINT, MembersChange, PeriodChange, Preemption, begun
+from tacit.api.shard_at_work import ShardAtWork
 from tacit.attaching.agreement import trained
-from tacit.checkpoint import carried
-from tacit.checkpoint.carried import CarriedState
 from tacit.errors import AttachError, NonFinite, RoundError
-from tacit.gradients.before_step import StepGradients
-from tacit.gradients.ddp_hook import HookDispatcher, no_exchange
+from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.members.lives import BEAT
-from tacit.members.record import MemberArrival, Period, RankArrival
+from tacit.members.record import MemberArrival, Period
 from tacit.members.roster import Members, Roster
 from tacit.model.trained_model import locals_of
 from tacit.optimizer_hooks.global_hooks import StepsHandle, after_steps, before_steps
 from tacit.replicas.buffers import ReplicaBuffers, found_in
 from tacit.replicas.replica import LiveTensors
-from tacit.session import in_turn
 from tacit.timelines import Timeline
-from tacit.torch_compat import HashStore
-from tacit.transports.member_links import receive_from, send_to
-from tacit.transports.process_groups import disband, meeting_by, member_group
 from tacit.transports.replica_ranks import ReplicaRanks
 
 _log = logging.getLogger("tacit")
@@ -52,7 +44,7 @@ class MembersAtWork:
     """Reports what `AtWork` does, of the present period, and carries the state from one to the next.
 
     Args:
-        spec: the arguments of `attach`, checked.
+        specs: the arguments of `attach`, checked, for each shard that this process has; mostly one.
         given: how many members, and where they find each other.
 
     Attributes:
@@ -64,41 +56,45 @@ class MembersAtWork:
         PeerLost: there are too few members, or no store.
     """
 
-    now: AtWork
     choice = None
 
-    def __init__(self, spec: AttachSpec, given: Members) -> None:
-        self._spec, self._given = spec, given
+    def __init__(self, specs: Sequence[AttachSpec], given: Members) -> None:
+        spec = self._spec = specs[0]
+        self._given = given
         self.changes: deque[PeriodChange] = deque(maxlen=1000)
         self._says: Callable[[], Mapping[str, Any]] = dict
         self._said: Mapping[str, Any] = {}
-        self._group: dist.ProcessGroup | None = None
-        self._metrics: list[Mapping[str, float]] = []
         self._waits, self._ended = "", False
-        self._error: BaseException | None = None
-        self._unacted = self._counted = self._averaged = False
+        self._counted = self._averaged = False
         self._failures = self._lost = 0
         self._sent = 0, 0
         """How many rounds are finished, and after how many steps the last one was."""
-        self._preemption, self._begun = Preemption(), False
-        self._gradients: StepGradients | None = None
+        self._preemption = Preemption()
         self._alone_after = any(level.subject == "delta" for level in spec.strategy.levels)
-        shards = 1 if spec.sharded is None else spec.sharded.shards
-        self._ranks = ReplicaRanks(shards, spec.time_limit + timedelta(seconds=given.patience))
+        limit = spec.time_limit + timedelta(seconds=given.patience)
+        self._ranks = ReplicaRanks(1 if spec.sharded is None else spec.sharded.shards, limit, len(specs))
+        numbered = zip(specs, self._ranks.own, strict=True)
+        self._shards = [ShardAtWork(each, number, self._count) for each, number in numbered]
         calls = self._life, self._called, self._leave_if_preempted
         self.roster = Roster(given, self._ranks, *calls, way_of(given))
         self._alone = TimeAlone(self.roster, given.patience)
         self._handles: list[StepsHandle] = []
         try:
             self.roster.begin(trained(spec))
-            self._warm_up()
-            self._enter(None, acted=True)
+            self._shards[0].warm_up()
+            self._enter()
             self._finish_step()
         except BaseException:
             self.roster.leave(calls=True)
+            self._let_go()
             raise
         self._handles = [before_steps(self._stepping), after_steps(self._stepped)]
         self._preemption.listen()
+
+    @property
+    def now(self) -> AtWork:
+        """The strategy at work in the present period; of several shards the first one's."""
+        return self._shards[0].now
 
     # ---- what a sampler asks ----------------------------------------------------------------------------
 
@@ -135,15 +131,24 @@ class MembersAtWork:
     @property
     def _step(self) -> int:
         """How many steps were taken, with the one in hand."""
-        return self.now.levels[-1].session.step + self._unacted
+        return self.now.levels[-1].session.step + self._shards[0].unacted
 
     @property
-    def _rounds(self) -> int:
-        """How many rounds are finished."""
-        return sum(level.session.round for level in self.now.levels)
+    def levels(self) -> list[Level]:
+        """The levels of all shards that this process has."""
+        return [level for shard in self._shards for level in shard.levels]
+
+    @property
+    def _unacted(self) -> bool:
+        """Whether what follows the last step is still to come, on one of the shards."""
+        return any(shard.unacted for shard in self._shards)
+
+    @property
+    def _error(self) -> BaseException | None:
+        return next((shard.error for shard in self._shards if shard.error is not None), None)
 
     def _life(self) -> dict[str, Any]:
-        levels = self.now.levels if hasattr(self, "now") else []
+        levels = self._shards[0].levels
         rounds, step = [level.session.pending for level in levels], self._step if levels else 0
         return {
             "step": step,
@@ -157,109 +162,66 @@ class MembersAtWork:
     def _called(self) -> None:
         """End what is under way; called in the roster's thread."""
         error = MembersChange("the members change")
-        for level in self.now.levels if hasattr(self, "now") else ():
+        for level in self.levels:
             level.session.failure.fail(error)
             level.transport.abort(error)
 
-    def _change(self, acted: bool, closing: bool = False) -> bool:
+    def _change(self, closing: bool = False) -> bool:
         """Go over into the next period. Returns whether this member takes part in it."""
         began, before = time.monotonic(), self.names
-        end_under_way(self.now.levels)
-        kept = carried.present(self._spec_now, self.now.levels)
+        for shard in self._shards:
+            shard.stop()
         self._end_period()
-        takes_part = self._enter(kept, acted, closing)
+        takes_part = self._enter(closing)
         if takes_part:
             self._failures = self._failures + 1 if self.names == before else 0
             self.changes.append(PeriodChange(self.number, self.names, time.monotonic() - began))
         return takes_part
 
     def _end_period(self) -> None:
-        if self._begun:
-            self._begun = False
-            self._metrics = [in_turn(self._metrics, self.now.metrics())]
-            self.now.leave()
-        if self._group is not None:
-            disband(self._group)
-            self._group = None
+        for shard in self._shards:
+            shard.end()
 
-    def _enter(self, kept: CarriedState | None, acted: bool, closing: bool = False) -> bool:
+    def _enter(self, closing: bool = False) -> bool:
         """Meet the others, and begin a period with them. Returns whether this member takes part in it."""
         if self._spec.sharded is not None:
             self._spec.sharded.reshard()
         while True:
-            values = {} if kept is None else kept.session
-            rounds, schedule = sum(values.get("rounds", ())), values.get("schedule_state", "")
+            kept = self._shards[0].kept
+            step = 0 if kept is None else kept.session["steps"][-1] + self._shards[0].unacted
             mine = MemberArrival(
                 id="",
                 name="",
                 ready=kept is not None,
-                step=values["steps"][-1] + (not acted) if values else 0,
+                step=step,
                 closing=closing,
                 says=dict(self._says()),
-                ranks=[RankArrival(rounds, acted, schedule=schedule)],
+                ranks=[shard.arrival() for shard in self._shards],
             )
             period = self.roster.meet(mine)
             self._lost += period.lost if kept is not None else 0
             if self.roster.place < 0:
                 return False
-            found = begun(partial(self._begin_period, period, kept), self.size)
-            missing = any(self._ranks.any(found is None))
-            if found is not None and not missing:
-                taken = begun(partial(self._take, period, found, kept), self.size)  # it makes groups, too
-                if not any(self._ranks.any(taken is None)):
-                    return True
+            begin = [partial(each.begin, period, self.roster, self._given.silence) for each in self._shards]
+            take = [partial(each.take, period, self.roster.place) for each in self._shards]
+            if self._all(begin) and self._all(take):
+                self._note_taken(period)
+                return True
             self._end_period()
             self.roster.call()
 
-    def _warm_up(self) -> None:
-        """Be at work alone once: the first time takes a process long, and all others would wait for it."""
-        limit = self._spec.time_limit
-        alone = member_group(meeting_by(HashStore(), "alone", limit, lambda: False), 0, 1, limit)
-        AtWork(replace(self._spec, members=alone), HookDispatcher(no_exchange)).leave()
-        disband(alone)
+    def _all(self, calls: Sequence[Callable[[], bool]]) -> bool:
+        """Make calls with which a period begins. Returns whether no rank has failed."""
+        done = all(begun(call, self.size) for call in calls)
+        return not any(self._ranks.any(not done))
 
-    def _begin_period(self, period: Period, kept: CarriedState | None) -> CarriedState:
-        """Find the others. Returns the state to go on from: this member's, or that of the source."""
-        place, size, rank = self.roster.place, len(period.members), self._ranks.rank
-        gives, limit = period.givers(rank), timedelta(seconds=2 * self._given.silence + 5)
-        called = self.roster.called.is_set
-        name = f"period/{period.number}/{rank}"
-        meeting = self.roster.way.meeting(name, self.roster.name, limit, called)
-        # In it only small messages travel, and a state piece by piece: one that is frozen is not waited for.
-        self._group = member_group(meeting, place, size, limit)
-        self._spec_now = replace(self._spec, members=self._group, timeout=self._spec.time_limit)
-        dispatcher = HookDispatcher(no_exchange)
-        self.now = AtWork(self._spec_now, dispatcher)
-        self._begun = True
-        if self._spec.strategy.levels[0].subject == "gradient":
-            cap = int(self._spec.model.bucket_bytes_cap)
-            self._gradients = StepGradients(dispatcher, self._spec_now.named, cap)
-        self.now.hooks.act_through(self._count)
-        for level in self.now.levels:
-            level.session.failure.report_to(lost)
-        if called():
-            raise MembersChange("somebody has arrived meanwhile")
-        if place in gives:
-            return CarriedState.of_bytes(receive_from(gives[place], self._group, called))
-        kept = kept or carried.present(self._spec_now, self.now.levels)
-        for each in [each for each, giver in gives.items() if giver == place]:
-            newcomer = not period.members[each].ranks[rank].round
-            message = carried.with_replica(kept, self._spec_now, self.now.levels, newcomer).to_bytes()
-            send_to(each, message, self._group, called)
-        return kept
-
-    def _take(self, period: Period, found: CarriedState, kept: CarriedState | None) -> CarriedState:
-        """Take the state, when all ranks of this member have found one; `kept`: what this one had."""
-        place, rank = self.roster.place, self._ranks.rank
-        (step, self._unacted), self._error = period.reached(rank), None
-        schedule = period.members[period.sources[rank]].ranks[rank].schedule
-        own, late = place not in period.behind(rank), None
-        if not own and not period.members[place].ready:
-            late = kept  # the others have ended a round without it
-        carried.take(found, self._spec_now, self.now.levels, step, self._unacted, own, late, schedule)
-        if not own:
-            self._sent = self._rounds, step
-        if rank == 0:
+    def _note_taken(self, period: Period) -> None:
+        first = self._shards[0]
+        for shard in self._shards:
+            shard.go_on()
+        if self.roster.place in period.behind(first.number):
+            self._sent = first.rounds, first.levels[-1].session.step + first.unacted
+        if self._ranks.rank == 0:
             if period.number > 1 and not any(each.ready for each in period.members):
                 _log.warning(
                     "all members of period %d are gone, and their state with them: training begins anew",
@@ -269,45 +231,45 @@ class MembersAtWork:
                 "period %d of training, with %d members: %s",
                 *(period.number, self.size, ", ".join(self.names)),
             )
-        return found
 
     # ---- before and after every step --------------------------------------------------------------------
 
     def _stepping(self, optimizer: Optimizer) -> None:
         """Called before a step of any optimizer: average the gradients, if that is what is exchanged."""
-        if self._gradients is None or self._averaged or self._ended or optimizer not in self._spec.optimizers:
+        first = self._shards[0]
+        if first.gradients is None or self._averaged or self._ended or optimizer not in self._spec.optimizers:
             return
         while not self._averaged:
             try:
                 if self.roster.called.is_set():
                     raise MembersChange("the members change")
-                self._gradients.average(self.now.levels[0].session)
+                first.gradients.average(self.now.levels[0].session)
             except RoundError as error:
                 self._refuse_own(error)
-                self._go_on(acted=True)
+                self._go_on()
             else:
                 self._averaged, self._failures = True, 0
 
-    def _count(self, act: Callable[[], None]) -> None:
+    def _count(self, shard: ShardAtWork, act: Callable[[], None]) -> None:
         """Called when a step is counted, with what follows it."""
         self._counted = True
-        self._around(act)
+        self._around(shard, act)
 
-    def _around(self, act: Callable[[], None]) -> None:
-        """Do what follows a step, unless the members change."""
+    def _around(self, shard: ShardAtWork, act: Callable[[], None]) -> None:
+        """Do what follows a step, unless the members change, or this has failed on another shard."""
         self._averaged, self._said = False, self._says()
         if not self._alone_after:  # nothing is exchanged then
             act()
             return
-        self._unacted = True
-        if self.roster.called.is_set() or self._alone.steps:
+        shard.unacted = True
+        if self.roster.called.is_set() or self._alone.steps or self._error is not None:
             return
         try:
             act()
         except RoundError as error:
-            self._error = error
+            shard.error = error
         else:
-            self._unacted, self._failures = False, 0
+            shard.unacted, self._failures = False, 0
 
     def _stepped(self, _: Optimizer) -> None:
         """Called after a step of any optimizer, when all other hooks have been called."""
@@ -315,35 +277,36 @@ class MembersAtWork:
             return
         unacted, preempted = self._ranks.any(self._unacted, self._preemption.noted)
         if unacted and any(self._ranks.any(self._alone.goes_on(self._alone_after))):
-            self._alone.miss(self.now.levels if self._unacted else ())
-            self._unacted = False
+            missing = [shard for shard in self._shards if shard.unacted]
+            self._alone.miss([level for shard in missing for level in shard.levels])
+            for shard in missing:
+                shard.unacted, shard.error = False, None
         elif unacted:
             self._refuse_own(self._error)
-            self._go_on(acted=not self._unacted)
+            self._go_on()
         self._counted = False
-        if self._rounds != self._sent[0]:
-            self._sent = self._rounds, self._step
+        if self._shards[0].rounds != self._sent[0]:
+            self._sent = self._shards[0].rounds, self._step
         if preempted:
             self._preemption.note()
         self._leave_if_preempted()
 
-    def _go_on(self, acted: bool, closing: bool = False) -> bool:
+    def _go_on(self, closing: bool = False) -> bool:
         """Go over into another period, and end the step that its members have in hand.
 
         Whoever has not taken that step, as a newcomer, takes part in what follows it.
 
         Returns: Whether this member takes part in it.
         """
-        if not self._change(acted, closing):
-            return False
-        return self._finish_step()
+        return self._change(closing) and self._finish_step()
 
     def _finish_step(self) -> bool:
-        if self._unacted:
-            self._around(self.now.hooks.act_after_step)
+        for shard in self._shards:
+            if shard.unacted:
+                self._around(shard, shard.now.hooks.act_after_step)
         if any(self._ranks.any(self._unacted)):
             self._refuse_own(self._error)
-            return self._go_on(acted=not self._unacted)
+            return self._go_on()
         return True
 
     def _leave_if_preempted(self) -> None:
@@ -357,7 +320,7 @@ class MembersAtWork:
         """Raise an error that this member has caused, or that comes back whoever takes part."""
         if error is None:
             return
-        named = self._spec.named.values()
+        named = [p for shard in self._shards for p in shard.spec.named.values()]
         held = {str(i): x for i, x in enumerate((*named, *(p.grad for p in named))) if x is not None}
         own = isinstance(error, NonFinite) and any(
             not bool(torch.isfinite(x).all()) for x in locals_of(held).values()
@@ -399,11 +362,13 @@ class MembersAtWork:
             self.go_to_common_point()
 
     def _make_equal_now(self) -> None:
-        self.now.sync()
+        for shard in self._shards:
+            shard.now.sync()
         self._average_buffers()
 
     def _end_now(self) -> None:
-        self.now.make_equal()
+        for shard in self._shards:
+            shard.now.make_equal()
         self._average_buffers()
 
     def _average_buffers(self) -> None:
@@ -417,16 +382,16 @@ class MembersAtWork:
 
     def go_to_common_point(self) -> None:
         """Give the model the parameters on which all members last agreed."""
-        for level in self.now.levels:
-            if level.progress is not None and not level.strategy.topology.mixes:
-                level.progress.go_to_anchor()
+        for shard in self._shards:
+            shard.to_common_point()
 
     def _together(self, what: str, call: Callable[[], None], closing: bool) -> bool:
         """Make a collective call once all members wait for it. Returns False if others have gone on."""
         while True:
             self._leave_if_preempted()
-            if any(self._ranks.any(self.roster.called.is_set() or self.now.failures.first is not None)):
-                if not self._go_on(acted=True, closing=closing):
+            failed = any(shard.now.failures.first is not None for shard in self._shards)
+            if any(self._ranks.any(failed or self.roster.called.is_set())):
+                if not self._go_on(closing):
                     return False
                 continue
             together = self._ranks.first(lambda: self.roster.all_wait(what))
@@ -435,15 +400,15 @@ class MembersAtWork:
                 continue
             if not together:
                 return False
-            failed: RoundError | None = None
+            error: RoundError | None = None
             try:
                 call()
-            except RoundError as error:
-                failed = error
-            if not any(self._ranks.any(failed is not None)):
+            except RoundError as its:
+                error = its
+            if not any(self._ranks.any(error is not None)):
                 return True
-            self._refuse_own(failed)
-            self._go_on(acted=True, closing=closing)
+            self._refuse_own(error)
+            self._go_on(closing)
 
     def leave(self) -> None:
         """As `AtWork.leave`; the other members go on."""
@@ -454,10 +419,17 @@ class MembersAtWork:
             self._preemption.close()
             self.roster.leave(calls=not self._ended)
             self._ended = True
-            self.now.leave()
-            if self._group is not None:
-                disband(self._group)
-                self._group = None
+            for shard in self._shards:
+                shard.leave()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Remove what makes shards of a whole optimizer's steps."""
+        if len(self._shards) > 1:
+            from tacit.levels.whole_as_shards import let_go
+
+            for shard in self._shards:
+                let_go(shard.spec)
 
     # ---- what it reports --------------------------------------------------------------------------------
 
@@ -466,7 +438,9 @@ class MembersAtWork:
 
         These are the steps that others had taken since their last rounds when they died or left.
         """
-        numbers = in_turn(self._metrics, self.now.metrics())
+        numbers = self._shards[0].metrics()
+        for shard in self._shards[1:]:
+            numbers["bytes_out"] += shard.metrics()["bytes_out"]
         members = {"members": self.size, "period": self.number, "changes": len(self.changes)}
         return {**numbers, **members, "steps": float(self._step), "lost_steps": self._lost}
 
@@ -477,7 +451,8 @@ class MembersAtWork:
     @property
     def active_path(self) -> str:
         """What runs, in one sentence."""
-        return f"{self.now.active_path}; member {self.place} of {self.size} in period {self.number}"
+        shards = f", as {len(self._shards)} shards" if len(self._shards) > 1 else ""
+        return f"{self.now.active_path}{shards}; member {self.place} of {self.size} in period {self.number}"
 
     def describe(self) -> str:
         """What runs, in lines."""

@@ -98,7 +98,7 @@ class ActiveStrategy:
         epoch_length.warn_of_long_periods(spec.strategy, spec.schedule_state)
         if spec.group.rank() == 0:
             warn_of_late_gradients(spec.strategy, spec.optimizers)
-        if spec.ddp is not None and not spec.leaves_ddp_alone:
+        if spec.ddp is not None and not spec.leaves_ddp_alone and spec.members is None:
             dispatcher = dispatcher or HookDispatcher.of(spec.ddp)
         elif spec.sharded is not None and not spec.periodic:
             dispatcher = HookDispatcher(no_exchange)

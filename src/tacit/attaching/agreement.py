@@ -124,7 +124,7 @@ def _shards(spec: AttachSpec) -> dict[str, _Compared]:
 def _layout(spec: AttachSpec) -> _Compared:
     """Among how many ranks FSDP2 shards the model, and how; equal on all ranks."""
     if spec.sharded is None:
-        return _Compared(text="1")
+        return _Compared(text="1", shown="1, or as many as Members(shards=) says")
     placed: dict[str, Any] = dict(spec.named)
     text = "\n".join(f"{name} {p.placements}" for name, p in placed.items())
     return _Compared(text=f"{spec.sharded.shards}\n{text}", shown=str(spec.sharded.shards))
@@ -145,7 +145,7 @@ def _words(schedule_state: ScheduleState) -> str:
 def _kinds(strategy: AnyStrategy, optimizers: Sequence[Optimizer]) -> str:
     if _alone(strategy):
         return "each worker's own"
-    return ", ".join(type(each).__name__ for each in optimizers) or "none"
+    return ", ".join(each.__class__.__name__ for each in optimizers) or "none"
 
 
 def _rates(spec: AttachSpec) -> str:

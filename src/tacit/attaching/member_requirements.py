@@ -7,6 +7,7 @@ from torch.amp import GradScaler
 from tacit.contracts import WORLD
 from tacit.errors import AttachError
 from tacit.levels.spec import AttachSpec
+from tacit.members.roster import Members
 from tacit.model.sharded_model import ShardedModel
 from tacit.optimizer_hooks import momentum
 from tacit.strategy import AnyStrategy, AutoStrategy
@@ -45,15 +46,31 @@ def _takes_momentum(strategy: AnyStrategy) -> AttachError:
     )
 
 
-def check_members(spec: AttachSpec, quorum: int | None) -> None:
-    """Refuse what members cannot do.
-
-    Args:
-        quorum: how many members may end a round.
+def member_specs(spec: AttachSpec, members: Members) -> list[AttachSpec]:
+    """The arguments of attach for each shard that this process has: one, but where it stands for several.
 
     Raises:
-        AttachError: the message says what to write.
+        AttachError: members cannot do that; the message says what to write.
     """
+    _check(spec, members.quorum)
+    if spec.sharded is not None:
+        _check_sharded(spec, spec.sharded)
+        if members.shards not in (1, spec.sharded.shards):
+            raise AttachError(
+                f"shards={members.shards} is for replicas of one process, and {spec.sharded.shards} ranks "
+                f"share this one: leave it out, and write Members(shards={spec.sharded.shards}) there"
+            )
+    if spec.sharded is not None or members.shards == 1:
+        return [spec]
+    from tacit.levels.whole_as_shards import shards_of
+
+    _check_shards(spec.strategy)
+    if members.quorum is not None:
+        raise _no_quorum(members.quorum)
+    return shards_of(spec, members.shards)
+
+
+def _check(spec: AttachSpec, quorum: int | None) -> None:
     check_strategy(spec.strategy)
     if spec.probe:
         raise AttachError("probe= measures links of ranks that stay, and members come and go: leave it out")
@@ -64,13 +81,8 @@ def check_members(spec: AttachSpec, quorum: int | None) -> None:
             "DistributedDataParallel: start each replica by itself, by torchrun --standalone "
             "--nproc-per-node 1 train.py; or shard it among its ranks by FSDP2, fully_shard(model)"
         )
-    if spec.sharded is not None:
-        _check_sharded(spec, spec.sharded)
-        if quorum is not None:
-            raise AttachError(
-                f"quorum={quorum} is not for members that FSDP2 shards, whose ranks may be late one by one: "
-                "leave it out"
-            )
+    if spec.sharded is not None and quorum is not None:
+        raise _no_quorum(quorum)
     if momentum.planned(spec.strategy, spec.policy, spec.optimizers, spec.named) is not None:  # by policy=
         raise _takes_momentum(spec.strategy)
     gradients = any(level.subject == "gradient" for level in spec.strategy.levels)
@@ -83,6 +95,13 @@ def check_members(spec: AttachSpec, quorum: int | None) -> None:
         )
 
 
+def _no_quorum(quorum: int) -> AttachError:
+    return AttachError(
+        f"quorum={quorum} is not for members that FSDP2 shards, whose ranks may be late one by one: leave it "
+        "out"
+    )
+
+
 def _check_sharded(spec: AttachSpec, model: ShardedModel) -> None:
     """Refuse what replicas of several ranks cannot do: each rank exchanges its shard by itself."""
     world = len(ranks_of())
@@ -92,10 +111,14 @@ def _check_sharded(spec: AttachSpec, model: ShardedModel) -> None:
             f"of {world} ranks: start each replica by itself, by torchrun --standalone --nproc-per-node "
             f"{model.shards} train.py, and shard it among all its ranks, fully_shard(model)"
         )
-    for level in spec.strategy.levels:
+    _check_shards(spec.strategy)
+
+
+def _check_shards(strategy: AnyStrategy) -> None:
+    for level in strategy.levels:
         if level.subject == "gradient" or level.rounds.observed_metrics:
             raise AttachError(
-                f"{spec.strategy.name!r} is not for members that FSDP2 shards: attach one whose replicas "
+                f"{strategy.name!r} is not for members that FSDP2 shards: attach one whose replicas "
                 "step alone, by a period that does not depend on measurements, such as 'lowbit', 'diloco' or "
                 "'localsgd'"
             )

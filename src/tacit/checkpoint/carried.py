@@ -75,7 +75,7 @@ def with_replica(
     session = {key: value for key, value in state.session.items() if not _is_of_a_rank(key)}
     known = spec.named if all(map(_has_anchor, levels)) else {}
     whole = spec.model.module.state_dict()
-    model = {name: local(each.detach()) for name, each in whole.items() if name not in known}
+    model = {name: local(each.detach()).clone() for name, each in whole.items() if name not in known}
     own = all(
         level.subject == "delta" and level.momentum == "local" and level.renewals is None
         for level in spec.strategy.levels
@@ -153,7 +153,9 @@ def _sent(value: Any, halved: bool) -> Any:
     """A field of an optimizer's state as it travels; the optimizer that loads it has it in 32 bits again."""
     mine = local(value)
     whole = torch.is_tensor(mine) and mine.dim() and mine.dtype == torch.float32
-    return mine.bfloat16() if halved and whole else mine
+    if halved and whole:
+        mine = mine.bfloat16()
+    return mine.clone() if torch.is_tensor(mine) else mine  # of a view the whole memory would travel
 
 
 def _has_anchor(level: Level) -> bool:

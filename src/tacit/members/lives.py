@@ -34,17 +34,17 @@ class Lives:
     Args:
         ask: asks the store.
         silence: seconds after which one without a new sign is dead.
-        rank: the one of a member's ranks whose signs count; None: it is dead when any of them is.
+        ranks: those of a member's ranks whose signs count; None: all. It is dead when one of them is.
     """
 
-    def __init__(self, ask: StoreLink, silence: float, rank: int | None = None) -> None:
-        self._ask, self._silence, self._rank = ask, silence, rank
+    def __init__(self, ask: StoreLink, silence: float, ranks: Sequence[int] | None = None) -> None:
+        self._ask, self._silence, self._ranks = ask, silence, ranks
         self._seen: dict[tuple[str, int], tuple[Life | None, float]] = {}
         self._last: dict[tuple[str, int], Life] = {}
 
     def is_alive(self, member: MemberArrival) -> bool:
         """Whether the member has given a sign of life lately, and has not left."""
-        ranks = range(len(member.ranks)) if self._rank is None else [self._rank]
+        ranks = range(len(member.ranks)) if self._ranks is None else self._ranks
         return all(self._gives_signs((member.id, rank)) for rank in ranks)
 
     def _gives_signs(self, of: tuple[str, int]) -> bool:

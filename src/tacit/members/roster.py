@@ -58,6 +58,7 @@ class Members:
             other (`python -m tacit.stores.server --min 1`), or of several with commas that take its place; by
             default `TACIT_HUB`. It says how many members there are to be, `min` and `max`.
         name: this replica's, for logs and errors; by default its host and process.
+        shards: for a replica of one process beside replicas that FSDP2 shards: among how many ranks it does.
         silence: seconds after which a member that gives no sign of life is given up.
         patience: seconds to wait for the store, for enough members, or for room.
         quorum: so many members may end a round without those that have not begun it `grace` seconds after
@@ -74,6 +75,7 @@ class Members:
     store: str = ""
     hub: str = ""
     name: str = ""
+    shards: int = 1
     silence: float = 5.0
     patience: float = 600.0
     quorum: int | None = None
@@ -82,6 +84,7 @@ class Members:
     def __post_init__(self) -> None:
         checks.whole("members: min", self.min, 1, None, "it is how many must be alive")
         checks.whole("members: max", self.max, self.min, None, "it is how many may take part, at least min")
+        checks.whole("members: shards", self.shards, 1, None, "it is how many ranks share a sharded replica")
         if self.quorum is not None:
             checks.whole("members: quorum", self.quorum, 1, self.max, "it is how many may end a round")
         for name, least in (("silence", 4 * BEAT), ("patience", 0.0), ("grace", BEAT)):
@@ -150,7 +153,7 @@ class Roster:
         self._slow: set[str] = set()
         self._ask = StoreLink(way, given.patience)
         self._over = threading.Event()
-        self._ties: Watching | None = None
+        self._ties: dict[int, Watching] = {}
         self._thread = threading.Thread(target=self._watch, name="tacit-roster", daemon=True)
 
     @property
@@ -184,7 +187,8 @@ class Roster:
             )
         self._described = text
         with contextlib.suppress(OSError, RuntimeError):  # without them, silence tells who has died
-            self._ties = self.way.ties(self._watched_as(self.id))
+            for rank in self._ranks.own:
+                self._ties[rank] = self.way.ties(f"{self.id}/{rank}")
         self._thread.start()
 
     # ---- periods --------------------------------------------------------------------------------------
@@ -193,16 +197,19 @@ class Roster:
         """Arrive for the next period, and wait for its record. A collective call of this member's ranks.
 
         Args:
-            mine: what this rank says of itself.
+            mine: what this process says of itself.
 
         Raises:
             AttachError: another member has this one's name.
             PeerLost: there are fewer than `min` members, or no room, or no store, for longer than `patience`.
         """
-        address, port = ("", 0) if self._ties is None else self._ties.address
-        own = replace(mine.ranks[0], address=address, port=port)
-        each = self._ranks.gathered(replace(mine, ranks=[own]))
-        ready, ranks = all(one.ready for one in each), [one.ranks[0] for one in each]
+        addresses = [self._ties[rank].address if rank in self._ties else ("", 0) for rank in self._ranks.own]
+        own = [
+            replace(said, address=address, port=port)
+            for said, (address, port) in zip(mine.ranks, addresses, strict=True)
+        ]
+        each = self._ranks.gathered(replace(mine, ranks=own))
+        ready, ranks = all(one.ready for one in each), [said for one in each for said in one.ranks]
         known = self.period.number
         ours = replace(mine, id=self.id, name=self.name, ready=ready, known=known, ranks=ranks)
         period = self._ranks.first(lambda: self._met(ours))
@@ -332,7 +339,8 @@ class Roster:
         if self._described:  # else it has not been there
             with contextlib.suppress(PeerLost):
                 gone = json.dumps(asdict(replace(Life(**self._life()), waits=GONE)))
-                self._ask.store(lambda store: store.set(life_key(self.id, self._ranks.rank), gone))
+                for rank in self._ranks.own:
+                    self._ask.store(partial(_set, key=life_key(self.id, rank), text=gone))
         if self.place >= 0 and calls and len(self.period.members) > 1:
             self.call()
         self._ask.close()
@@ -342,7 +350,7 @@ class Roster:
     def _watch(self) -> None:
         """Give signs of life, look after the next members, and listen for calls."""
         ask = StoreLink(self.way, 0.0)
-        lives, period = Lives(ask, self._given.silence, self._ranks.rank), 0
+        lives, period = Lives(ask, self._given.silence, self._ranks.own), 0
         while not self._over.wait(BEAT):
             with contextlib.suppress(PeerLost, AttachError):  # the thread that trains raises them
                 self._beats += 1
@@ -360,14 +368,15 @@ class Roster:
                     self._present_in(store)
                     if not store.check([life_key(self.id, self._ranks.rank)]):
                         lives.fill(store)
-                    store.set(life_key(self.id, self._ranks.rank), text)
+                    for rank in self._ranks.own:
+                        store.set(life_key(self.id, rank), text)
                     return any(store.check([name]) for name in names)
 
                 self.away_since = self.away_since or time.monotonic()
                 called = ask.store(look)
                 self.away_since = 0.0
                 if period != self.period.number:
-                    lives = Lives(ask, self._given.silence, self._ranks.rank)
+                    lives = Lives(ask, self._given.silence, self._ranks.own)
                     period = self.period.number
                 lost = self._lost(ask, lives)
                 if lost and not called:
@@ -384,20 +393,21 @@ class Roster:
                         self.called.set()
                         self._on_call()
         ask.close()
-        if self._ties is not None:
-            self._ties.close()
+        for ties in self._ties.values():
+            ties.close()
 
     def _lost(self, ask: StoreLink, lives: Lives) -> list[MemberArrival]:
         """Of the watched members, those that are dead; that a process has ended is told to all."""
-        watched, rank = self._watched(), self._ranks.rank
+        watched = self._watched()
         lost = [each for each in watched if not lives.is_alive(each)]
-        if self._ties is not None:
-            at = {self._watched_as(each.id): each.ranks[rank] for each in watched}
-            ended = self._ties.broken({name: (on.address, on.port) for name, on in at.items() if on.port})
-            lost += [each for each in watched if self._watched_as(each.id) in ended and each not in lost]
+        for rank, ties in self._ties.items():
+            at = {f"{each.id}/{rank}": each.ranks[rank] for each in watched}
+            ended = ties.broken({name: (on.address, on.port) for name, on in at.items() if on.port})
+            lost += [each for each in watched if f"{each.id}/{rank}" in ended and each not in lost]
         for each in lost:  # one that only was silent overwrites it, and comes back
-            gone = replace(lives.last_of(each, rank) or Life(), waits=GONE)
-            ask.store(partial(_set, key=life_key(each.id, rank), text=json.dumps(asdict(gone))))
+            for rank in self._ranks.own:
+                gone = replace(lives.last_of(each, rank) or Life(), waits=GONE)
+                ask.store(partial(_set, key=life_key(each.id, rank), text=json.dumps(asdict(gone))))
         return lost
 
     def _late(self, ask: StoreLink) -> list[MemberArrival]:
@@ -424,9 +434,6 @@ class Roster:
                 _log.warning(text, each.name, patience, max(1, len(self.period.members) - 1))
             return []
         return late if len(self.period.members) - len(late) >= quorum else []
-
-    def _watched_as(self, id: str) -> str:
-        return f"{id}/{self._ranks.rank}"
 
     def _watched(self) -> list[MemberArrival]:
         """The members after this one, in the order of the ring."""

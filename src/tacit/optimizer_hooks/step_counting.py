@@ -136,6 +136,7 @@ class StepCounting:
         """Whether the step has changed nothing: torch's tools create state by zero rates or gradients."""
         if self._backwards is not None and self._backwards.begun != self._begun[id(optimizer)]:
             return False
+        optimizer = getattr(optimizer, "whole_optimizer", optimizer)  # where this is a shard's
         still = all(_zero(group.get("lr")) for group in optimizer.param_groups)
         if self._backwards is None:
             return still and not _has_gradients(optimizer)

@@ -126,7 +126,7 @@ class StateStore:
         self._contexts = [
             partial(
                 plan.context(i, here, work, flags),
-                share=bucket.numel / session_context.numel,
+                share=bucket.numel / max(1, session_context.numel),
                 held=work.held,
             )
             for i, (bucket, work, flags) in enumerate(known)

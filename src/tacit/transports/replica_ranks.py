@@ -23,19 +23,22 @@ class ReplicaRanks:
     Args:
         size: how many ranks share the replica: the whole world, or this one alone.
         timeout: how long one may wait for another.
+        held: how many shards of the replica this process has; all of them, if more than one.
 
     Attributes:
         rank: the number of this rank among them.
+        own: the numbers of the shards that this process has.
     """
 
-    def __init__(self, size: int, timeout: timedelta) -> None:
+    def __init__(self, size: int, timeout: timedelta, held: int = 1) -> None:
         self.rank = 0
         self._group: dist.ProcessGroup | None = None
-        if size > 1:
+        if size > held:
             assert dist.group.WORLD is not None
             self.rank = rank_in()
             use = (0, "replica")
             [self._group] = own_groups(dist.group.WORLD, range(size), timeout, "gloo", use, 1)
+        self.own = range(self.rank, self.rank + held)
 
     def any(self, *mine: bool) -> list[bool]:
         """Of each flag whether a rank has set it."""
