@@ -22,6 +22,7 @@ from torch import Tensor, nn
 # torch.distributed shows these by the same names, without types.
 from torch._C._distributed_c10d import GradBucket, HashStore, PrefixStore, Store, TCPStore
 from torch.amp import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -335,6 +336,26 @@ def fabric_module(model: object) -> object | None:
 def lightning_hook(strategy: object) -> object | None:
     """The hook that a DDPStrategy of Lightning's Trainer is to register; by `_ddp_comm_hook`, as of 2.6.6."""
     return getattr(strategy, "_ddp_comm_hook", None)
+
+
+def share_buffers(module: nn.Module, other: nn.Module) -> None:
+    """Give another module the same buffers, also those that are assigned later."""
+    vars(other).update(_buffers=module._buffers)
+    vars(other).update(_non_persistent_buffers_set=module._non_persistent_buffers_set)
+
+
+def mesh_of_one(device: str, shards: int, number: int) -> DeviceMesh:
+    """A mesh of so many ranks, in which this process has that place; it has no process groups."""
+    ranks = [dist.get_rank() + (i - number) % shards for i in range(shards)]
+    return DeviceMesh(device, ranks, _init_backend=False)
+
+
+def shard_of(whole: Tensor, rows: Tensor, mesh: DeviceMesh) -> Tensor:
+    """A tensor's rows as FSDP2 has them: a DTensor, which shares their memory."""
+    from torch.distributed.tensor import DTensor, Shard  # importing it takes seconds
+
+    like: Any = {"shape": whole.shape, "stride": whole.stride()}
+    return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, **like)
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:

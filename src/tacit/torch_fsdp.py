@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 _KINDS = ("AllGather", "ReduceScatter")
 
@@ -137,13 +136,3 @@ def _param_groups(state: Any) -> list[Any]:
     if state is None or hasattr(state, "_fsdp_param_groups"):
         return [] if state is None else [*state._fsdp_param_groups]
     return [each for each in (state._fsdp_param_group,) if each is not None]
-
-
-def mesh_of_one(device: str, shards: int, rank: int) -> DeviceMesh:
-    """A mesh of so many ranks, of which this process stands for one; it has no process groups.
-
-    By private arguments of `DeviceMesh`.
-    """
-    made: Any = DeviceMesh
-    mesh: DeviceMesh = made(device, [*range(shards)], _init_backend=False, _rank=rank)
-    return mesh

@@ -32,7 +32,7 @@ def test_the_last_words_of_the_dead_come_into_a_store_that_was_started_again() -
     texts, member = Texts(), MemberArrival(id="b/1", name="b")
     texts[life_key("b/1", 0)] = json.dumps(asdict(Life(beat=7, says=said)))
     link = Link(texts)
-    lives = Lives(link, silence=5.0, rank=0)
+    lives = Lives(link, silence=5.0, ranks=[0])
     assert lives.is_alive(member)
     link.texts = Texts()  # the store was away, and b has died meanwhile
     lives.is_alive(member)

@@ -145,7 +145,8 @@ def attach(
             on every rank. By default the planner, which predicts how long a step takes with each candidate.
         members: for replicas that join, leave and die while training goes on: how many there may be, and
             where they find each other. Each is a process with a world of its own, or a world of ranks among
-            which FSDP2 shards it, all into equally many; the session is then a `MemberSession`.
+            which FSDP2 shards it; all have equally many shards (`Members(shards=)`). The session is then a
+            `MemberSession`.
 
     Returns:
         The attached session: a context manager. `close` (or leaving the block) removes the optimizer's hooks.

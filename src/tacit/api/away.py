@@ -7,9 +7,8 @@ import os
 import time
 from collections.abc import Sequence
 
-from tacit.api.member_changes import MembersChange
+from tacit.api.member_changes import end_under_way
 from tacit.environment import HUB
-from tacit.errors import PayloadError
 from tacit.levels.level import Level
 from tacit.members.roster import Members, Roster
 from tacit.members.ways import StoreWay, Way
@@ -30,21 +29,6 @@ def way_of(given: Members) -> Way:
     from tacit.stores.hub.link import HubWay
 
     return HubWay(hub)
-
-
-def end_under_way(levels: Sequence[Level]) -> None:
-    """End what is exchanged in the present period, from which nothing comes any more.
-
-    Raises:
-        PayloadError: a hub has put this member out.
-    """
-    for level in levels:
-        if isinstance(level.session.failure.error, PayloadError):
-            raise level.session.failure.error
-    for level in levels:
-        level.session.failure.fail(MembersChange("the members change"))
-        level.transport.abort(level.session.failure.error)
-        level.session.lanes.flush()
 
 
 class TimeAlone:

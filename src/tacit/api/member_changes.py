@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tacit.errors import RoundError, TacitError, first_line
+from tacit.errors import PayloadError, RoundError, TacitError, first_line
+from tacit.levels.level import Level
 
 T = TypeVar("T")
 _log = logging.getLogger("tacit")
@@ -22,6 +23,21 @@ NO_CHECKPOINT = (
 
 class MembersChange(RoundError):
     """The members of the present period come together for another one."""
+
+
+def end_under_way(levels: Sequence[Level]) -> None:
+    """End what is exchanged in the present period, from which nothing comes any more.
+
+    Raises:
+        PayloadError: a hub has put this member out.
+    """
+    for level in levels:
+        if isinstance(level.session.failure.error, PayloadError):
+            raise level.session.failure.error
+    for level in levels:
+        level.session.failure.fail(MembersChange("the members change"))
+        level.transport.abort(level.session.failure.error)
+        level.session.lanes.flush()
 
 
 def lost(error: BaseException) -> BaseException:

@@ -86,6 +86,8 @@ class MembersAtWork:
             self._finish_step()
         except BaseException:
             self.roster.leave(calls=True)
+            for shard in self._shards:
+                shard.leave()
             self._let_go()
             raise
         self._handles = [before_steps(self._stepping), after_steps(self._stepped)]
@@ -261,15 +263,11 @@ class MembersAtWork:
         if not self._alone_after:  # nothing is exchanged then
             act()
             return
-        shard.unacted = True
+        shard.put_off()
         if self.roster.called.is_set() or self._alone.steps or self._error is not None:
             return
-        try:
-            act()
-        except RoundError as error:
-            shard.error = error
-        else:
-            shard.unacted, self._failures = False, 0
+        if shard.act(act):
+            self._failures = 0
 
     def _stepped(self, _: Optimizer) -> None:
         """Called after a step of any optimizer, when all other hooks have been called."""
@@ -280,7 +278,7 @@ class MembersAtWork:
             missing = [shard for shard in self._shards if shard.unacted]
             self._alone.miss([level for shard in missing for level in shard.levels])
             for shard in missing:
-                shard.unacted, shard.error = False, None
+                shard.miss()
         elif unacted:
             self._refuse_own(self._error)
             self._go_on()

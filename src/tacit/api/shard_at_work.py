@@ -10,10 +10,10 @@ from functools import partial
 import torch.distributed as dist
 
 from tacit.api.at_work import AtWork
-from tacit.api.away import end_under_way
-from tacit.api.member_changes import MembersChange, lost
+from tacit.api.member_changes import MembersChange, end_under_way, lost
 from tacit.checkpoint import carried
 from tacit.checkpoint.carried import CarriedState
+from tacit.errors import RoundError
 from tacit.gradients.before_step import StepGradients
 from tacit.gradients.ddp_hook import HookDispatcher, no_exchange
 from tacit.levels.level import Level
@@ -78,6 +78,26 @@ class ShardAtWork:
         alone = member_group(meeting_by(HashStore(), "alone", limit, lambda: False), 0, 1, limit)
         AtWork(replace(self.spec, members=alone), self._dispatcher()).leave()
         disband(alone)
+
+    # ---- what follows a step ----------------------------------------------------------------------------
+
+    def put_off(self) -> None:
+        """Note that what follows the last step is still to come."""
+        self.unacted = True
+
+    def act(self, act: Callable[[], None]) -> bool:
+        """Do what follows the last step. Returns whether that was possible."""
+        try:
+            act()
+        except RoundError as error:
+            self.error = error
+            return False
+        self.unacted = False
+        return True
+
+    def miss(self) -> None:
+        """Have nothing follow the last step."""
+        self.unacted, self.error = False, None
 
     # ---- from one period to the next --------------------------------------------------------------------
 

@@ -52,25 +52,15 @@ def member_specs(spec: AttachSpec, members: Members) -> list[AttachSpec]:
     Raises:
         AttachError: members cannot do that; the message says what to write.
     """
-    _check(spec, members.quorum)
-    if spec.sharded is not None:
-        _check_sharded(spec, spec.sharded)
-        if members.shards not in (1, spec.sharded.shards):
-            raise AttachError(
-                f"shards={members.shards} is for replicas of one process, and {spec.sharded.shards} ranks "
-                f"share this one: leave it out, and write Members(shards={spec.sharded.shards}) there"
-            )
+    _check(spec, members)
     if spec.sharded is not None or members.shards == 1:
         return [spec]
     from tacit.levels.whole_as_shards import shards_of
 
-    _check_shards(spec.strategy)
-    if members.quorum is not None:
-        raise _no_quorum(members.quorum)
     return shards_of(spec, members.shards)
 
 
-def _check(spec: AttachSpec, quorum: int | None) -> None:
+def _check(spec: AttachSpec, members: Members) -> None:
     check_strategy(spec.strategy)
     if spec.probe:
         raise AttachError("probe= measures links of ranks that stay, and members come and go: leave it out")
@@ -81,8 +71,10 @@ def _check(spec: AttachSpec, quorum: int | None) -> None:
             "DistributedDataParallel: start each replica by itself, by torchrun --standalone "
             "--nproc-per-node 1 train.py; or shard it among its ranks by FSDP2, fully_shard(model)"
         )
-    if spec.sharded is not None and quorum is not None:
-        raise _no_quorum(quorum)
+    if spec.sharded is not None:
+        _check_sharded(spec.sharded, members)
+    if spec.sharded is not None or members.shards > 1:
+        _check_shards(spec.strategy, members)
     if momentum.planned(spec.strategy, spec.policy, spec.optimizers, spec.named) is not None:  # by policy=
         raise _takes_momentum(spec.strategy)
     gradients = any(level.subject == "gradient" for level in spec.strategy.levels)
@@ -95,15 +87,8 @@ def _check(spec: AttachSpec, quorum: int | None) -> None:
         )
 
 
-def _no_quorum(quorum: int) -> AttachError:
-    return AttachError(
-        f"quorum={quorum} is not for members that FSDP2 shards, whose ranks may be late one by one: leave it "
-        "out"
-    )
-
-
-def _check_sharded(spec: AttachSpec, model: ShardedModel) -> None:
-    """Refuse what replicas of several ranks cannot do: each rank exchanges its shard by itself."""
+def _check_sharded(model: ShardedModel, members: Members) -> None:
+    """Refuse replicas of several ranks that are no world of their own, or that say they are others."""
     world = len(ranks_of())
     if model.shards != world:
         raise AttachError(
@@ -111,10 +96,15 @@ def _check_sharded(spec: AttachSpec, model: ShardedModel) -> None:
             f"of {world} ranks: start each replica by itself, by torchrun --standalone --nproc-per-node "
             f"{model.shards} train.py, and shard it among all its ranks, fully_shard(model)"
         )
-    _check_shards(spec.strategy)
+    if members.shards not in (1, model.shards):
+        raise AttachError(
+            f"shards={members.shards} is for replicas of one process, and {model.shards} ranks share this "
+            f"one: leave it out, and write Members(shards={model.shards}) there"
+        )
 
 
-def _check_shards(strategy: AnyStrategy) -> None:
+def _check_shards(strategy: AnyStrategy, members: Members) -> None:
+    """Refuse what cannot be where each shard is exchanged by itself."""
     for level in strategy.levels:
         if level.subject == "gradient" or level.rounds.observed_metrics:
             raise AttachError(
@@ -122,3 +112,8 @@ def _check_shards(strategy: AnyStrategy) -> None:
                 "step alone, by a period that does not depend on measurements, such as 'lowbit', 'diloco' or "
                 "'localsgd'"
             )
+    if members.quorum is not None:
+        raise AttachError(
+            f"quorum={members.quorum} is not for members that FSDP2 shards, whose ranks may be late one by "
+            "one: leave it out"
+        )

@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -23,7 +22,7 @@ from tacit.levels.spec import AttachSpec
 from tacit.model.sharded_model import ShardedModel
 from tacit.model.trained_model import local
 from tacit.optimizer_hooks.closures import closure_of, with_gradients
-from tacit.torch_fsdp import mesh_of_one
+from tacit.torch_compat import mesh_of_one, shard_of, share_buffers
 from tacit.transports.process_groups import ranks_of
 
 
@@ -61,15 +60,13 @@ def _shard_of(spec: AttachSpec, model: DistributedDataParallel, shards: int, num
 
 def _alike(module: nn.Module, of: Mapping[Tensor, nn.Parameter]) -> nn.Module:
     """A module that has these parameters in place of its own, and the same buffers."""
-    made: Any = nn.Module()
+    made = nn.Module()
     for name, p in module.named_parameters(recurse=False, remove_duplicate=False):
         made.register_parameter(name, of[p])
-    whole: Any = module
-    made._buffers, made._non_persistent_buffers_set = whole._buffers, whole._non_persistent_buffers_set
+    share_buffers(module, made)
     for name, child in module.named_children():
         made.add_module(name, _alike(child, of))
-    found: nn.Module = made
-    return found
+    return made
 
 
 def let_go(spec: AttachSpec) -> None:
@@ -98,14 +95,7 @@ class Views:
 
     def of(self, whole: Tensor) -> Tensor:
         """The shard, as FSDP2 has it: a DTensor."""
-        return DTensor.from_local(
-            self.rows(whole),
-            self.mesh,
-            [Shard(0)],
-            run_check=False,
-            shape=whole.shape,
-            stride=whole.stride(),
-        )
+        return shard_of(whole, self.rows(whole), self.mesh)
 
 
 class OptimizerShard:
@@ -120,7 +110,7 @@ class OptimizerShard:
 
     Attributes:
         whole_optimizer: as the argument `whole`.
-        handles: of its own hooks.
+        handles: of its own hooks, while others have some.
     """
 
     def __init__(self, whole: Optimizer, of: Mapping[Tensor, nn.Parameter], views: Views) -> None:
@@ -128,10 +118,7 @@ class OptimizerShard:
         self._kept: dict[tuple[Tensor, str], tuple[Tensor, Tensor]] = {}
         self._places = {p: p.data_ptr() for p in of}
         self.state = _States({part: p for p, part in of.items()}, self._fields, whole)
-        self.handles = [
-            whole.register_step_pre_hook(with_gradients(self._see_gradients)),
-            whole.register_step_post_hook(self._forget_gradients),
-        ]
+        self.handles: list[RemovableHandle] = []
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -150,10 +137,12 @@ class OptimizerShard:
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Have a hook called before a step of the whole one, with this object."""
+        self._follow()
         return self.whole_optimizer.register_step_pre_hook(lambda _, args, kwargs: hook(self, args, kwargs))
 
     def register_step_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Have a hook called after a step of the whole one, with this object."""
+        self._follow()
         return self.whole_optimizer.register_step_post_hook(lambda _, args, kwargs: hook(self, args, kwargs))
 
     def state_dict(self) -> dict[str, Any]:
@@ -187,6 +176,14 @@ class OptimizerShard:
         if kept is None or kept[0] is not value:
             kept = self._kept[p, field] = value, self._views.of(value)
         return kept[1]
+
+    def _follow(self) -> None:
+        """See gradients before all others that have hooks here."""
+        if not self.handles:
+            self.handles = [
+                self.whole_optimizer.register_step_pre_hook(with_gradients(self._see_gradients)),
+                self.whole_optimizer.register_step_post_hook(self._forget_gradients),
+            ]
 
     def _see_gradients(self, _: Optimizer) -> None:
         for p, part in self._of.items():
