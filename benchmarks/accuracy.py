@@ -90,6 +90,7 @@ ARMS = (
     "fp8",
     "sign",
     "signsgd",
+    "signsgd:momentum=0.9",
     "natural",
     "natural-dithering",
     "three-lc",
@@ -183,6 +184,7 @@ STUDY = Study({name: each.rule for name, each in TASKS.items()}, PLAIN)
 LIKE = {
     **dict.fromkeys(("ef21-sgdm", "oktopk", "sketched-sgd", "gradientflow", "adacomp"), "topk:ratio=0.01"),
     "demo": "signsgd",
+    "signsgd:momentum=0.9": "signsgd",
     "three-lc": "efsign",
     "natural-dithering": "qsgd",
     "laq": "int8",
@@ -195,13 +197,13 @@ LIKE = {
 ONCE = Study(
     {name: replace(each.rule, choosing=0) for name, each in TASKS.items()}, PLAIN, (2.0, 4.0), LIKE, STUDY
 )
-"""For arms of one seed: another one chooses their rates, for most around that of a relative."""
+"""For arms of few trainings: another seed chooses their rates, for most around that of a relative."""
 
 
 def once(done: Mapping[StudyRun, Ended]) -> list[dict[str, Any]]:
-    """A row for each arm of one seed that has been trained."""
+    """A row for each arm of few trainings, of as many seeds as there are."""
     wanted = [("cifar10", arm, min(STEPS)) for arm in (*LIKE, "dion")]
-    return ONCE.rows(done, wanted, range(1))
+    return ONCE.rows(done, wanted, range(CHOOSING))
 
 
 def trained(job: StudyRun, data: str | None, device: str = "cpu") -> Ended:

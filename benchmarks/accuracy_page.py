@@ -30,18 +30,18 @@ WIDTH, HEIGHT, LEFT, TOP, RIGHT = 940, 320, 60, 30, 470
 SEEDS = 3
 """Of fewer nothing is published."""
 Row = Mapping[str, Any]
-ONE_SEED = """## With one seed
+FEW = """## With few trainings
 
-600 steps of CIFAR-10, 16 x 16 pixels, with one seed: read two points as none. The learning rate is the best
-for another seed of those that were tried, which are few, and for some only the one that was best for a
-relative, such as `topk:ratio=0.01`: with one of its own an algorithm may lose less. `demo` and `dion` keep
+600 steps of CIFAR-10, 16 x 16 pixels, most with one seed: read two points as none there. The learning rate is
+the best for another seed of those that were tried, which are few, and for some only the one that was best for
+a relative, such as `topk:ratio=0.01`: with one of its own an algorithm may lose less. `demo` and `dion` keep
 momentum themselves, so they were trained with SGD without."""
 
 
 def publish(rows: Sequence[Row], once: Sequence[Row], about: Mapping[str, object], plain: str) -> list[Path]:
     """Write the page, its figure, and the facts, of what has enough seeds; which files were written.
 
-    `once`: rows of one seed, which the page has apart.
+    `once`: rows of few trainings, which the page has apart.
     """
     rows = enough(rows)
     shown = [row for row in rows if row["arm"] != plain]
@@ -127,7 +127,7 @@ def page(rows: Sequence[Row], once: Sequence[Row], about: Mapping[str, object], 
             )
             parts += [_table(others), _least(others)]
     if once:
-        parts += [ONE_SEED, _table(sorted(once, key=lambda row: row["bytes"]))]
+        parts += [FEW, _table(sorted(once, key=lambda row: row["bytes"]))]
     return "\n\n".join([*parts, _method(about)]) + "\n"
 
 

@@ -54,10 +54,10 @@ def test_the_page_has_a_table_for_each_length() -> None:
     assert page.index("2,400 steps") < page.index("600 steps"), "the longest first"
 
 
-def test_what_has_one_seed_stands_apart() -> None:
+def test_what_has_few_trainings_stands_apart() -> None:
     about = {"cpu": "one", "cores": 2, "torch": "2"}
     page = accuracy_page.page(ROWS[:4], [row("demo", 600, 0.003, None)], about, "dense")
-    before, apart = page.split("## With one seed")
+    before, apart = page.split("## With few trainings")
     assert "`demo`" not in before
     assert "| `demo` | 5.00% | 98.30% | +0.30 (one seed) | 3 | 1 |" in apart
 

@@ -10,6 +10,7 @@ from tacit_lab.cluster import Cluster
 from tacit_lab.impairment import ETHERNET, Impairment
 from tacit_lab.records import COMPUTE_ONLY, ChurnRecord, EndRecord, EpochRecord, Record, RunKey, RunRecord
 from tacit_lab.reports.comparison import BASE, IN_PROCESS, UNSHAPED, Comparison, Row, compare
+from tacit_lab.study.search import BESIDE_SGD
 
 TWO_SEEDS = "Two seeds: an interval of two pairs says next to nothing; three are the least."
 UNFINISHED = "it was still running, or was killed"
@@ -203,6 +204,19 @@ def _of_numbers(comparison: Comparison | None) -> Iterator[str]:
         return
     if len(comparison.seeds) == 2:
         yield TWO_SEEDS
+    sized = [
+        row.algorithm
+        for row in comparison.rows
+        if row.algorithm.partition(":")[0] in BESIDE_SGD
+        and row.rate == 1
+        and row.accuracy is not None
+        and row.accuracy < (comparison.target or 0)
+    ]
+    if sized:
+        yield (
+            f"{', '.join(sized)} missed the target at a learning rate that is made for gradients: here it is "
+            "the size of a step, whatever the gradient. With --rates 0.5,1,2 each gets one of its own."
+        )
     fast = [row.algorithm for row in comparison.rows if round(row.of_compute_only or 0.0, 3) > 1]
     if fast:
         yield (

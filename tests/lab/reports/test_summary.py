@@ -157,6 +157,16 @@ def test_two_seeds_are_few() -> None:
     assert told.startswith("Two seeds: an interval of two pairs says next to nothing")
 
 
+def test_steps_of_the_rates_own_size_are_told_where_they_missed_the_target() -> None:
+    def told(algorithm: str, accuracy: float, rate: float = 1.0) -> list[str]:
+        ends = DDP, replace(TOPK, algorithm=algorithm, accuracy=accuracy, rate=rate), ALONE
+        return [each for each in summary.doubts(comparison(*ends)) if "--rates 0.5,1,2" in each]
+
+    (only,) = told("demo:k=64", 0.17)
+    assert only.startswith("demo:k=64 missed the target at a learning rate that is made for gradients")
+    assert told("demo", 0.96) == told("demo", 0.17, rate=1 / 128) == told("topk", 0.17) == []
+
+
 def test_what_closing_sends_is_told_where_it_is_much() -> None:
     records_ = begun("lowbit", 0, 1.0)
     point = records.EpochRecord(
