@@ -40,10 +40,11 @@ def main() -> None:
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     more: dict[str, Any] = {"quorum": 2, "grace": 0.5} if how in ("quorum", "slow") else {}
+    more |= {"semi_synchronous": "semi" in how}
     where: dict[str, Any] = {"hub": store[4:]} if store.startswith("hub:") else {"store": store}
     least = 2 if how == "two" else 1
     members = tacit.Members(name=name, silence=1.5, patience=8.0, min=least, **where, **more)
-    scaler = torch.amp.GradScaler("cpu", enabled=how == "scaler")
+    scaler = torch.amp.GradScaler("cpu", enabled="scaler" in how)
     session = tacit.attach(model, optimizer, algorithm, scaler=scaler, members=members)
     assert isinstance(session, MemberSession)
     say(begun=session.step, period=session.members.number, members=session.members.names)
@@ -55,7 +56,7 @@ def main() -> None:
         scaler.scale(loss).backward()
         if how == "nan" and session.step > 30:
             next(network.parameters()).grad.fill_(torch.nan)  # type: ignore[union-attr]
-        if how == "scaler" and session.step % 8 == 0 and session.step != overflowed:
+        if "scaler" in how and session.step % 8 == 0 and session.step != overflowed:
             overflowed = session.step
             next(network.parameters()).grad.fill_(torch.inf)  # type: ignore[union-attr]
         if how == "large" and session.step > 30:

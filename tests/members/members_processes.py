@@ -138,10 +138,10 @@ def wait_for(what: str, seconds: float = SECONDS) -> Iterator[None]:
     raise AssertionError(f"no {what} in {seconds:g} s")
 
 
-def one_dies_and_another_comes(members: Members, algorithm: str) -> None:
+def one_dies_and_another_comes(members: Members, algorithm: str, how: str = "") -> None:
     """Of three members one is killed; those that live go on, a fourth joins them, and all end equal."""
-    first = [members.member(name, algorithm, 150) for name in "ab"]
-    lost = members.member("c", algorithm, 150)
+    first = [members.member(name, algorithm, 150, how) for name in "ab"]
+    lost = members.member("c", algorithm, 150, how)
     for each in (*first, lost):
         each.until("members")
     while len(first[0].until("step")["members"]) < 3:
@@ -150,7 +150,7 @@ def one_dies_and_another_comes(members: Members, algorithm: str) -> None:
     lost.signal(signal.SIGKILL)
     while len(first[0].until("step")["members"]) > 2:
         pass
-    came = members.member("d", algorithm, 150, how="scaler")  # it skips some steps
+    came = members.member("d", algorithm, 150, how=f"{how} scaler")  # it skips some steps
     assert came.until("begun")["begun"] > 20
     ends = [each.ended() for each in (*first, came)]
     assert ends[0]["sums"] == ends[1]["sums"] == ends[2]["sums"]

@@ -10,6 +10,7 @@ import pytest
 import tacit
 from in_threads import in_threads
 from tacit.api.away import way_of
+from tacit.api.semi_synchronous import SemiSynchronous
 from tacit.members.record import MemberArrival, Period
 from tacit.members.roster import Roster
 from tacit.transports.member_links import served
@@ -45,6 +46,11 @@ def test_who_waits_arrives_again_where_the_store_is_another_one() -> None:
     found.append(b.meet(arrival))
     waits.join(10)
     assert [{each.name for each in period.members} for period in found] == [{"a", "b"}] * 2
+    one, other = (SemiSynchronous(each, True, None) for each in (a, b))
+    said = [one._all_ready(0), other._all_ready(0), one._all_ready(0), one._all_ready(1)]
+    assert said == [False, True, True, False]
+    for semi in (one, other):
+        semi.close()
     for each in (a, b):
         each.leave(calls=False)
 
@@ -53,14 +59,15 @@ def test_who_is_slow_for_ever_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """Without a quorum it is waited for; once is enough."""
     store = served("127.0.0.1", 0)
     names = {"fast": 1, "slow": 0}
-    at, quick = f"127.0.0.1:{store.port}", {"silence": 1.0, "grace": 0.25}
+    at, quick = f"127.0.0.1:{store.port}", {"silence": 2.0, "grace": 0.25}
     each = {name: begun(name, at, rounds, **quick) for name, rounds in names.items()}
     in_threads(2, lambda i: [*each.values()][i].meet(MemberArrival("", "")), seconds=10)
     until = time.monotonic() + 10
-    while not caplog.messages and time.monotonic() < until:
+    while "for ever" not in caplog.text and time.monotonic() < until:
         time.sleep(0.05)
+    time.sleep(0.5)  # in which it is not told again
     for one in each.values():
         one.leave(calls=False)
-    (told,) = caplog.messages
-    assert told.startswith("slow lives, and has not begun a round that others have waited in for 1.25 s.")
+    (told,) = [each for each in caplog.messages if "for ever" in each]
+    assert told.startswith("slow lives, and has not begun a round that others have waited in for 2.25 s.")
     assert "Members(quorum=1) has rounds end without it" in told

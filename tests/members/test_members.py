@@ -26,7 +26,7 @@ def members() -> Iterator[Members]:
 
 @pytest.mark.parametrize("algorithm", KINDS)
 def test_one_dies_and_another_comes(members: Members, algorithm: str) -> None:
-    one_dies_and_another_comes(members, algorithm)
+    one_dies_and_another_comes(members, algorithm, "semi" if algorithm.startswith("localsgd") else "")
 
 
 def test_a_frozen_one_is_given_up_and_comes_back(members: Members) -> None:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from tacit.api.at_work import AtWork
 from tacit.api.away import TimeAlone, way_of
 from tacit.api.member_changes import NO_CHECKPOINT, MembersChange, PeriodChange, Preemption, begun
+from tacit.api.semi_synchronous import SemiSynchronous
 from tacit.api.shard_at_work import ShardAtWork
 from tacit.attaching.agreement import trained
 from tacit.errors import AttachError, NonFinite, RoundError
@@ -78,9 +79,10 @@ class MembersAtWork:
         calls = self._life, self._called, self._leave_if_preempted
         self.roster = Roster(given, self._ranks, *calls, way_of(given))
         self._alone = TimeAlone(self.roster, given.patience)
+        self._semi = SemiSynchronous(self.roster, given.semi_synchronous, spec.weight)
         self._handles: list[StepsHandle] = []
         try:
-            self.roster.begin(trained(spec))
+            self.roster.begin({**trained(spec), "semi_synchronous": str(given.semi_synchronous)})
             self._shards[0].warm_up()
             self._enter()
             self._finish_step()
@@ -254,6 +256,9 @@ class MembersAtWork:
 
     def _count(self, shard: ShardAtWork, act: Callable[[], None]) -> None:
         """Called when a step is counted, with what follows it."""
+        if self._semi.goes_on(self.now.levels):
+            self._said = self._says()
+            return
         self._counted = True
         self._around(shard, act)
 
@@ -266,11 +271,18 @@ class MembersAtWork:
         shard.put_off()
         if self.roster.called.is_set() or self._alone.steps or self._error is not None:
             return
-        if shard.act(act):
+
+        def weighed() -> None:
+            self._semi.weigh(self.now.levels)
+            act()
+
+        if shard.act(weighed):
             self._failures = 0
 
     def _stepped(self, _: Optimizer) -> None:
         """Called after a step of any optimizer, when all other hooks have been called."""
+        if self._semi.beyond:
+            self._leave_if_preempted()
         if not self._counted or self._ended:
             return
         unacted, preempted = self._ranks.any(self._unacted, self._preemption.noted)
@@ -360,11 +372,13 @@ class MembersAtWork:
             self.go_to_common_point()
 
     def _make_equal_now(self) -> None:
+        self._semi.weigh(self.now.levels, closes=True)
         for shard in self._shards:
             shard.now.sync()
         self._average_buffers()
 
     def _end_now(self) -> None:
+        self._semi.weigh(self.now.levels, closes=True)
         for shard in self._shards:
             shard.now.make_equal()
         self._average_buffers()
@@ -415,6 +429,7 @@ class MembersAtWork:
                 handle.remove()
             self._handles = []
             self._preemption.close()
+            self._semi.close()
             self.roster.leave(calls=not self._ended)
             self._ended = True
             for shard in self._shards:
@@ -434,13 +449,15 @@ class MembersAtWork:
     def metrics(self) -> dict[str, float]:
         """As `AtWork.metrics`, of all periods; and `members`, `period`, `changes`, and `lost_steps`.
 
-        These are the steps that others had taken since their last rounds when they died or left.
+        These are the steps that others had taken since their last rounds when they died or left. With
+        semi_synchronous also `extra_steps`, which this member has taken beyond its periods.
         """
         numbers = self._shards[0].metrics()
         for shard in self._shards[1:]:
             numbers["bytes_out"] += shard.metrics()["bytes_out"]
         members = {"members": self.size, "period": self.number, "changes": len(self.changes)}
-        return {**numbers, **members, "steps": float(self._step), "lost_steps": self._lost}
+        mine = {"steps": float(self._step), "lost_steps": self._lost, **self._semi.metrics}
+        return {**numbers, **members, **mine}
 
     def timeline(self) -> Timeline:
         """As `AtWork.timeline`, of the present period."""

@@ -60,8 +60,28 @@ def member_specs(spec: AttachSpec, members: Members) -> list[AttachSpec]:
     return shards_of(spec, members.shards)
 
 
+def _check_semi_synchronous(spec: AttachSpec, members: Members) -> None:
+    levels = spec.strategy.levels
+    first = levels[0]
+    fits = len(levels) == 1 and first.subject == "delta" and (first.rounds.sync_every or 0) > 1
+    weighs = not (first.merge.keeps_unsent or first.merge.mixes or first.momentum != "local")
+    if not fits or not weighs or first.late or first.parts > 1 or first.rounds.observed_metrics:
+        raise AttachError(
+            f"semi_synchronous=True with {spec.strategy.name!r} is not possible, as its means are not of "
+            "parameters, weighed, of all and at once, every so many steps: attach 'localsgd:sync_every=32', "
+            "'diloco', 'sparseloco' or 'muloco', or leave it out"
+        )
+    if spec.sharded is not None or members.shards > 1:
+        raise AttachError(
+            "semi_synchronous=True is not for members that FSDP2 shards, whose ranks step together: leave it "
+            "out"
+        )
+
+
 def _check(spec: AttachSpec, members: Members) -> None:
     check_strategy(spec.strategy)
+    if members.semi_synchronous:
+        _check_semi_synchronous(spec, members)
     if spec.probe:
         raise AttachError("probe= measures links of ranks that stay, and members come and go: leave it out")
     ranks = spec.model.process_group.size()

@@ -65,6 +65,8 @@ class Members:
             them; None: all that live wait for each other. Whoever was late comes back with what its own steps
             have changed.
         grace: see `quorum`.
+        semi_synchronous: whether a member that has taken its period's steps goes on until all are ready for
+            the round, in which means are weighed by steps; else it waits.
 
     Raises:
         ConfigError: a number is wrong.
@@ -80,11 +82,15 @@ class Members:
     patience: float = 600.0
     quorum: int | None = None
     grace: float = 5.0
+    semi_synchronous: bool = False
 
     def __post_init__(self) -> None:
         checks.whole("members: min", self.min, 1, None, "it is how many must be alive")
         checks.whole("members: max", self.max, self.min, None, "it is how many may take part, at least min")
         checks.whole("members: shards", self.shards, 1, None, "it is how many ranks share a sharded replica")
+        checks.flag("members: semi_synchronous", self.semi_synchronous)
+        if self.quorum is not None and self.semi_synchronous:
+            raise ConfigError("members: quorum and semi_synchronous exclude each other: write one of them")
         if self.quorum is not None:
             checks.whole("members: quorum", self.quorum, 1, self.max, "it is how many may end a round")
         for name, least in (("silence", 4 * BEAT), ("patience", 0.0), ("grace", BEAT)):
