@@ -76,6 +76,9 @@ def test_alone_it_trains_as_one_that_is_whole(world: None) -> None:
 def test_its_shards_are_those_of_fsdp2_and_share_its_memory(world: None) -> None:
     trained = Trained(SHARDS)
     with trained.session:
+        shards = [each.spec.optimizers[0] for each in trained.parts()]
+        assert not any(each.state.get(p) for each in shards for p in each.param_groups[0]["params"])
+        assert not trained.optimizer.state
         trained.train(1)
         params = dict(trained.model.module.named_parameters())
         for part in trained.parts():

@@ -209,10 +209,12 @@ class _States(Mapping[Tensor, dict[str, Any]]):
         self._whole_of, self._fields, self._whole = whole_of, fields, whole
 
     def __getitem__(self, part: Tensor) -> dict[str, Any]:
-        return self._fields(self._whole_of[part]) if part in self else self._whole.state[part]
+        if part not in self:
+            raise KeyError(part)  # the whole one's would make an entry for it
+        return self._fields(self._whole_of[part])
 
     def __contains__(self, part: object) -> bool:
-        return self._whole_of.get(cast(Tensor, part), part) in self._whole.state
+        return self._whole_of.get(cast(Tensor, part)) in self._whole.state
 
     def __iter__(self) -> Iterator[Tensor]:
         return (part for part in self._whole_of if part in self)
