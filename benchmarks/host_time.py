@@ -4,7 +4,8 @@ Tensors on the CPU are treated as a GPU's, and are small; kernels of tacit do no
 those of torch's fake process group. What is left is the Python that a bucket costs, and its small operations
 of torch, in the thread's processor time. What Triton and NCCL take for each launch on a GPU is not in it. How
 many there are is counted: operations of torch that are no views, and calls of tacit's kernels, each of which
-is one launch or several.
+is one launch or several. Where parameters are exchanged it is a bucket's share of `optimizer.step`, SGD's own
+operations included.
 
     python benchmarks/host_time.py                      # a table
     python benchmarks/host_time.py topk --profile       # where it goes, by cProfile
@@ -51,6 +52,7 @@ ALGORITHMS = (
     "topk",
     "dgc",
     "gtopk",
+    "lowbit:sync_every=1",
 )
 RANKS, LAYERS, WIDTH = 4, 36, 64
 """A bucket has two or three layers, each of a matrix and a bias."""
@@ -140,13 +142,23 @@ def training(algorithm: str, launches: Launches | None = None) -> Iterator[Calla
                 launches.buckets += 1
             return future
 
-        board.answer = answer
+        of_parameters = session.session.strategy.subject == "delta"
+        if not of_parameters:
+            board.answer = answer
         x = torch.ones(2, WIDTH)
 
         def step() -> float:
             spent[0], buckets[0] = 0.0, 0  # of DDP there is one bucket in the first step
             model(x).sum().backward()
-            optimizer.step()
+            if of_parameters:
+                began, buckets[0] = time.thread_time(), len(session.session.buckets)
+                with launches or nullcontext():
+                    optimizer.step()
+                spent[0] = time.thread_time() - began
+                if launches is not None:
+                    launches.buckets += buckets[0]
+            else:
+                optimizer.step()
             optimizer.zero_grad()
             return spent[0] / buckets[0]
 

@@ -57,10 +57,11 @@ STRATEGIES = {
     "groups": "wagma:global_every=2",
     "by node": BY_NODE,
     "diloco": "diloco:sync_every=2,bits=4",
+    "lowbit": "lowbit:sync_every=2",
     "streaming": "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=1,bits=4",
 }
 MIXING = ("gossip", "choco", "groups")
-GRADIENTS = [name for name in STRATEGIES if name not in ("diloco", "streaming", "late", *MIXING)]
+GRADIENTS = [name for name in STRATEGIES if name not in ("diloco", "lowbit", "streaming", "late", *MIXING)]
 
 Launch = tuple[Any, ...]
 

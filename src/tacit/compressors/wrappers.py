@@ -327,7 +327,8 @@ class Partition(Compressor):
         inside = ctx.inside("main", of=1 - self._numel / x.numel())
         talks: list[Any] = [self.main.exchange(x, inner_state(state, "main"), inside)]
         for i, (part, piece) in enumerate(zip(self.parts, taken, strict=True)):
-            mean = ctx.scratch(f"mean{i}", x, piece.shape, x.dtype)
+            # Where the mean may overwrite `x`, it may overwrite what was taken from it: no copy to send.
+            mean = piece if x is ctx.out else ctx.scratch(f"mean{i}", x, piece.shape, x.dtype)
             inside = ctx.inside(f"part{i}", out=mean, of=part.numel / x.numel())
             if ctx.rescale:
                 inside = replace(inside, rescale=_taken(ctx.rescale, part.spans))

@@ -6,6 +6,8 @@ server for its answers. The arithmetic on it is here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,16 +21,17 @@ from tacit.contracts import (
     Payload,
     ReduceEncoded,
     Rounded,
+    Spans,
     Transmitted,
     add_rescaled,
     cut_factors,
     formed,
 )
-from tacit.exchange.finite_checks import check_payload
+from tacit.exchange.finite_checks import check_payloads
 
 
-def encoded(request: ReduceEncoded, start: int = 0, stop: int | None = None, part: str = "") -> Payload:
-    """The payload of the entries from `start` to `stop` of a request's tensor.
+def encoded(request: ReduceEncoded, part: str = "") -> Payload:
+    """The payload of a request's tensor.
 
     With error feedback the residual is added first, and `request.new_residual` then holds what the payload
     leaves out. `request.x` must stay as it is until all is encoded.
@@ -40,19 +43,30 @@ def encoded(request: ReduceEncoded, start: int = 0, stop: int | None = None, par
         PayloadError: the payload has other parts than peers expect.
         Overflow: finite entries became infinite in the sum or in the payload.
     """
+    return encoded_spans(request, [(0, request.x.numel())], (part,))[0]
+
+
+def encoded_spans(request: ReduceEncoded, spans: Spans, parts: Sequence[str]) -> tuple[Payload, ...]:
+    """`encoded` of each of these spans of a request's tensor by itself; `parts` name their buffers."""
+    each = [_unchecked(request, *span, part) for span, part in zip(spans, parts, strict=True)]
+    payloads = tuple(payload for payload, _ in each)
+    if request.codec.hides_nonfinite:
+        check_payloads(request.codec, payloads, [given for _, given in each], request.ctx)
+    return payloads
+
+
+def _unchecked(request: ReduceEncoded, start: int, stop: int, part: str) -> tuple[Payload, Tensor]:
+    """The payload of the entries from `start` to `stop`, and what shows whether they were finite."""
     ctx = request.ctx.inside(part) if part else request.ctx
     x, codec = request.x[start:stop], request.codec
     if request.residual is None or request.new_residual is None:
-        payload = formed(codec, codec.encode(x, ctx), x)
-        return check_payload(codec, payload, x, ctx) if codec.hides_nonfinite else payload
+        return formed(codec, codec.encode(x, ctx), x), x
     residual, new_residual = request.residual[start:stop], request.new_residual[start:stop]
-    factors = request.ctx.rescale and cut_factors(request.ctx.rescale, start, start + x.numel())
+    factors = request.ctx.rescale and cut_factors(request.ctx.rescale, start, stop)
     if isinstance(codec, FusedCodec) and not factors and new_residual.dtype == x.dtype:
-        payload = codec.encode(x, ctx, residual, new_residual)
-    else:
-        add_rescaled(x, residual, factors, new_residual)
-        payload = _encode_sum(codec, new_residual, x, ctx)
-    return check_payload(codec, payload, new_residual, ctx) if codec.hides_nonfinite else payload
+        return codec.encode(x, ctx, residual, new_residual), new_residual
+    add_rescaled(x, residual, factors, new_residual)
+    return _encode_sum(codec, new_residual, x, ctx), new_residual
 
 
 def _encode_sum(codec: OneShot, total: Tensor, x: Tensor, ctx: Context) -> Payload:

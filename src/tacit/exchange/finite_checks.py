@@ -6,6 +6,7 @@ Where an exchange runs on a device in stream order, nothing is raised here: the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite
 
 import torch
@@ -16,6 +17,7 @@ from tacit.errors import Overflow
 from tacit.kernels import magnitudes
 from tacit.kernels.dispatch import on_host
 from tacit.kernels.magnitudes import largest
+from tacit.torch_compat import largest_of_each
 
 
 def finite(x: Tensor) -> bool:
@@ -74,11 +76,16 @@ def probe_(x: Tensor, finite_probe: Tensor) -> None:
         measure_(x, finite_probe)
 
 
-def note_magnitude(x: Tensor, health: Tensor) -> None:
-    """Raise `health` (one fp32 number on the device of `x`) to the largest magnitude in `x`; NaN stays."""
-    found = health.new_empty(health.shape)
-    measure_(x, found)
-    torch.maximum(health, found, out=health)
+def note_magnitude(health: Tensor, *tensors: Tensor) -> None:
+    """Raise `health` (one fp32 number on their device) to the largest magnitude in the tensors; NaN stays."""
+    if len(tensors) > 2 and len({each.dtype for each in tensors}) == 1 and all(map(Tensor.numel, tensors)):
+        most = torch.stack(largest_of_each([*tensors])).amax(0, keepdim=True)  # as few launches for many
+        torch.maximum(health, most, out=health)
+        return
+    for x in tensors:
+        found = health.new_empty(health.shape)
+        measure_(x, found)
+        torch.maximum(health, found, out=health)
 
 
 def refuse_overflow(x: Tensor, ctx: Context) -> None:
@@ -90,7 +97,7 @@ def refuse_overflow(x: Tensor, ctx: Context) -> None:
     if x.is_meta:
         return
     if ctx.health is not None:
-        note_magnitude(x, ctx.health)
+        note_magnitude(ctx.health, x)
         return
     if not finite(x) and not ctx.knows_of_nonfinite:  # else a rank reports its NaN
         raise overflow(ctx.name, ctx.begun + ctx.step, x.dtype)
@@ -105,27 +112,30 @@ def overflow(name: str, step: int, dtype: torch.dtype, where: str = "") -> Overf
     )
 
 
-def check_payload(codec: OneShot, payload: Payload, given: Tensor, ctx: Context) -> Payload:
-    """Check a payload that may hide entries which became infinite in encoding. Returns the payload.
+def check_payloads(
+    codec: OneShot, payloads: Sequence[Payload], given: Sequence[Tensor], ctx: Context
+) -> None:
+    """Check payloads that may hide entries which became infinite in encoding.
 
     Args:
-        given: the tensor that was encoded.
+        given: the tensors that were encoded.
 
     Raises:
-        Overflow: `given` or the payload has NaN or infinity.
+        Overflow: one of `given` or of the payloads has NaN or infinity.
     """
-    if given.is_meta:
-        return payload
-    parts = [part for part in payload if part.is_floating_point()]
+    if given[0].is_meta:
+        return
+    noted: list[Tensor] = []
+    for payload, x in zip(payloads, given, strict=True):
+        parts = [part for part in payload if part.is_floating_point()]
+        if ctx.health is not None:
+            noted += parts
+            if x.dtype.itemsize < 4 or not parts:
+                noted.append(x)  # else infinite entries show in the payload
+        elif any(map(extreme, parts)) if parts else codec.may_overflow(payload):
+            if ctx.look is not None:
+                ctx.look()
+            for tensor in (x, *parts):
+                refuse_overflow(tensor, ctx)
     if ctx.health is not None:
-        if given.dtype.itemsize < 4 or not parts:
-            parts.append(given)  # else infinite entries show in the payload
-        for part in parts:
-            note_magnitude(part, ctx.health)
-        return payload
-    if any(map(extreme, parts)) if parts else codec.may_overflow(payload):
-        if ctx.look is not None:
-            ctx.look()
-        for tensor in (given, *parts):
-            refuse_overflow(tensor, ctx)
-    return payload
+        note_magnitude(ctx.health, *noted)

@@ -307,8 +307,12 @@ def _cut(requests: Sequence[_Joins], message: Collective, answer: Any) -> list[A
 
 def mean_in_few_launches_(parts: Sequence[Tensor], out: Tensor) -> None:
     """Write the parts' mean to `out`, on a device: in as many launches for many as for few."""
-    every = torch.stack([*parts]).to(torch.promote_types(out.dtype, torch.float32))
-    out.copy_(every.div_(len(parts)).sum(0))
+    kind = torch.promote_types(out.dtype, torch.float32)
+    every = torch.stack([*parts]).to(kind).div_(len(parts))
+    if out.dtype == kind:
+        torch.sum(every, 0, out=out)
+    else:
+        out.copy_(every.sum(0))
 
 
 def _mean_(payload: Payload, by_peer: list[Payload]) -> Payload:

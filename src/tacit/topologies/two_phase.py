@@ -26,7 +26,7 @@ from tacit.contracts import (
     cut_factors,
 )
 from tacit.errors import ConfigError
-from tacit.exchange.error_feedback import encoded
+from tacit.exchange.error_feedback import encoded, encoded_spans
 from tacit.exchange.joined_requests import answered, conducted, small_directly
 from tacit.kernels.thread_scratch import thread_scratch
 from tacit.topologies.flat import gathered_use, reduce_flat, two_sided
@@ -144,7 +144,7 @@ def _in_two_phases(
     request: ReduceEncoded, others: Spans, new_residual: dict[str, Tensor], ctx: Context
 ) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
     codec, out, spans = request.codec, request.ctx.out, _slices(request.x.numel(), ctx.peers)
-    payloads = tuple(encoded(request, *span, part=f"to{i}") for i, span in enumerate(spans))
+    payloads = encoded_spans(request, spans, [f"to{i}" for i in range(len(spans))])
     if codec.varies:
         theirs = yield from all_to_all(codec, payloads, [stop - start for start, stop in spans], ctx.rank)
     else:
@@ -152,7 +152,8 @@ def _in_two_phases(
     start, stop = spans[ctx.rank]
     mean = thread_scratch("mean", spans[0][1], request.x.dtype, request.x.device)
     codec.decode_mean_(theirs, mean[: stop - start])
-    mean[stop - start :] = 0
+    if stop - start < len(mean):
+        mean[stop - start :].zero_()
     not_ours = list(_within(others, start, stop))
     _clear(mean, not_ours)
     if SECOND in new_residual:

@@ -64,13 +64,19 @@ def pack_all_(pairs: Iterable[tuple[Payload, Tensor]]) -> None:
     places: list[Tensor] = []
     parts: list[Tensor] = []
     for payload, message in pairs:
-        start = 0
-        for i in order(payload):
-            stop = start + payload[i].nbytes
-            places.append(message[start:stop])
-            parts.append(payload[i].reshape(-1).view(torch.uint8))
-            start = stop
+        places += _bytes_of(message, payload)
+        parts += [payload[i].reshape(-1).view(torch.uint8) for i in order(payload)]
     copy_each_(places, parts)
+
+
+def _bytes_of(message: Tensor, like: Payload) -> list[Tensor]:
+    """Where each tensor of a payload lies in a message, in their order there."""
+    places, start = [], 0
+    for i in order(like):
+        stop = start + like[i].nbytes
+        places.append(message[start:stop])
+        start = stop
+    return places
 
 
 def unpack(message: Tensor, like: Payload) -> Payload:
@@ -98,11 +104,12 @@ class Slots:
 
     def __init__(self, like: Payload, copies: int) -> None:
         self._form = [(each.shape, each.dtype) for each in like]
-        self._bytes, unit = nbytes(like), max(map(_ELEMENT, like))
-        self.size = -(-self._bytes // unit) * unit
+        unit = max(map(_ELEMENT, like))
+        self.size = -(-nbytes(like) // unit) * unit
         self.message = torch.zeros(copies * self.size, dtype=torch.uint8, device=like[0].device)
         self._slots = self.message.view(copies, self.size).unbind()
         self._payloads = [_laid(slot, like) for slot in self._slots]
+        self._order, self._places = order(like), dict[int, list[Tensor]]()
 
     def fit(self, payload: Payload, copies: int) -> bool:
         """Whether they are for so many payloads of this form."""
@@ -115,7 +122,9 @@ class Slots:
 
     def pack(self, payload: Payload, at: int) -> Tensor:
         """Write a payload to slot `at`; its bytes."""
-        pack_(payload, self._slots[at][: self._bytes])
+        if at not in self._places:
+            self._places[at] = _bytes_of(self._slots[at], payload)
+        copy_each_(self._places[at], [payload[i].reshape(-1).view(torch.uint8) for i in self._order])
         return self._slots[at]
 
     def payloads(self, first: int = 0) -> list[Payload]:

@@ -32,6 +32,7 @@ from tacit.contracts import (
 )
 from tacit.exchange.finite_checks import divide_, probe_
 from tacit.exchange.joined_requests import mean_in_few_launches_
+from tacit.torch_compat import copy_each_
 from tacit.transports import pairwise_all_to_all, permute, process_groups
 from tacit.transports.message_layout import (
     AT_ONCE,
@@ -208,8 +209,7 @@ class TorchTransport:
 
         def read() -> Payload:
             if message is not None:
-                for tensor, view in zip(payload, unpack(message, payload), strict=True):
-                    tensor.copy_(view)
+                copy_each_([*payload], [*unpack(message, payload)])
             return payload
 
         return self._later(works, read, group)

@@ -21,9 +21,9 @@ KERNELS = "kernel "
 """How the stages of kernels begin; their names follow."""
 
 FUNCTIONS = {
-    "exchange.error_feedback.encoded": "error feedback",
+    "exchange.error_feedback.encoded_spans": "error feedback",
     "exchange.error_feedback.transmitted": "error feedback",
-    "exchange.finite_checks.check_payload": "look for overflow",
+    "exchange.finite_checks.check_payloads": "look for overflow",
     "exchange.finite_checks.refuse_overflow": "look for overflow",
     "exchange.finite_checks.finite": "look for NaN",
     "exchange.finite_checks.divide_": "divide and add up",
@@ -39,6 +39,7 @@ METHODS = {
     "exchange.lane.Lane._done": "hand over",
     "exchange.lane.Lane.flush": "hand over",
     "exchange.stream_lane.StreamLane.submit": "lane",
+    "transports.message_layout.Slots.pack": "pack a message",
     "transports.message_layout.Slots.payloads": "unpack a message",
     "transports.torch_distributed.TorchTransport.post": "start a collective",
     "transports.started_collectives.Later.answer": "take an answer",
