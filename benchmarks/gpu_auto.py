@@ -135,7 +135,7 @@ def foretold(setting: Setting) -> Row:
     rows, verdicts = [], []
     measured = [each | {"peers": table["peers"]} for each in table["rows"]]
     for algorithm, gbit, predicted, real in compared(profile, measured):
-        row = {"algorithm": algorithm, "gbit": gbit, "predicted_ms": 1e3 * predicted, "ms": 1e3 * real}
+        row: Row = {"algorithm": algorithm, "gbit": gbit, "predicted_ms": 1e3 * predicted, "ms": 1e3 * real}
         rows.append(row)
         print(f"{algorithm:12} at {gbit:g} Gbit/s: predicted {1e3 * predicted:.1f} ms, {1e3 * real:.1f}")
         off = abs(predicted / real - 1)

@@ -43,7 +43,7 @@ def encoded(request: ReduceEncoded, part: str = "") -> Payload:
         PayloadError: the payload has other parts than peers expect.
         Overflow: finite entries became infinite in the sum or in the payload.
     """
-    return encoded_spans(request, [(0, request.x.numel())], (part,))[0]
+    return encoded_spans(request, ((0, request.x.numel()),), (part,))[0]
 
 
 def encoded_spans(request: ReduceEncoded, spans: Spans, parts: Sequence[str]) -> tuple[Payload, ...]:
