@@ -15,6 +15,8 @@ import torch.distributed as dist
 from gpu_training import CUDA, batches, flat, network, on, sgd, steps, wrapped
 
 import tacit
+from tacit.algorithms import parse
+from tacit.attaching.requirements import needs_servers
 from tacit_lab.testbed.launch import free_port
 
 ALGORITHMS = [
@@ -27,7 +29,7 @@ ALGORITHMS = [
     "noloco", "adpsgd", "lowbit", "mp2", "predictive:sync_every=3",
     "ps", "ps-topk", "ps-dgc", "ps-async", "ps-ssp",
 ]  # fmt: skip
-IN_ANY_ORDER = ("adpsgd", "ps-async", "ps-ssp", "uneven")
+IN_ANY_ORDER = ("adpsgd", "async-diloco", "ps-async", "ps-ssp", "uneven")
 """What these lead to depends on who comes first, or how long steps take: it is held that they train."""
 DEVICE = CUDA if torch.cuda.is_available() else torch.device("cpu")
 """The CPU only to try this file."""
@@ -36,7 +38,7 @@ DEVICE = CUDA if torch.cuda.is_available() else torch.device("cpu")
 @contextmanager
 def servers(algorithm: str) -> Iterator[list[str] | None]:
     """A parameter server, where the algorithm needs one."""
-    if not algorithm.startswith("ps"):
+    if not needs_servers(parse(algorithm)):
         yield None
         return
     where = [None]

@@ -43,15 +43,18 @@ def encoded(request: ReduceEncoded, part: str = "") -> Payload:
         PayloadError: the payload has other parts than peers expect.
         Overflow: finite entries became infinite in the sum or in the payload.
     """
-    return encoded_spans(request, ((0, request.x.numel()),), (part,))[0]
+    payload, given = _unchecked(request, 0, request.x.numel(), part)
+    if request.codec.hides_nonfinite:
+        check_payloads(request.codec, [payload], [given], request.ctx)
+    return payload
 
 
 def encoded_spans(request: ReduceEncoded, spans: Spans, parts: Sequence[str]) -> tuple[Payload, ...]:
     """`encoded` of each of these spans of a request's tensor by itself; `parts` name their buffers."""
     each = [_unchecked(request, *span, part) for span, part in zip(spans, parts, strict=True)]
-    payloads = tuple(payload for payload, _ in each)
+    payloads, given = zip(*each, strict=True)
     if request.codec.hides_nonfinite:
-        check_payloads(request.codec, payloads, [given for _, given in each], request.ctx)
+        check_payloads(request.codec, payloads, given, request.ctx)
     return payloads
 
 
