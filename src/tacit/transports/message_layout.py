@@ -108,7 +108,7 @@ class Slots:
         self.size = -(-nbytes(like) // unit) * unit
         self.message = torch.zeros(copies * self.size, dtype=torch.uint8, device=like[0].device)
         self._slots = self.message.view(copies, self.size).unbind()
-        self._payloads = [_laid(slot, like) for slot in self._slots]
+        self._payloads = [unpack(slot, like) for slot in self._slots]
         self._order, self._places = order(like), dict[int, list[Tensor]]()
 
     def fit(self, payload: Payload, copies: int) -> bool:
@@ -130,16 +130,6 @@ class Slots:
     def payloads(self, first: int = 0) -> list[Payload]:
         """Those of all slots from the first on; overwritten when the memory is used again."""
         return self._payloads[first:]
-
-
-def _laid(slot: Tensor, like: Payload) -> Payload:
-    """Views of the slot."""
-    places, start = {}, 0
-    for i in order(like):
-        stop = start + like[i].nbytes
-        places[i] = slot[start:stop].view(like[i].dtype).view(like[i].shape)
-        start = stop
-    return tuple(places[i] for i in range(len(like)))
 
 
 def ring_bytes(request: Collective, place: AxisRank) -> int:
