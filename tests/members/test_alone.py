@@ -1,13 +1,11 @@
 """A member that is alone, in this process: what it would send another one; what it says once it has left."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
@@ -16,15 +14,6 @@ from tacit.api.members import MemberSession
 from tacit.checkpoint import carried
 from tacit.errors import PeerLost
 from tacit.members.record import RankArrival
-from tacit.transports.member_links import served
-
-
-@pytest.fixture
-def store() -> Iterator[str]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    serves = served("127.0.0.1", 0)
-    yield f"127.0.0.1:{serves.port}"
-    dist.destroy_process_group()
 
 
 def at_work(store: str, algorithm: str, steps: int = 3) -> MemberSession:
@@ -123,3 +112,9 @@ def test_a_change_while_a_state_is_taken_is_another_try(store: str, monkeypatch:
     with at_work(store, "lowbit") as session:
         assert session.members.number == 2
         assert session.metrics()["rounds"] == 3
+
+
+def test_a_warning_of_attach_is_said_once(store: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Each period of the members begins a strategy anew, and the first one is warmed up."""
+    with at_work(store, "topk:ratio=0.5"):
+        assert caplog.text.count("many steps late, which cost accuracy with AdamW") == 1

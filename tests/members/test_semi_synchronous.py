@@ -1,13 +1,11 @@
 """Members of unequal speed: what they do until all are ready, and how much each counts."""
 
-from collections.abc import Iterator
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from replica_threads import Crew, Replica
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,20 +13,11 @@ import tacit
 from tacit.api import semi_synchronous
 from tacit.api.semi_synchronous import SemiSynchronous
 from tacit.errors import AttachError, ConfigError
-from tacit.transports.member_links import served
 
 
 @pytest.fixture(autouse=True)
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(semi_synchronous, "BEAT", 0.0)
-
-
-@pytest.fixture
-def store() -> Iterator[str]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    serves = served("127.0.0.1", 0)
-    yield f"127.0.0.1:{serves.port}"
-    dist.destroy_process_group()
 
 
 class WaitsSoLong(SemiSynchronous):

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from tacit.api import observers
 from tacit.api.at_work import AtWork
+from tacit.attaching.requirements import warn_of_late_gradients
 from tacit.attaching.step_hooks import differ_since
 from tacit.errors import AttachError, PeerLost, first_line
 from tacit.failure import exit
@@ -101,6 +102,8 @@ class Attached:
             _ATTACHED[self._model] = self
         finally:
             _ATTACHING.release()
+        if self._rank == 0:
+            warn_of_late_gradients(self.strategy, self.optimizers)
         self.links = self._active.links
         try:
             exit.began(self)

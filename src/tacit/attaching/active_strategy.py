@@ -14,7 +14,6 @@ from tacit.attaching.agreement import agree
 from tacit.attaching.assembly import levels_of, links_for
 from tacit.attaching.failures import Failures
 from tacit.attaching.rate_history import RateHistory
-from tacit.attaching.requirements import warn_of_late_gradients
 from tacit.attaching.step_hooks import StepHooks
 from tacit.contracts import LinkRates
 from tacit.errors import AttachError, CheckpointError, TacitError
@@ -96,8 +95,6 @@ class ActiveStrategy:
     def _begin(self, rates: Rates, dispatcher: HookDispatcher | None) -> None:
         spec = self.spec
         epoch_length.warn_of_long_periods(spec.strategy, spec.schedule_state)
-        if spec.group.rank() == 0:
-            warn_of_late_gradients(spec.strategy, spec.optimizers)
         if spec.ddp is not None and not spec.leaves_ddp_alone and spec.members is None:
             dispatcher = dispatcher or HookDispatcher.of(spec.ddp)
         elif spec.sharded is not None and not spec.periodic:
