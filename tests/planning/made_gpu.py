@@ -16,8 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit.kernels.dispatch import emulated_device
 
-LAUNCH = 10e-6
-"""The host's seconds for each operator."""
+_TICK = 2.0**-30
+"""Seconds; all times are multiples of it, so that sums and differences of them are exact."""
+LAUNCH = 10_737 * _TICK
+"""The host's seconds for each operator: ten microseconds."""
 _BYTES = 1e9
 """A second that the GPU reads or writes."""
 
@@ -82,7 +84,7 @@ class Gpu(TorchDispatchMode):
         nbytes = sum(each.nbytes for each in _tensors([args, found]) if not each.is_meta)
         of_wire = func.namespace == "c10d"
         self.host += LAUNCH
-        seconds = nbytes / (self.wire if of_wire else _BYTES)
+        seconds = _TICK * round(nbytes / (self.wire if of_wire else _BYTES) / _TICK)
         self.current.now = max(self.current.now, self.host) + seconds
         return found
 
