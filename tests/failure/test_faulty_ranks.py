@@ -76,10 +76,7 @@ def launches(request: pytest.FixtureRequest) -> Iterator[dict[Launch, Future[lis
     chosen = [item for item in request.session.items if item.path == request.path]
     each = [launch(item.callspec.params) for item in chosen if hasattr(item, "callspec")]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {
-            argv: pool.submit(ranks, argv[0], count, *argv[1:], seconds=120, **how)
-            for argv, count, how in each
-        }
+        yield {argv: pool.submit(ranks, argv[0], count, *argv[1:], **how) for argv, count, how in each}
 
 
 @pytest.mark.parametrize(("fault", "algorithm"), FAULTS)

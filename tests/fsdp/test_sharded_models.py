@@ -18,7 +18,7 @@ WORLD = 4
 
 @pytest.fixture(scope="module")
 def ended() -> list[Ended]:
-    return ranks("sharded_setup_checks.py", WORLD, seconds=240)
+    return ranks("sharded_setup_checks.py", WORLD)
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -67,7 +67,6 @@ def test_a_cache_folder_that_cannot_be_written_to_only_costs_time(
     assert (said["bits"], said["path"]) == (usual["bits"], usual["path"])
 
 
-@pytest.mark.timeout(300)
 def test_a_session_in_tritons_interpreter_writes_the_same_bits(usual: dict[str, Any]) -> None:
     pytest.importorskip("triton", reason="triton is not installed: pip install -e '.[cuda]'")
     said = encode_all(TACIT_KERNELS="triton", TRITON_INTERPRET="1")

@@ -93,24 +93,20 @@ def assert_right(found: dict[str, str]) -> None:
     assert not wrong, "\n\n".join(f"{name}:\n{error}" for name, error in wrong.items())
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_in_the_interpreter(family: str, interpreted: dict[str, str]) -> None:
     assert_right(of_family(family, interpreted))
 
 
-@pytest.mark.timeout(900)
 def test_nothing_waits_for_them(interpreted: dict[str, str]) -> None:
     assert_right({name: error for name, error in interpreted.items() if WAITS in name})
 
 
-@pytest.mark.timeout(900)
 def test_each_check_is_of_a_family(interpreted: dict[str, str]) -> None:
     seen = {name for family in FAMILIES for name in of_family(family, interpreted)}
     assert {name for name in interpreted if WAITS not in name} == seen
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_on_a_gpu(family: str, on_gpu: dict[str, str]) -> None:
@@ -289,7 +285,6 @@ INEXACT = re.compile(
 )
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_all_compile_and_nothing_is_fused_or_approximate(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

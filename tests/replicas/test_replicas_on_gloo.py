@@ -10,7 +10,7 @@ WORLD = 4
 
 @pytest.fixture(scope="module")
 def ended() -> list[Ended]:
-    return ranks("replica_checks.py", WORLD, seconds=240)
+    return ranks("replica_checks.py", WORLD)
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -47,7 +47,7 @@ class Processes(ExitStack):
         return process
 
     @staticmethod
-    def ended(process: subprocess.Popen[str], seconds: float = 400) -> Ended:
+    def ended(process: subprocess.Popen[str], seconds: float = 560) -> Ended:
         """Wait for its end."""
         try:
             text, _ = process.communicate(timeout=seconds)
@@ -93,7 +93,7 @@ def ranks(
     script: str,
     world: int,
     *arguments: str,
-    seconds: float = 240,
+    seconds: float = 560,
     lost: int | None = None,
     fresh: Collection[int] = (),
     hosted: bool = False,

@@ -15,7 +15,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
     folder = str(tmp_path_factory.mktemp("checkpoints"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(EMULATED, "1")
-        return ranks("as_on_a_gpu_checks.py", WORLD, folder, seconds=360)
+        return ranks("as_on_a_gpu_checks.py", WORLD, folder)
 
 
 @pytest.mark.parametrize("name", CHECKS)

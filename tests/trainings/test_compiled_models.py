@@ -10,7 +10,7 @@ WORLD = 2
 
 @pytest.fixture(scope="module")
 def ended() -> list[Ended]:
-    return ranks("compiled_model_checks.py", WORLD, seconds=240)
+    return ranks("compiled_model_checks.py", WORLD)
 
 
 @pytest.mark.parametrize("name", CHECKS)

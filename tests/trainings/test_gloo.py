@@ -10,7 +10,7 @@ WORLD = 4
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
-    return ranks("gloo_checks.py", WORLD, str(tmp_path_factory.mktemp("checkpoints")), seconds=360)
+    return ranks("gloo_checks.py", WORLD, str(tmp_path_factory.mktemp("checkpoints")))
 
 
 @pytest.mark.parametrize("name", CHECKS)

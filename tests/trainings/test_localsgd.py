@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def ended() -> list[Ended]:
-    return ranks("localsgd_checks.py", WORLD, seconds=240)
+    return ranks("localsgd_checks.py", WORLD)
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -8,7 +8,7 @@ from rank_processes import Ended, assert_passed, ranks
 
 @pytest.fixture(scope="module")
 def ended() -> list[Ended]:
-    return ranks("lowbit_checks.py", 4, seconds=240)
+    return ranks("lowbit_checks.py", 4)
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -10,7 +10,7 @@ EXACT = "checksums_are_exact_in_every_type"
 
 @pytest.fixture(scope="module")
 def ended() -> list[Ended]:
-    return ranks("mp2_checks.py", 4, seconds=240)
+    return ranks("mp2_checks.py", 4)
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -19,4 +19,4 @@ def test_on_gloo(name: str, ended: list[Ended]) -> None:
 
 
 def test_on_seven() -> None:
-    assert_passed(EXACT, ranks("mp2_checks.py", 7, EXACT, seconds=240))
+    assert_passed(EXACT, ranks("mp2_checks.py", 7, EXACT))

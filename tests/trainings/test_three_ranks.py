@@ -10,7 +10,7 @@ WORLD = 3
 
 @pytest.fixture(scope="module")
 def ended() -> list[Ended]:
-    return ranks("three_rank_checks.py", WORLD, seconds=240)
+    return ranks("three_rank_checks.py", WORLD)
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -8,9 +8,7 @@ from rank_processes import Ended, assert_passed, ranks
 
 @pytest.fixture(scope="module", params=[2, 3])
 def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
-    return ranks(
-        "layerwise_checks.py", request.param, str(tmp_path_factory.mktemp("checkpoints")), seconds=240
-    )
+    return ranks("layerwise_checks.py", request.param, str(tmp_path_factory.mktemp("checkpoints")))
 
 
 @pytest.mark.parametrize("name", CHECKS)

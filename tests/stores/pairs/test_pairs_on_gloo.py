@@ -17,7 +17,7 @@ def test_on_gloo(name: str, ended: list[Ended]) -> None:
 
 
 def test_a_killed_rank_is_named_by_all_others() -> None:
-    ended = ranks("pairs_on_gloo.py", 4, "adpsgd", lost=1, seconds=120)
+    ended = ranks("pairs_on_gloo.py", 4, "adpsgd", lost=1)
     for rank in (0, 2, 3):
         assert ended[rank].said, ended[rank].text
         (said,) = ended[rank].said
@@ -27,7 +27,7 @@ def test_a_killed_rank_is_named_by_all_others() -> None:
 
 
 def test_a_killed_rank_is_left_out_where_that_is_allowed() -> None:
-    ended = ranks("pairs_on_gloo.py", 4, "adpsgd:allow_lost=true", lost=1, seconds=120)
+    ended = ranks("pairs_on_gloo.py", 4, "adpsgd:allow_lost=true", lost=1)
     others = [ended[rank] for rank in (0, 2, 3)]
     assert all(each.said for each in others), [each.text for each in others]
     said = [each.said[0] for each in others]
