@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the links there, e.g. links.json")
     parser.add_argument("--json", action="store_true", help="print them as one line of JSON")
     parser.add_argument(
-        "--seconds", type=float, default=0.05, help="how long a measured transfer takes, e.g. 0.5"
+        "--seconds", type=float, default=0.1, help="how long a measured transfer takes, e.g. 0.5"
     )
     options = parser.parse_args(argv)
     if not 0 < options.seconds <= 60:

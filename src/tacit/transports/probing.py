@@ -24,7 +24,7 @@ from tacit.transports.process_groups import connections, control, own_groups
 FLOWS = 4
 """Streams of the measurement with several."""
 _PINGS, _FEW_PINGS = 25, 4
-_FIRST_BYTES, _MOST_BYTES = 64 << 10, 64 << 20
+_FIRST_BYTES, _MOST_BYTES = 16 << 10, 64 << 20
 _ENOUGH = 0.3
 """The share of the wanted time from which a transfer shows the rate well enough to choose the next size."""
 _COUNTED_BYTES, _COUNTED = 1 << 20, 40
@@ -178,12 +178,20 @@ class _Link:
         return self._grown(1, sends=True, receives=True)
 
     def _grown(self, flows: int, *, sends: bool, receives: bool) -> float:
-        """Increase the size until a transfer takes long enough, then repeat it. Returns the better bit/s."""
-        size = last = _FIRST_BYTES
+        """Increase the size until a transfer takes long enough, then repeat it. Returns the better bit/s.
+
+        A link that was idle may let a burst pass at once, of the size before, too: what more bytes have taken
+        more time tells then. The shorter one may have been held up, so the lower of the two is returned.
+        """
+        size, took, sizes = _FIRST_BYTES, 0.0, [(0, 0.0)]
         while size:
             took = self._timed(size, flows, sends, receives)
-            last, size = size, self._agreed(_next(size, took, max(self.seconds, _TRIPS * self.trip)))
-        return 8 * last * flows / min(took, self._timed(last, flows, sends, receives))
+            sizes.append((size, took))
+            size = self._agreed(_next(size, took, max(self.seconds, _TRIPS * self.trip)))
+        (less, shorter), (last, took) = sizes[-2:]
+        took = min(took, self._timed(last, flows, sends, receives))
+        seconds = max(took / last, (took - shorter) / (last - less))
+        return 8 * flows / seconds
 
     def _timed(self, size: int, flows: int, sends: bool, receives: bool) -> float:
         """The seconds of a transfer, at the lower end, but for those of the way there and back."""

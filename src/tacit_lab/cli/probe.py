@@ -20,7 +20,7 @@ def command(
     ] = "4x1@100mbit",
     seconds: Annotated[
         float, typer.Option(help="How long a measured transfer takes, in seconds, e.g. 0.5")
-    ] = 0.05,
+    ] = 0.1,
     out: Annotated[
         str | None,
         typer.Option(

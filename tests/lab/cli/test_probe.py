@@ -9,6 +9,7 @@ from tacit import probe
 from tacit.errors import ConfigError, ProbeError
 from tacit.links import Links
 from tacit.transports.probing import _Link
+from tacit_lab.testbed.network.links import burst
 
 
 def test_links_are_measured_as_they_are_shaped(namespaces: None, tmp_path: Path) -> None:
@@ -34,8 +35,8 @@ def test_links_are_measured_as_they_are_shaped(namespaces: None, tmp_path: Path)
         for i, row in enumerate(matrix):
             for j, rate in enumerate(row):
                 assert rate is not None
-                # What else runs can only make a link seem slower, and a link that was idle lets a burst pass.
-                assert 5e6 < rate < (1e12 if i == j else 55e6), (i, j)
+                # What else runs can only make a link seem slower.
+                assert 0 < rate < (1e12 if i == j else 55e6), (i, j)
     assert "One stream, Mbit/s" in drawn.read_text()
 
 
@@ -45,9 +46,9 @@ def test_a_late_link_is_measured_by_transfers_that_are_long_enough(namespaces: N
     links = Links.from_json(done.out)
     (latency, back), (rate, other) = links.between(links.latency), links.between(links.rate_of_flows)
     assert latency == back
-    assert 28.5e-3 <= latency <= 45e-3
-    assert 50e6 <= min(rate, other) <= max(rate, other) <= 105e6
-    assert min(links.between(links.rate)) >= 40e6
+    assert 28.5e-3 <= latency <= 57e-3
+    assert 15e6 <= min(rate, other) <= max(rate, other) <= 100e6
+    assert min(links.between(links.rate)) >= 15e6  # by transfers of a tenth of a second it seemed 3 to 8
 
 
 def test_transfers_grow_to_six_round_trips() -> None:
@@ -66,6 +67,27 @@ def test_transfers_grow_to_six_round_trips() -> None:
     assert 3 * trip + 8 * sizes[-1] / 100e6 >= 0.8 * 6 * trip
     assert sizes[-1] == sizes[-2], "the last size is measured once more"
     assert rate == pytest.approx(100e6 / (1 + 3 * trip * 100e6 / (8 * sizes[-1])))
+
+
+@pytest.mark.parametrize(("rate", "held_up"), [(1e6, 0.0), (1e7, 0.0), (1e8, 0.0), (1e8, 0.05), (1e9, 0.0)])
+def test_a_burst_is_not_taken_for_the_rate(rate: float, held_up: float) -> None:
+    """A link as the testbed shapes it; the transfer before the last may have been held up by other work."""
+    sizes = list[int]()
+
+    class Bursting(_Link):
+        def _timed(self, size: int, *_: object) -> float:
+            sizes.append(size)
+            late = held_up * (self._sent(size) > 0.3 * self.seconds and len(set(sizes)) == len(sizes))
+            return self._sent(size) + late
+
+        def _sent(self, size: int) -> float:
+            return max(1e-4, 8 * (size - burst(rate)) / rate)
+
+        def _agreed(self, size: int) -> int:
+            return size
+
+    found = Bursting((), 1, 0.1, True, (0, 1), 1e-3).rate(1, to_upper=True)
+    assert found == pytest.approx(rate, rel=0.06 if held_up else 1e-3)
 
 
 @pytest.mark.parametrize(
