@@ -12,6 +12,7 @@ from tacit_lab.intervals import Mean
 from tacit_lab.records import (
     CHOOSING,
     COMPUTE_ONLY,
+    UNDER_CHURN,
     ChurnRecord,
     EndRecord,
     Record,
@@ -49,6 +50,10 @@ _PACE = {
 _CHURN = {
     "goodput": "samples of finished rounds / (seconds that replicas were up, summed, x samples a second of a "
     "replica of the same algorithm where all stay)"
+}
+_ENDS_LATE = {
+    "seconds": "; under churn until the last replica has evaluated",
+    "to target": "; under churn all seconds, as accuracy is known at the end alone",
 }
 _IN_PROCESS = {
     "MB by count": "what all ranks sent, inside nodes too, by the formulas of ring collectives / 10^6",
@@ -106,6 +111,11 @@ class Row:
     mb_by_count: float | None = None
     goodput: float | None = None
 
+    @property
+    def churned(self) -> bool:
+        """Whether its replicas come and go."""
+        return self.algorithm.endswith(UNDER_CHURN)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -136,7 +146,16 @@ class Comparison:
         several = _SEEDS if len(self.seeds) > 1 else {}
         rates = _RATES if any(row.rate != 1 for row in self.rows) else {}
         churn = _CHURN if any(row.goodput is not None for row in self.rows) else {}
-        return {**rates, **judged, **several, **pace, **churn}
+        columns = {**rates, **judged, **several, **pace, **churn}
+        if not any(row.churned for row in self.rows):
+            return columns
+        if all(row.churned for row in self.rows):
+            del columns["of compute-only"]
+        also = "without it, and under churn:"
+        return {
+            name: said.replace("without it:", also) + _ENDS_LATE.get(name, "")
+            for name, said in columns.items()
+        }
 
     @property
     def network(self) -> str:
@@ -170,7 +189,6 @@ def compare(records: Iterable[Record]) -> Comparison:
     limit = next(iter(alone), None)
     found = _by_algorithm({t: end for t, end in counted.items() if t.algorithm != COMPUTE_ONLY})
     ends = {each: found[each] for each in dict.fromkeys(r.algorithm for r in records) if each in found}
-    base = ends.get(BASE, next(iter(ends.values()), {}))
     seeds = sorted({seed for each in ends.values() for seed in each}) or [head.seed]
     return Comparison(
         recipe=head.recipe,
@@ -182,10 +200,20 @@ def compare(records: Iterable[Record]) -> Comparison:
         target=head.target,
         compute_only_seconds=limit.seconds if limit else None,
         rows=tuple(
-            replace(_row([*each.values()], base, limit), goodput=_goodput(name, each, counted, records))
+            replace(
+                _row([*each.values()], _base(name, ends), limit),
+                goodput=_goodput(name, each, counted, records),
+            )
             for name, each in ends.items()
         ),
     )
+
+
+def _base(name: str, ends: Mapping[str, Mapping[int, EndRecord]]) -> Mapping[int, EndRecord]:
+    """What an algorithm is measured against: ddp, or the first; under churn the first of those under it."""
+    churned = name.endswith(UNDER_CHURN)
+    alike = {each: found for each, found in ends.items() if each.endswith(UNDER_CHURN) == churned}
+    return alike.get(BASE, next(iter(alike.values())))
 
 
 def _goodput(

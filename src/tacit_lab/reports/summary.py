@@ -30,10 +30,12 @@ def close_open_runs(records: Iterable[Record]) -> list[Record]:
 
 
 def headline(comparison: Comparison) -> str:
-    """One plain sentence: how the best algorithm did against the base."""
+    """One plain sentence: how the best algorithm did against the base; with churn, of those under it."""
     unknown = comparison.in_process  # seconds are
-    rows = [row for row in comparison.rows if row.status == "ok" and (unknown or row.seconds is not None)]
-    base = _base(comparison, rows)
+    churn = any(row.churned for row in comparison.rows)
+    alike = [row for row in comparison.rows if row.churned == churn]
+    rows = [row for row in alike if row.status == "ok" and (unknown or row.seconds is not None)]
+    base = _base(alike, rows)
     if base is None:
         return f"No algorithm finished {where(comparison)}."
     others = [row for row in rows if row is not base and (unknown or row.speedup is not None)]
@@ -119,7 +121,8 @@ def notices(comparison: Comparison | None, records: Sequence[Record]) -> list[st
         found.append(f"{UNSHAPED.capitalize()}: all ranks ran on one machine at its own speed.")
     if comparison and _uncounted(comparison):
         found.append("No bytes were counted: there is no network interface between the ranks.")
-    if comparison and comparison.compute_only_seconds is None:
+    stay = comparison and not all(row.churned for row in comparison.rows)
+    if comparison and stay and comparison.compute_only_seconds is None:
         found.append(
             f"There is no finished {COMPUTE_ONLY} run, so there is no limit to measure against, "
             f"and the seconds of {BASE} cannot be split."
@@ -267,8 +270,8 @@ def _choices(end: EndRecord) -> Iterator[str]:
         yield f"{end.algorithm} went on with {choice['algorithm']}: {reason}"
 
 
-def _base(comparison: Comparison, rows: Sequence[Row]) -> Row | None:
-    names = [row.algorithm for row in comparison.rows]
+def _base(begun: Sequence[Row], rows: Sequence[Row]) -> Row | None:
+    names = [row.algorithm for row in begun]
     name = BASE if BASE in names else next(iter(names), None)
     found = next((row for row in rows if row.algorithm == name), None)
     return found or next(iter(rows), None)

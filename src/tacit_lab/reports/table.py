@@ -46,7 +46,7 @@ def _title(comparison: Comparison) -> str:
 
 def _caption(comparison: Comparison) -> str:
     alone = f"; without communication {_number(comparison.compute_only_seconds, '{:.1f} s')}"
-    alone = "" if comparison.in_process else alone
+    alone = alone if "of compute-only" in comparison.columns else ""
     chosen = [f"{row.algorithm} went on with {row.chosen}" for row in comparison.rows if row.chosen]
     meanings = [f"{name}: {meaning}" for name, meaning in comparison.columns.items()]
     return "\n".join([comparison.asked + alone, *chosen, *meanings])

@@ -147,3 +147,25 @@ def test_a_script_that_reports_a_loss_alone_is_compared_by_it() -> None:
     assert [*comparison.columns][:2] == ["loss", "seconds"]
     assert comparison.rows[1].gap is not None
     assert comparison.rows[1].gap.mean == 0.5
+
+
+def test_replicas_that_come_and_go_are_measured_against_the_first_of_them() -> None:
+    lowbit, diloco = (
+        replace(TOPK, algorithm=f"{name} under churn", seconds=20.0) for name in ("lowbit", "diloco")
+    )
+    ends = (ALONE, DDP, lowbit, replace(diloco, seconds=10.0, mb_between_nodes=25.0))
+    found = rows(*ends)
+    assert found["ddp"].speedup == 1.0
+    assert (found["lowbit under churn"].speedup, found["lowbit under churn"].reduction) == (1.0, 0.0)
+    assert (found["diloco under churn"].speedup, found["diloco under churn"].reduction) == (2.0, 0.5)
+    mixed, alone = reports.compare([HEAD, *ends]), reports.compare([HEAD, *ends[2:]])
+    for comparison in (mixed, alone):
+        assert comparison.columns["speedup"] == (
+            "seconds of ddp (without it, and under churn: of the first row) / seconds"
+        )
+        assert "under churn all seconds" in comparison.columns["to target"]
+        assert "under churn until the last replica" in comparison.columns["seconds"]
+    assert "of compute-only" in mixed.columns
+    assert "of compute-only" not in alone.columns
+    assert "without communication" not in printed(*ends[2:])
+    assert "under churn" not in str(reports.compare([HEAD, *ends[:2]]).columns)

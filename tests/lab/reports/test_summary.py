@@ -250,3 +250,13 @@ def test_churn_that_came_to_nobody_is_told() -> None:
         "Write more --epochs, or a shorter --churn."
     )
     assert summary.doubts([head, replace(churn, went=[[5.0, 1, "killed"]]), end]) == []
+
+
+def test_replicas_that_come_and_go_are_compared_with_each_other() -> None:
+    lowbit, diloco = (replace(TOPK, algorithm=f"{name} under churn") for name in ("lowbit", "diloco"))
+    ends = (lowbit, replace(diloco, seconds=5.0))
+    said = "diloco under churn trained 2.0x as fast as lowbit under churn over 100 Mbit/s links"
+    assert headline(DDP, TOPK, *ends).startswith(said)
+    assert headline(*ends).startswith(said)
+    assert summary.notices(reports.compare([HEAD, *ends]), [HEAD, *ends]) == []
+    assert "no finished compute-only" in str(summary.notices(reports.compare([HEAD, DDP, *ends]), []))
