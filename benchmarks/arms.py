@@ -106,6 +106,7 @@ class Trainer:
                 gradient_as_bucket_view=True,
                 bucket_cap_mb=bucket_cap_mb,
                 process_group=_node() if arm == "near-only" else None,
+                init_sync=False,  # all begin with equal weights
             )
         self.optimizer = self.work.optimizer(self.model)
         if isinstance(self.model, DistributedDataParallel):

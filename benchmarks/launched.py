@@ -65,6 +65,8 @@ def in_testbed(
     result, found = heard(cluster, argv, listen, servers=servers, timeout=timeout)
     if result.returncode or not found:
         raise SystemExit(f"{Path(argv[0]).name} on {cluster}: {last_words(result, [*lines], timeout)}")
+    if result.relayed is not None:
+        print(result.relayed, file=sys.stderr)
     return found[0]
 
 

@@ -3,6 +3,7 @@
     python benchmarks/overhead.py            # about 45 minutes
     python benchmarks/overhead.py --quick    # about 6 minutes
     python benchmarks/overhead.py --json     # the last line on stdout is one JSON object
+    python benchmarks/overhead.py --quick --only shaped --links 100mbit,30ms
 
 Experiments, each with all its arms interleaved, on 4 nodes of 1 rank, one thread a rank:
 
@@ -30,6 +31,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from experiments import LINKS
 from launched import in_testbed, tell
 from paired import Arm, hardware, named, paired_ratio, save
 from runs import COMPUTE_ONLY
@@ -133,22 +135,25 @@ def rank_main(name: str, quick: bool, batch: int | None) -> None:
 # ---- outside ------------------------------------------------------------------------------------------
 
 
-def measure(name: str, quick: bool, batch: int | None) -> list[dict[str, object]]:
-    """Run one experiment in the testbed; one row an arm."""
+def measure(name: str, quick: bool, batch: int | None, links: str = LINKS) -> list[dict[str, object]]:
+    """Run one experiment in the testbed, on such links where it has some; one row an arm."""
     arguments = ["--rank", name, *(["--quick"] if quick else [])]
     arguments += [] if batch is None else ["--batch", str(batch)]
-    found = in_testbed(EXPERIMENTS[name].cluster, [__file__, *arguments])
-    return [_row(name, arm, found, batch) for arm in found]
+    cluster = EXPERIMENTS[name].cluster.replace(LINKS, links)
+    found = in_testbed(cluster, [__file__, *arguments])
+    return [_row(name, cluster, arm, found, batch) for arm in found]
 
 
-def _row(name: str, arm: str, found: Mapping[str, dict[str, object]], batch: int | None) -> dict[str, object]:
+def _row(
+    name: str, cluster: str, arm: str, found: Mapping[str, dict[str, object]], batch: int | None
+) -> dict[str, object]:
     experiment = EXPERIMENTS[name]
     seconds = {other: list(_floats(found[other]["seconds"])) for other in found}
     megabytes = float(str(found[arm]["mb_per_step"]))
     exposed = found[arm]["exposed_seconds"]
     return {
         "experiment": name,
-        "cluster": experiment.cluster,
+        "cluster": cluster,
         "precision": "bf16 autocast" if experiment.mixed else "fp32",
         "batch": batch or experiment.batch,
         "arm": arm,
@@ -157,9 +162,13 @@ def _row(name: str, arm: str, found: Mapping[str, dict[str, object]], batch: int
         "speedup_over_ddp": paired_ratio(seconds["ddp"], seconds[arm]),
         "of_compute_only": paired_ratio(seconds[COMPUTE_ONLY], seconds[arm]),
         "mb_per_step_and_node": megabytes,
-        "link_ms": megabytes * 8 / 100 * 1e3 if "100mbit" in experiment.cluster else None,
+        "link_ms": megabytes * 8 / 100 * 1e3 if LINKS in cluster else None,
         "exposed_ms": 1e3 * float(str(exposed)) if exposed else None,
-        "promises": [_kept(each, seconds) for each in experiment.promises if each.arm == arm],
+        "promises": [
+            _kept(each, seconds)
+            for each in experiment.promises
+            if each.arm == arm and cluster == experiment.cluster
+        ],
     }
 
 
@@ -177,7 +186,7 @@ def _floats(values: object) -> Sequence[float]:
 def table(rows: Sequence[Mapping[str, object]]) -> str:
     """The rows as text."""
     lines = [
-        f"{'cluster':12} {'computes in':13} {'batch':>5} {'arm':16} {'step ms':>8} {'ddp / arm':>20} "
+        f"{'cluster':26} {'computes in':13} {'batch':>5} {'arm':16} {'step ms':>8} {'ddp / arm':>20} "
         f"{'of compute':>10} {'MB/step':>8} {'link ms':>8} {'exposed':>8}  promised"
     ]
     for row in rows:
@@ -186,7 +195,7 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
         assert isinstance(share, dict)
         assert isinstance(promises, list)
         lines.append(
-            f"{row['cluster']:12} {row['precision']:13} {row['batch']:5} {row['arm']:16} "
+            f"{row['cluster']:26} {row['precision']:13} {row['batch']:5} {row['arm']:16} "
             f"{row['step_ms']:8.0f} {ratio['median']:8.3f} ({ratio['q1']:.2f}-{ratio['q3']:.2f}) "
             f"{share['median']:10.3f} {row['mb_per_step_and_node']:8.2f} "
             f"{_ms(row['link_ms'])} {_ms(row['exposed_ms'])}  " + ", ".join(map(_promise, promises))
@@ -223,6 +232,7 @@ def main() -> None:
     )
     parts = [*EXPERIMENTS, buckets.NAME, lean.NAME, *lean.SCENES]
     parser.add_argument("--only", choices=parts, help="one experiment alone; lean: all its scenes")
+    parser.add_argument("--links", default=LINKS, help="where some are shaped, e.g. 100mbit,30ms,0.1%%loss")
     parser.add_argument("--batch", type=int, help="images a rank and step, instead of each experiment's own")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -234,7 +244,7 @@ def main() -> None:
         row
         for name in EXPERIMENTS
         if options.only in (None, name)
-        for row in measure(name, options.quick, options.batch)
+        for row in measure(name, options.quick, options.batch, options.links)
     ]
     shares = [
         row

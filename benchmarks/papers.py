@@ -3,6 +3,7 @@
     python benchmarks/papers.py daso            # under an hour
     python benchmarks/papers.py daso --quick    # under 10 minutes, of digits; judges nothing
     python benchmarks/papers.py all             # everything; over 4 hours on 2 cores
+    python benchmarks/papers.py daso --quick --times --links 100mbit,30ms   # a minute or two: times alone
 
 An experiment is one of ednncomm, daso, mp2, dgc, powersgd and diloco. Its algorithms are trained from 3 seeds
 on 2 nodes of 2 ranks and on 4 nodes of 1, with links at full speed; times come from windows on links of 100
@@ -116,9 +117,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few minutes of digits, to see that it works")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--links", default=LINKS, help="of --quick, e.g. 100mbit,30ms,0.1%%loss")
+    parser.add_argument("--times", action="store_true", help="of --quick: only time steps, and write no page")
     options = parser.parse_args()
-    if options.links != LINKS and not options.quick:
-        parser.error("--links is of --quick: write both, or leave it out")
+    if (options.links != LINKS or options.times) and not options.quick:
+        parser.error("--links and --times are of --quick: write it too, or leave them out")
     if options.quick and options.data:
         parser.error("--quick trains digits, and --data would do nothing: leave one of them out")
     names = [*EXPERIMENTS, "mp2"] if options.experiment == "all" else [options.experiment]
@@ -129,6 +131,11 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     of_grid = [name for name in names if name in EXPERIMENTS]
     scale = scaled(options) if of_grid else None
+    if scale and options.times:
+        windows.carry_out(
+            [each for name in of_grid for each in windows_of(EXPERIMENTS[name], scale)], folder / WINDOWS
+        )
+        return
     if scale and len(of_grid) > 1:  # what experiments share is trained in one call
         path = folder / FILE
         carry_out([run for name in of_grid for run in trained(name, scale, path)], path, execute)
