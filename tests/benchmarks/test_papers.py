@@ -7,6 +7,7 @@ import pytest
 
 import mp2
 import mp2_page
+import papers
 import tacit
 import windows
 from cases import for_each
@@ -63,6 +64,24 @@ def test_windows_hold_few_algorithms_and_always_the_baseline() -> None:
     assert sorted({each for window in found for each in window.algorithms}) == sorted(names)
     assert max(len(window.algorithms) for window in found) <= windows.TOGETHER
     assert plan(run, ["ddp"], 2) == [Window(run, ("ddp",), 2)]
+
+
+def test_times_alone_are_of_one_cluster_whose_links_are_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Window] = []
+    monkeypatch.setattr(papers, "RUNS", tmp_path)
+    monkeypatch.setattr(papers, "refuse_early", lambda _: None)
+    monkeypatch.setattr(windows, "carry_out", lambda some, _: asked.extend(some))
+    monkeypatch.setattr("sys.argv", ["papers.py", "daso", "--quick", "--times", "--links", "100mbit,30ms"])
+    papers.main()
+    (window,) = asked
+    assert window.run.cluster == "2x2@100mbit,30ms"
+    assert window.algorithms == ("ddp", "fp16", DASO)
+    assert [*tmp_path.iterdir()] == []
+    monkeypatch.setattr("sys.argv", ["papers.py", "daso", "--times"])
+    with pytest.raises(SystemExit):
+        papers.main()
 
 
 def test_windows_are_not_measured_again_but_for_failures(tmp_path: Path) -> None:
