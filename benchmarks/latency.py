@@ -133,7 +133,7 @@ def _steps(algorithms: Sequence[str], length: float = 0.0) -> dict[str, float]:
 
     found: dict[str, list[float]] = {}
     with ranks(600):
-        for arm in (_ALONE, *algorithms, _ALONE):
+        for arm in (_ALONE, *(each for name in algorithms for each in (name, _ALONE))):
             trainer = Trainer(arm, work=_work(max(0.0, length - _COMPUTING)))
             _timed(trainer, max(4, _steps_of(arm) // 2))
             found.setdefault(arm, []).append(1e3 * _timed(trainer, _steps_of(arm)))
