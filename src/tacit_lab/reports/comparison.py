@@ -90,6 +90,7 @@ class Row:
         gap: Of the accuracy (without one: of the loss) to the base's, paired by seed.
         speedups: The speedup's mean over pairs of seeds.
         goodput: Where replicas come and go, useful samples / those of as many seconds of replicas that stay.
+        faults: Where replicas come and go, how many were killed or frozen.
     """
 
     algorithm: str
@@ -110,6 +111,7 @@ class Row:
     speedups: Mean | None = None
     mb_by_count: float | None = None
     goodput: float | None = None
+    faults: int | None = None
 
     @property
     def churned(self) -> bool:
@@ -203,6 +205,7 @@ def compare(records: Iterable[Record]) -> Comparison:
             replace(
                 _row([*each.values()], _base(name, ends), limit),
                 goodput=_goodput(name, each, counted, records),
+                faults=_faults(each, records),
             )
             for name, each in ends.items()
         ),
@@ -231,6 +234,12 @@ def _goodput(
             if (share := _ratio(churn.useful * (seconds or 0.0), churn.up)) is not None:
                 found.append(share)
     return fmean(found) if found else None
+
+
+def _faults(ends: Mapping[int, EndRecord], records: Sequence[Record]) -> int | None:
+    churned = {each.key: each for each in records if isinstance(each, ChurnRecord)}
+    found = [churned[end.key].went for end in ends.values() if end.key in churned]
+    return sum(what != "back" for went in found for *_, what in went) if found else None
 
 
 def _by_algorithm(ends: Mapping[RunKey, EndRecord]) -> dict[str, dict[int, EndRecord]]:

@@ -30,10 +30,11 @@ def close_open_runs(records: Iterable[Record]) -> list[Record]:
 
 
 def headline(comparison: Comparison) -> str:
-    """One plain sentence: how the best algorithm did against the base; with churn, of those under it."""
+    """One plain sentence: how the best algorithm did against the base; with churn, of those whom it hit."""
     unknown = comparison.in_process  # seconds are
     churn = any(row.churned for row in comparison.rows)
     alike = [row for row in comparison.rows if row.churned == churn]
+    alike = [row for row in alike if row.faults] or alike
     rows = [row for row in alike if row.status == "ok" and (unknown or row.seconds is not None)]
     base = _base(alike, rows)
     if base is None:

@@ -258,5 +258,14 @@ def test_replicas_that_come_and_go_are_compared_with_each_other() -> None:
     said = "diloco under churn trained 2.0x as fast as lowbit under churn over 100 Mbit/s links"
     assert headline(DDP, TOPK, *ends).startswith(said)
     assert headline(*ends).startswith(said)
+    churn = [
+        records.ChurnRecord(
+            algorithm=end.algorithm, went=went, members=[], rounds=[], samples=[], useful=9, up=9.0
+        )
+        for end, went in zip(ends, ([[1.0, 2, "killed"], [3.0, 2, "back"]], []), strict=True)
+    ]
+    found = reports.compare([HEAD, DDP, *churn, *ends])
+    assert [row.faults for row in found.rows] == [None, 1, 0]
+    assert summary.headline(found).startswith("lowbit under churn trained in 10.0 s")
     assert summary.notices(reports.compare([HEAD, *ends]), [HEAD, *ends]) == []
     assert "no finished compute-only" in str(summary.notices(reports.compare([HEAD, DDP, *ends]), []))
