@@ -2,7 +2,7 @@
 
     python benchmarks/hub.py            # 2 minutes: three members, a hub that is killed three times
     python benchmarks/hub.py --quick    # one minute, and once
-    python benchmarks/hub.py --crowd 64    # how many members one hub serves: half a minute
+    python benchmarks/hub.py --crowd 64 --hubs 2    # how many members hubs serve: half a minute
 
 Each member is a node of the testbed to which nobody can open a connection, as behind a home router; the hub
 is the first node, and asks for certificates. A member takes a step each 0.1 s, and a round of `lowbit`
@@ -10,9 +10,10 @@ follows each second one. The hub is killed (kill -9), and started again a few se
 member takes to join, to its first step; how many steps are taken, against what the pace allows while members
 are there; and whether all end with equal parameters.
 
-With --crowd there is no training: one process makes the connections of so many members, and sends what they
-send in rounds of `lowbit` with a tiny model, and their signs of life. Counted are the messages that the hub
-takes and sends for each second of its processor time, and its memory for each member.
+With --crowd there is no training: one process makes the connections of so many members, and sends what
+they send in rounds of `lowbit` with eight buckets of a tiny model, and their signs of life. Counted are the
+messages that hubs take and send for each second of the processor time of the busiest, and its memory for each
+member.
 """
 
 from __future__ import annotations
@@ -102,78 +103,92 @@ def member(folder: Path, number: int, seconds: float) -> None:
 # ---- a crowd ------------------------------------------------------------------------------------------
 
 
-ENTRIES, BITS, ROUNDS, SIGNS = 50_000, 3, 100, 100
+BUCKETS, ENTRIES, BITS, ROUNDS, SIGNS = 8, 50_000, 3, 15, 100
 
 
-def crowded(members: int) -> dict[str, Any]:
-    """What a hub needs for so many members; see the module."""
+def crowded(members: int, hubs: int) -> dict[str, Any]:
+    """What hubs need for so many members; see the module."""
     import torch
 
     from tacit.contracts import AllGather, AllToAll
     from tacit.environment import SERVER_SECRET
     from tacit.stores.hub.link import HubLink
+    from tacit.stores.hub.several import HubLinks
     from tacit.stores.secret import Secret
     from tacit.transports.relayed_group import RelayedGroup
     from tacit_lab.testbed.launch import free_port
     from tls import processor_seconds
 
-    secret, port = secrets.token_hex(32), free_port()
-    words = ["-m", "tacit.stores.server", "--max", str(members), "--port", str(port), "--clip", "100"]
-    process = subprocess.Popen([sys.executable, *words], env=os.environ | {SERVER_SECRET: secret})
+    secret, ports = secrets.token_hex(32), [free_port() for _ in range(hubs)]
+    words = ["-m", "tacit.stores.server", "--max", str(members), "--clip", "100"]
+    env = os.environ | {SERVER_SECRET: secret}
+    processes = [subprocess.Popen([sys.executable, *words, "--port", str(each)], env=env) for each in ports]
+
+    def linked() -> list[HubLink]:
+        return [HubLink(("127.0.0.1", port), Secret(secret.encode()), None, 60.0) for port in ports]
+
+    def used() -> list[float]:
+        return [processor_seconds(each.pid) for each in processes]
+
     try:
-        link = HubLink(("127.0.0.1", port), Secret(secret.encode()), None, 60.0)
-        before = resident(process.pid)
-        # A member has a connection for its texts, one for its signs of life, and one for its collectives.
-        links = [
-            [HubLink(("127.0.0.1", port), Secret(secret.encode()), None, 60.0) for _ in range(3)]
-            for _ in range(members)
-        ]
-        connected = resident(process.pid)
-        used = processor_seconds(process.pid)
+        first = linked()
+        before = resident(processes[0].pid)
+        # A member has connections for its texts, for its signs of life, and for its collectives.
+        links = [[linked() for _ in range(3)] for _ in range(members)]
+        connected = resident(processes[0].pid)
+        began = used()
         for i in range(SIGNS):
-            for j, (signs, *_) in enumerate(links):
+            for j, ((signs, *_), *_) in enumerate(links):
                 signs.set(f"life/{j}/0", json.dumps({"beat": i, "step": i, "says": {}}))
-        signs_took = processor_seconds(process.pid) - used
+        signs_took = used()[0] - began[0]
         share = ENTRIES // members // 512 * 512 or 512
         codes = (
             torch.zeros(share * BITS // 8, dtype=torch.uint8),
             torch.ones(share // 512, dtype=torch.bfloat16),
         )
         size = sum(each.nbytes for each in codes)
-        mine, parts, all_ = (
-            torch.zeros(size, dtype=torch.uint8),
-            [size] * members,
-            torch.empty(size * members),
-        )
-        leaving, arriving = torch.zeros(members * size, dtype=torch.uint8), all_.to(torch.uint8)
-        group = [RelayedGroup(each[2], "period/1/0 #1", i, members) for i, each in enumerate(links)]
-        used = processor_seconds(process.pid)
+        mine, parts = torch.zeros(size, dtype=torch.uint8), [size] * members
+        leaving, arriving = (torch.zeros(members * size, dtype=torch.uint8) for _ in range(2))
+        name = "period/1/0"
+        groups = [
+            [RelayedGroup(relay, f"{name} #{stage}", i, members) for stage in (1, 2)]
+            for i, relay in enumerate(HubLinks(each[2]) for each in links)
+        ]
+        homes: list[dict[str, tuple[int, int]]] = [{} for _ in range(members)]
+        began, clock = used(), time.monotonic()
         for _ in range(ROUNDS):
-            works = []
-            for each in group:
-                each.says(AllToAll((codes,) * members), "b", 0)
-                works.append(each.all_to_all_single(arriving, leaving, parts, parts))
-            for work in works:
-                work.wait()
-            for i, each in enumerate(group):
-                each.says(AllGather(codes), "b", 1)
-                works[i] = each.all_gather_single(arriving, mine)
-            for work in works:
-                work.wait()
-        rounds_took = processor_seconds(process.pid) - used
-        after = resident(process.pid)
-        link.close()
+            for stage in (0, 1):
+                works = []
+                for bucket in map(str, range(BUCKETS)):
+                    for i, (exchanges, gathers) in enumerate(groups):
+                        if stage:
+                            gathers.says(AllGather(codes), bucket, 1, homes[i])
+                            works.append(gathers.all_gather_single(arriving, mine))
+                        else:
+                            exchanges.says(AllToAll((codes,) * members), bucket, 0, homes[i])
+                            works.append(exchanges.all_to_all_single(arriving, leaving, parts, parts))
+                for work in works:
+                    work.wait()
+        seconds = time.monotonic() - clock
+        took = [end - start for start, end in zip(began, used(), strict=True)]
+        after = resident(processes[0].pid)
+        for link in first:
+            link.close()
     finally:
-        process.kill()
-        process.wait()
-    messages = 4 * members * ROUNDS
+        for process in processes:
+            process.kill()
+            process.wait()
+    messages, busiest = 4 * members * BUCKETS * ROUNDS, max(took)
     return {
         "members": members,
+        "hubs": hubs,
         "signs_a_second": 2 * members * SIGNS / signs_took,
-        "messages_a_second": messages / rounds_took,
-        "rounds_a_second": ROUNDS / rounds_took,
+        "messages_a_second": messages / busiest,
+        "rounds_a_second": ROUNDS / busiest,
+        "rounds_a_second_of_the_clock": ROUNDS / seconds,
+        "processor_seconds": took,
         "bytes_a_message": size * members,
-        "MB_a_second": (3 * members * size * members + members * size) * ROUNDS / rounds_took / 1e6,
+        "MB_a_second": (3 * members + 1) * members * size * BUCKETS * ROUNDS / busiest / 1e6,
         "kB_a_member": 1e-3 * (connected - before) / members,
         "kB_a_member_in_rounds": 1e-3 * (after - before) / members,
     }
@@ -185,11 +200,14 @@ def resident(process: int) -> int:
 
 
 def crowd_lines(found: dict[str, Any]) -> str:
+    took = " and ".join(f"{each:.1f}" for each in found["processor_seconds"])
     return (
-        f"{found['members']} members, for each second of the hub's processor: "
-        f"{found['signs_a_second']:.0f} messages of signs of life; {found['rounds_a_second']:.1f} rounds of "
-        f"lowbit with {ENTRIES} entries, {found['messages_a_second']:.0f} messages, "
-        f"{found['MB_a_second']:.0f} MB. {found['kB_a_member']:.0f} kB a member that is connected, "
+        f"{found['members']} members by {found['hubs']} hubs, for each second of the busiest's processor: "
+        f"{found['rounds_a_second']:.2f} rounds of lowbit with {BUCKETS} x {ENTRIES} entries, "
+        f"{found['messages_a_second']:.0f} messages, {found['MB_a_second']:.0f} MB; or of signs of life "
+        f"{found['signs_a_second']:.0f} messages. {ROUNDS} rounds took {took} s of processor, and "
+        f"{found['rounds_a_second_of_the_clock']:.2f} a second went by with all members in one process. "
+        f"{found['kB_a_member']:.0f} kB a member that is connected, "
         f"{found['kB_a_member_in_rounds']:.0f} in rounds"
     )
 
@@ -260,6 +278,7 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="a minute, and one kill")
     parser.add_argument("--crowd", type=int, metavar="MEMBERS", help="how many one hub serves, such as 64")
+    parser.add_argument("--hubs", type=int, default=1, help="with --crowd: how many share out, such as 2")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-hub.json")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
@@ -274,7 +293,7 @@ def main() -> None:
             hub(options.rank, 0.7 * options.seconds, options.kills)
         return
     if options.crowd:
-        found = crowded(options.crowd)
+        found = crowded(options.crowd, options.hubs)
         conclude({"benchmark": "hub", "hardware": hardware(), **found}, crowd_lines(found), options)
         return
     found = measured(*((45.0, 1) if options.quick else (90.0, 3)))

@@ -26,6 +26,8 @@ FOOTPRINT = "TACIT_FOOTPRINT"
 HUB = "TACIT_HUB"
 """host:port of the hub of replicas that come and go, or of several that take its place, with commas.
 
+With plus signs between them several hubs share the parameters out.
+
 Set by the user; read by `attach`.
 """
 

@@ -14,25 +14,30 @@ from tacit_lab.certificates import make
 
 
 class Hubs:
-    """A hub in this process, which can be ended and started again at its port."""
+    """Two hubs in this process, which can be ended and started again at their ports."""
 
     def __init__(self, folder: Path) -> None:
         self._files = folder / "hub.pem", folder / "hub.key"
         make(["127.0.0.1"], 30, *self._files)
         self.known = fingerprints(self._files[0])[0]
-        self._port = 0
-        self.start()
+        self.all = [self._started(0) for _ in range(2)]
 
-    def start(self) -> None:
-        self._hub = Hub(("127.0.0.1", self._port), SECRET, (1, 8), TlsServer(*self._files), clip=50.0)
-        self._port = self._hub.port
+    def _started(self, port: int) -> Hub:
+        return Hub(("127.0.0.1", port), SECRET, (1, 8), TlsServer(*self._files), clip=50.0)
 
-    def end(self) -> None:
-        self._hub.close()
+    def start(self, which: int = 0) -> None:
+        self.all[which] = self._started(self.all[which].port)
+
+    def end(self, which: int = 0) -> None:
+        self.all[which].close()
 
     @property
     def where(self) -> str:
-        return f"hub:127.0.0.1:{self._port}"
+        return f"hub:127.0.0.1:{self.all[0].port}"
+
+    @property
+    def both(self) -> str:
+        return f"{self.where}+127.0.0.1:{self.all[1].port}"
 
 
 @pytest.fixture
@@ -41,7 +46,8 @@ def hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hubs]:
     monkeypatch.setenv("TACIT_SERVER_SECRET", "a secret of the tests alone")
     monkeypatch.setenv("TACIT_TLS", made.known)
     yield made
-    made.end()
+    for each in made.all:
+        each.close()
 
 
 @pytest.fixture
@@ -55,17 +61,24 @@ def test_one_dies_and_another_comes(members: Members, algorithm: str) -> None:
     one_dies_and_another_comes(members, algorithm)
 
 
-@pytest.mark.parametrize("algorithm", ["lowbit:sync_every=2", "diloco:sync_every=4"])
-def test_the_hub_dies_and_members_train_on_until_it_is_back(
-    members: Members, hubs: Hubs, algorithm: str
-) -> None:
+def test_the_hub_dies_and_members_train_on_until_it_is_back(members: Members, hubs: Hubs) -> None:
+    trains_on(members, hubs, "lowbit:sync_every=2", 0)
+
+
+def test_one_of_two_hubs_dies_and_members_train_on_until_it_is_back(hubs: Hubs) -> None:
+    with begun(hubs.both) as members:
+        trains_on(members, hubs, "diloco:sync_every=4", 1)
+
+
+def trains_on(members: Members, hubs: Hubs, algorithm: str, dies: int) -> None:
     a, b = (members.member(name, algorithm, 300) for name in "ab")
     while len(a.until("step")["members"]) < 2:
         pass
     before = a.until("step", 20)["step"]
-    hubs.end()
+    assert hubs.all[dies]._groups, "nothing goes by this hub"
+    hubs.end(dies)
     a.until("step", before + 25)  # rounds are due every few steps, and it does not wait for them
-    hubs.start()
+    hubs.start(dies)
     came = members.member("c", algorithm, 300)
     assert came.until("begun")["begun"] > before
     ends = [each.ended() for each in (a, b, came)]

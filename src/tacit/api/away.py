@@ -26,9 +26,9 @@ def way_of(given: Members) -> Way:
     hub = given.hub or ("" if given.store else os.environ.get(HUB, ""))
     if not hub:
         return StoreWay(given.address())
-    from tacit.stores.hub.link import HubWay
+    from tacit.stores.hub.several import way_by
 
-    return HubWay(hub)
+    return way_by(hub)
 
 
 class TimeAlone:

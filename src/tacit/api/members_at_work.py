@@ -8,6 +8,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -60,6 +61,8 @@ class MembersAtWork:
     choice = None
 
     def __init__(self, specs: Sequence[AttachSpec], given: Members) -> None:
+        way = way_of(given)
+        specs = [replace(each, hubs=way.hubs) for each in specs]
         spec = self._spec = specs[0]
         self._given = given
         self.changes: deque[PeriodChange] = deque(maxlen=1000)
@@ -77,7 +80,7 @@ class MembersAtWork:
         numbered = zip(specs, self._ranks.own, strict=True)
         self._shards = [ShardAtWork(each, number, self._count) for each, number in numbered]
         calls = self._life, self._called, self._leave_if_preempted
-        self.roster = Roster(given, self._ranks, *calls, way_of(given))
+        self.roster = Roster(given, self._ranks, *calls, way)
         self._alone = TimeAlone(self.roster, given.patience)
         self._semi = SemiSynchronous(self.roster, given.semi_synchronous, spec.weight)
         self._handles: list[StepsHandle] = []

@@ -129,7 +129,7 @@ class ShardAtWork:
         self.now = AtWork(spec, dispatcher)
         self._begun = True
         if dispatcher is not None:
-            self.gradients = StepGradients(dispatcher, spec.named, int(spec.model.bucket_bytes_cap))
+            self.gradients = StepGradients(dispatcher, spec.named, spec.bucket_bytes_cap)
         self.now.hooks.act_through(partial(self._count, self))
         for level in self.levels:
             level.session.failure.report_to(lost)

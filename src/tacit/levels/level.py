@@ -105,7 +105,7 @@ class Level(ABC):
     def _cut(self, tensors: Mapping[str, Tensor]) -> Cut:
         """The function that cuts tensors into buckets. Joins the servers, if some average."""
         strategy, spec = self.strategy, self._spec
-        cap = most_bytes(strategy.topology, int(spec.model.bucket_bytes_cap))
+        cap = most_bytes(strategy.topology, spec.bucket_bytes_cap)
         if strategy.server is None:
             return lambda names: group_names(names, tensors, cap)
         from tacit.stores.client.joining import join_servers

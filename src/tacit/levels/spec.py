@@ -17,11 +17,14 @@ from torch.optim import Optimizer
 from tacit.contracts import NODE, ScheduleState
 from tacit.model.frozen_check import trainable
 from tacit.model.sharded_model import Reduction, ShardedModel
-from tacit.model.trained_model import TrainedModel
+from tacit.model.trained_model import TrainedModel, locals_of
 from tacit.session.buckets import Policy
 from tacit.strategy import AnyStrategy
 from tacit.torch_compat import in_join, timeout_of
 from tacit.transports.process_groups import ranks_of
+
+_BUCKETS_A_HUB = 8
+_LEAST_MESSAGE = 1 << 20
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -35,6 +38,7 @@ class AttachSpec:
         scaler: once fitted, None also if the user's scaler is disabled.
         chosen_by: what chose the strategy; "": the user.
         members: the group of the present members, where replicas come and go; None: all ranks stay.
+        hubs: how many share out what members exchange.
     """
 
     model: TrainedModel
@@ -54,11 +58,22 @@ class AttachSpec:
     probe: bool = False
     chosen_by: str = ""
     members: dist.ProcessGroup | None = None
+    hubs: int = 1
 
     @cached_property
     def named(self) -> dict[str, Tensor]:
         """The trainable parameters by name, in the model's order."""
         return trainable(self.model)
+
+    @cached_property
+    def bucket_bytes_cap(self) -> int:
+        """The most bytes of a bucket, up to DDP's: each of several hubs carries some of the buckets."""
+        cap = int(self.model.bucket_bytes_cap)
+        if self.hubs == 1:
+            return cap
+        size = sum(p.numel() * p.element_size() for p in locals_of(self.named).values())
+        least = min(_LEAST_MESSAGE, -(-size // self.hubs))
+        return min(cap, max(least, size // (_BUCKETS_A_HUB * self.hubs)))
 
     @property
     def schedule_state(self) -> ScheduleState:

@@ -55,8 +55,9 @@ class Members:
         store: host:port of the store by which members find each other (`python -m tacit.members.store`); by
             default `TACIT_MEMBERS`.
         hub: in place of a store, host:port of a hub that members reach and that they need not reach each
-            other (`python -m tacit.stores.server --min 1`), or of several with commas that take its place; by
-            default `TACIT_HUB`. It says how many members there are to be, `min` and `max`.
+            other (`python -m tacit.stores.server --min 1`), or of several with commas that take its place;
+            with plus signs one for each share of the parameters. By default `TACIT_HUB`. The (first) hub
+            says how many members there are to be, `min` and `max`.
         name: this replica's, for logs and errors; by default its host and process.
         shards: for a replica of one process beside replicas that FSDP2 shards: among how many ranks it does.
         silence: seconds after which a member that gives no sign of life is given up.

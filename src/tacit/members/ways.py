@@ -34,12 +34,14 @@ class Way(Protocol):
         name: of what keeps their texts, for errors; `start`: the command that starts it.
         longest_pause: seconds between two attempts to reach it, at most.
         carries: whether all that members exchange goes by it, so that they are alone while it is away.
+        hubs: how many share out what they exchange; 1 where none do.
     """
 
     name: str
     start: str
     longest_pause: float
     carries: bool
+    hubs: int
 
     def connected(self, seconds: float) -> KeyValueStore:
         """A connection to it that nobody else uses.
@@ -58,7 +60,7 @@ class Way(Protocol):
 class StoreWay:
     """By a store; each member connects to each other."""
 
-    longest_pause, carries = 0.25, False
+    longest_pause, carries, hubs = 0.25, False, 1
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address

@@ -9,23 +9,39 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tacit.contracts import AllGather, AllToAll, Collective, Payload, ReduceScatter
+from tacit.contracts import (
+    AllGather,
+    AllGatherInto,
+    AllReduce,
+    AllToAll,
+    Collective,
+    Payload,
+    Permute,
+    ReduceScatter,
+)
 from tacit.errors import PayloadError
 from tacit.torch_compat import PythonGroup
 from tacit.transports.message_layout import order
 
 Done = Callable[[Tensor | BaseException], None]
+Homes = dict[str, tuple[int, int]]
+"""The hub of each bucket, and the bucket's bytes."""
 
 
 class HubConnection(Protocol):
-    """A connection to a hub."""
+    """A connection to a hub, or to as many as `hubs` says, which share out what is exchanged."""
 
-    def share(self, group: str, about: Mapping[str, Any], body: Sequence[Tensor], done: Done) -> None:
+    hubs: int
+
+    def share(
+        self, group: str, about: Mapping[str, Any], body: Sequence[Tensor], done: Done, hub: int
+    ) -> None:
         """Send a share of a collective; `done` gets the answer's bytes, or why there is none."""
 
     def quit(self, group: str) -> None:
@@ -72,6 +88,28 @@ def kind_of(x: Tensor) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 
+def _home(bucket: str, nbytes: int, homes: Homes, hubs: int) -> int:
+    """The hub of a bucket: the one that has the fewest bytes when it comes first."""
+    if bucket not in homes:
+        full = [0] * hubs
+        for hub, size in homes.values():
+            full[hub] += size
+        homes[bucket] = full.index(min(full)), nbytes
+    return homes[bucket][0]
+
+
+def _size(request: Collective) -> int:
+    """The bytes of a request, equal on all ranks; 1 where each rank's has another size."""
+    match request:
+        case AllReduce(payload) | AllGather(payload):
+            return sum(x.nbytes for x in payload)
+        case AllToAll(payloads) if not request.arriving:
+            return sum(x.nbytes for payload in payloads for x in payload)
+        case ReduceScatter(x) | AllGatherInto(x):
+            return x.nbytes
+    return 1
+
+
 def _bytes(x: Tensor) -> Tensor:
     return x.detach().contiguous().view(-1).view(torch.uint8)
 
@@ -93,9 +131,14 @@ class RelayedGroup(PythonGroup):
         self._works: dict[RelayedWork, None] = {}
         self._over: BaseException | None = None
         self._said: dict[str, Any] = {}
+        self._hub = 0
 
-    def says(self, request: Collective, bucket: str, stage: int) -> None:
-        """What the next collective is about, for a hub that judges it: it sees nothing but bytes."""
+    def says(self, request: Collective, bucket: str, stage: int, homes: Homes) -> None:
+        """What the next collective is about, for a hub that judges it: it sees nothing but bytes.
+
+        `homes`: of the exchange's buckets so far; it gets this one. Buckets come first in one order on all
+        ranks, so that each goes by the same hub for all.
+        """
         payloads: Sequence[Payload] = ()
         if isinstance(request, AllGather):
             payloads = (request.payload,)
@@ -103,6 +146,8 @@ class RelayedGroup(PythonGroup):
             payloads = request.payloads
         elif isinstance(request, ReduceScatter):
             payloads = ((request.x,),)
+        if self._relay.hubs > 1 and not isinstance(request, Permute):
+            self._hub = _home(bucket, _size(request), homes, self._relay.hubs)
         parts = [[(kind_of(each[i]), each[i].nbytes) for i in order(each)] for each in payloads]
         alike = all(each == parts[0] for each in parts)
         if isinstance(request, AllToAll) and request.arriving:
@@ -143,7 +188,8 @@ class RelayedGroup(PythonGroup):
         about = {"do": what, "rank": self._rank, "size": self._size, **self._said, **more}
         self._said = {}
         about["key"] = f"{next(self._numbers)}" if key is None else key
-        self._relay.share(self._called, about, body, done)
+        hub = self._hub if key is None else crc32(key.encode()) % self._relay.hubs
+        self._relay.share(self._called, about, body, done, hub)
         return work
 
     # ---- collectives, as torch calls them ---------------------------------------------------------------

@@ -90,6 +90,7 @@ class TorchTransport:
     _joined: set[dist.ProcessGroup] = field(default_factory=set, repr=False)
     _spread: bool | None = None
     _relayed: bool = False
+    _homes: dict[str, tuple[int, int]] = field(default_factory=dict, repr=False)
     _connections: int = 1
 
     def open(self, stages: Mapping[str, int]) -> None:
@@ -157,7 +158,7 @@ class TorchTransport:
         self.sent += sent
         group: Any = self._groups[request.axis, 0 if self.in_order or isinstance(request, Permute) else stage]
         if self._relayed:
-            group.says(request, key, stage)
+            group.says(request, key, stage, self._homes)
         match request:
             case AllReduce():
                 posted = self._all_reduce(request, group, (key, request.axis, stage))

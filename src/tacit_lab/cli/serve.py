@@ -13,7 +13,7 @@ from tacit.environment import HUB
 from tacit.errors import TestbedError
 
 if TYPE_CHECKING:
-    from tacit.stores.hub.link import HubLink
+    from tacit.stores.hub.link import AskedHub
 
 _SECONDS = 10.0
 
@@ -92,13 +92,13 @@ def _print_status(here: str, secret_file: Path | None) -> None:
     Raises:
         TestbedError: it cannot be reached.
     """
-    from tacit.stores.hub.link import HubWay
+    from tacit.stores.hub.several import way_by
 
     if secret_file is not None:
         from tacit.environment import SERVER_SECRET_FILE
 
         os.environ[SERVER_SECRET_FILE] = str(secret_file)
-    way = HubWay(os.environ.get(HUB, here))
+    way = way_by(os.environ.get(HUB, here))
     try:
         link = way.connected(_SECONDS)
     except RuntimeError as error:
@@ -110,7 +110,7 @@ def _print_status(here: str, secret_file: Path | None) -> None:
         link.close()
 
 
-def _lines(link: HubLink) -> list[str]:
+def _lines(link: AskedHub) -> list[str]:
     from tacit.members.lives import life_key
     from tacit.members.record import GONE, Life, MemberArrival, Period
     from tacit.members.roster import add_arrivals

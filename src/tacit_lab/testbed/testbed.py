@@ -124,7 +124,7 @@ class Testbed:
                 again up to so many times when it fails, while the others go on. None: the ranks are one
                 world, and end together.
             churn: When which rank is killed or frozen, and started again; each is a world of its own, and
-                gets the address of a store by which members find each other, or of a hub: the one server.
+                gets the address of a store by which members find each other, or of hubs: the servers.
             hold_errors: Print no traceback that a rank ends by, and nothing that torchrun says of it: for
                 callers that print the result's endings.
         """
@@ -168,7 +168,7 @@ class Testbed:
                 self._launch_servers(run, points, servers, env)
             if churn is not None:
                 run.churn(churn)
-                env = {**env, **(self._launch_hub(run, points[0]) if hub else self._launch_store(run))}
+                env = {**env, **(self._launch_hubs(run, points) if hub else self._launch_store(run))}
                 restarts = 0
             self._launch(run, argv, env, restarts)
             return run.follow()
@@ -202,11 +202,13 @@ class Testbed:
         run.store({"argv": launch.store_arguments(point), "env": env})
         return {MEMBERS: f"{point[0]}:{point[1]}"}
 
-    def _launch_hub(self, run: RunMonitor, point: tuple[str, int]) -> dict[str, str]:
-        """Start the hub of members, on the server's node. Returns what tells them where it is."""
-        env = {HUB: f"{point[0]}:{point[1]}", SERVER_SECRET: secrets.token_hex(32)}
-        command = launch.hub_arguments(point, self.cluster.nodes)
-        self._begin(run, self.cluster.nodes, command, {**env, "PYTHONPATH": _path()})
+    def _launch_hubs(self, run: RunMonitor, points: Sequence[tuple[str, int]]) -> dict[str, str]:
+        """Start the hubs of members, each on a server's node. Returns what tells them where these are."""
+        where = "+".join(f"{host}:{port}" for host, port in points)
+        env = {HUB: where, SERVER_SECRET: secrets.token_hex(32)}
+        for i, point in enumerate(points):
+            command = launch.hub_arguments(point, self.cluster.nodes)
+            self._begin(run, self.cluster.nodes + i, command, {**env, "PYTHONPATH": _path()})
         return env
 
     def _begin(self, run: RunMonitor, node: int, command: Sequence[str], env: Mapping[str, str]) -> None:
@@ -258,10 +260,9 @@ def check_churn(cluster: Cluster) -> None:
             f"replicas of {cluster} cannot come and go, as ranks of one node are started together: use a "
             f"cluster with one rank a node, such as {cluster.world_size}x1"
         )
-    if cluster.nodes < 2 or cluster.servers > 1:
+    if cluster.nodes < 2:
         raise ConfigError(
-            f"replicas of {cluster} cannot come and go: use a cluster of 2 nodes or more, such as "
-            "6x1@100mbit, with one server as their hub, or none"
+            f"replicas of {cluster} cannot come and go: use a cluster of 2 nodes or more, such as 6x1@100mbit"
         )
 
 

@@ -89,7 +89,6 @@ def test_a_script_is_told_if_it_has_no_members(tmp_path: Path, attaches: bool) -
         (["--churn", "20s", "--cluster", "2x2"], "use a cluster with one rank a node, such as 4x1"),
         (["--churn", "20s", "--cluster", "local:4"], "use a cluster with one rank a node, such as 4x1"),
         (["--churn", "20s", "--cluster", "1x1"], "use a cluster of 2 nodes or more"),
-        (["--churn", "20s", "--servers", "2"], "with one server as their hub, or none"),
         (["--churn", "20s", "--algorithms", "ddp"], "'ddp' is not for members that come and go"),
         (["--churn", "20s", "--algorithms", "lowbit,auto"], "'auto' does not choose for members"),
         (["--churn", "20s", "--algorithms", "dgc"], "'dgc' takes the optimizer's momentum over"),

@@ -23,7 +23,9 @@ BEYOND = "its share holds NaN, infinity or numbers beyond 1e30"
 class Heard:
     """A hub's end of a connection, which keeps what it is told."""
 
-    def share(self, group: str, about: dict[str, object], body: list[Tensor], done: Done) -> None:
+    hubs = 1
+
+    def share(self, group: str, about: dict[str, object], body: list[Tensor], done: Done, hub: int) -> None:
         self.spec = ShareSpec(group=group, by=f"m{about['rank']}", **about)  # type: ignore[arg-type]
         self.body = torch.cat([*body])
 
@@ -35,7 +37,7 @@ def told(rank: int, request: Collective, stage: int, group: str) -> tuple[ShareS
     """What a rank tells of a request, and sends."""
     heard = Heard()
     made = RelayedGroup(heard, group, rank, SIZE)  # type: ignore[arg-type]
-    made.says(request, "b", stage)
+    made.says(request, "b", stage, {})
     match request:
         case AllReduce((x,)):
             made.allreduce([x])

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.errors import AttachError, PayloadError, PeerLost, ServerLost, first_line
+from tacit.errors import AttachError, ConfigError, PayloadError, PeerLost, ServerLost, first_line
 from tacit.failure.bounded_store import StoreConnection
 from tacit.stores.client.connecting import open_channel
 from tacit.stores.client.placement import addresses, shared_secret
@@ -28,13 +28,42 @@ from tacit.transports.process_groups import Meeting, meeting_at
 from tacit.transports.relayed_group import Done
 
 _log = logging.getLogger("tacit")
+EXAMPLE = "TACIT_HUB=first:29600+second:29600"
 _LOOK = 2.0
 """Seconds to look who is at a hub of several."""
 _PATIENCE = 60.0
 """Seconds without a sign of the hub's machine after which the system gives a connection up."""
 
 
-class HubLink(StoreConnection):
+class AskedHub(StoreConnection):
+    """A store whose calls are questions to a hub, by its name."""
+
+    name: str
+
+    def ask(self, *asked: Any) -> Any:
+        """The answer to a question; see `HubLink`."""
+        raise NotImplementedError
+
+    def get(self, key: str) -> bytes:
+        found = self.ask("get", key)
+        if found is None:
+            raise RuntimeError(f"the hub has no {key!r}")
+        return str(found).encode()
+
+    def set(self, key: str, value: str) -> None:
+        self.ask("set", key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self.ask("add", key, amount))
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self.ask("check", keys))
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        return str(self.ask("compare_set", key, expected, value)).encode()
+
+
+class HubLink(AskedHub):
     """One connection; any thread may ask.
 
     Args:
@@ -48,6 +77,8 @@ class HubLink(StoreConnection):
         AttachError: it is not trusted, or has another secret or version.
         RuntimeError: it cannot be reached.
     """
+
+    hubs = 1
 
     def __init__(
         self,
@@ -72,25 +103,12 @@ class HubLink(StoreConnection):
         self._thread = threading.Thread(target=self._listen, name="tacit-hub", daemon=True)
         self._thread.start()
 
-    # ---- what a store is asked ------------------------------------------------------------------------
+    # ---- questions ------------------------------------------------------------------------------------
 
-    def get(self, key: str) -> bytes:
-        found = self.ask("get", key)
-        if found is None:
-            raise RuntimeError(f"{self.name} has no {key!r}")
-        return str(found).encode()
-
-    def set(self, key: str, value: str) -> None:
-        self.ask("set", key, value)
-
-    def add(self, key: str, amount: int) -> int:
-        return int(self.ask("add", key, amount))
-
-    def check(self, keys: list[str]) -> bool:
-        return bool(self.ask("check", keys))
-
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        return str(self.ask("compare_set", key, expected, value)).encode()
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it is gone; None: as far as is known, it is there."""
+        return self._failure
 
     def ask(self, *asked: Any) -> Any:
         """The hub's answer to a question.
@@ -117,7 +135,9 @@ class HubLink(StoreConnection):
 
     # ---- collectives ----------------------------------------------------------------------------------
 
-    def share(self, group: str, about: Mapping[str, Any], body: Sequence[Tensor], done: Done) -> None:
+    def share(
+        self, group: str, about: Mapping[str, Any], body: Sequence[Tensor], done: Done, hub: int = 0
+    ) -> None:
         """Send a share of a collective; see `HubConnection`."""
         text = json.dumps({"group": group, "by": self._me, **about}).encode()
         head = torch.frombuffer(bytearray(len(text).to_bytes(4, "big") + text), dtype=torch.uint8)
@@ -232,15 +252,20 @@ class HubWay:
 
     Args:
         text: host:port, or several with commas, of which one hub at a time is there.
+        place: which of several it is that share the parameters out, from 1, and how many they are.
 
     Raises:
         ConfigError: it is none, or there is no secret.
     """
 
-    longest_pause, carries = 2.0, True
+    longest_pause, carries, hubs = 2.0, True, 1
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, place: tuple[int, int] = (1, 1)) -> None:
         self._addresses = addresses(text)
+        if not self._addresses:
+            raise ConfigError(f"a hub is missing: write host:port for each, such as {EXAMPLE}")
+        self._place = f"{place[0]} of {place[1]}"
+        self._first, self._alone = place[0] == 1, place[1] == 1
         self._secret, self._tls = shared_secret(), find_tls()
         self._which: int | None = None
         self._was_there, self._told = False, ""
@@ -259,6 +284,8 @@ class HubWay:
             self._which = self._busy(min(seconds, _LOOK))
         try:
             link = HubLink(self._addresses[self._which], self._secret, self._tls, seconds, me)
+            if not (self._alone and self._was_there):
+                self._claim(link)
         except (AttachError, RuntimeError) as error:
             self._which = (self._which + 1) % len(self._addresses)
             if not isinstance(error, AttachError) or not self._was_there:
@@ -269,6 +296,16 @@ class HubWay:
             raise RuntimeError(first_line(error)) from error
         self._was_there, self._told = True, ""
         return link
+
+    def _claim(self, link: HubLink) -> None:
+        """Check that all members have this hub in one place of their list."""
+        theirs = link.compare_set("place", "", self._place).decode()
+        if theirs != self._place:
+            link.close()
+            raise AttachError(
+                f"{link.name} is hub {theirs} to other members, and {self._place} to this one: write the "
+                f"same hubs in the same order for all, such as {EXAMPLE}"
+            )
 
     def _busy(self, seconds: float) -> int:
         """The address at which members are: an empty hub beside theirs would be a second training."""
@@ -284,7 +321,7 @@ class HubWay:
         for i, address in enumerate(self._addresses if len(self._addresses) > 1 else ()):
             with contextlib.suppress(RuntimeError):
                 link = HubLink(address, self._secret, self._tls, seconds)
-                if link.check(["period"]):
+                if link.check(["period" if self._first else "place"]):
                     busy.setdefault(link.get("hub"), i)
                 link.close()
         if len(busy) > 1:

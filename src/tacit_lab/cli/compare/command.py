@@ -54,7 +54,7 @@ def command(
         int,
         typer.Option(
             help="Number of parameter servers, each on a separate node, for ps and the like; with --churn "
-            "1 is a hub by which the replicas exchange, e.g. 1"
+            "they are hubs by which the replicas exchange, e.g. 1"
         ),
     ] = 0,
     model: Annotated[
