@@ -2,8 +2,12 @@
 
 import json
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from tacit.errors import PeerLost
 from tacit.members.lives import Lives, StoreLink, life_key
 from tacit.members.record import Life, MemberArrival
 
@@ -20,7 +24,7 @@ class Link(StoreLink):
     """What asks it."""
 
     def __init__(self, texts: Texts) -> None:
-        self.texts = texts
+        self.texts, self.since = texts, 0.0
 
     def life(self, id: str, rank: int) -> Life | None:
         text = self.texts.get(life_key(id, rank))
@@ -41,3 +45,47 @@ def test_the_last_words_of_the_dead_come_into_a_store_that_was_started_again() -
     assert found is not None
     assert found.says == said
     assert lives.last_of(member) == found
+
+
+def test_who_could_give_no_sign_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is back holds what was said before it was away, until all have found it again."""
+    now, member = 100.0, MemberArrival(id="b/1", name="b")
+    monkeypatch.setattr("tacit.members.lives.time", SimpleNamespace(monotonic=lambda: now))
+    link = Link(Texts({life_key("b/1", 0): json.dumps(asdict(Life(beat=7)))}))
+    lives = Lives(link, silence=5.0)
+    assert lives.is_alive(member)
+    now = link.since = 160.0  # it was away for a minute
+    assert lives.is_alive(member)
+    now = 164.9
+    assert lives.is_alive(member)
+    now = 165.1
+    assert not lives.is_alive(member)
+
+
+class Away:
+    """A way to a store that is away."""
+
+    name, start, longest_pause = "the store", "a command", 2.0
+
+    def connected(self, seconds: float) -> Any:
+        raise RuntimeError("nobody is there")
+
+
+def test_patience_counts_from_the_beginning_of_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has trained on alone for so long does not wait as long once more."""
+    now, pauses = 1000.0, list[float]()
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        pauses.append(seconds)
+        now += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=pause)
+    monkeypatch.setattr("tacit.members.lives.time", clock)
+    way: Any = Away()
+    for away_since, waits in ((0.0, 60.0), (970.0, 30.0), (900.0, 0.0)):
+        now = 1000.0
+        pauses.clear()
+        with pytest.raises(PeerLost, match="the store does not answer for 60 s"):
+            StoreLink(way, 60.0, lambda since=away_since: since).store(lambda store: store.check([]))
+        assert waits <= sum(pauses) <= waits + (2.0 if waits else 0.0)

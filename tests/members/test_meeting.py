@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -71,3 +72,57 @@ def test_who_is_slow_for_ever_is_told(caplog: pytest.LogCaptureFixture) -> None:
     (told,) = [each for each in caplog.messages if "for ever" in each]
     assert told.startswith("slow lives, and has not begun a round that others have waited in for 2.25 s.")
     assert "Members(quorum=1) has rounds end without it" in told
+
+
+class Answers:
+    """A store that answers the thread that gives signs of life when it may."""
+
+    def __init__(self, before: Callable[[], Any]) -> None:
+        self._before = before
+
+    def check(self, keys: list[str]) -> bool:
+        return not keys
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        self._before()
+        return value.encode()
+
+    def add(self, key: str, amount: int) -> int:
+        return 0
+
+    def set(self, key: str, value: str) -> None:
+        return
+
+
+class BusyWay:
+    """A way to such a store, by which all goes."""
+
+    name, start, longest_pause, carries, hubs = "the hub", "a command", 2.0, True, 1
+
+    def __init__(self) -> None:
+        self.asked, self.may_answer = threading.Event(), threading.Event()
+
+    def connected(self, seconds: float) -> Any:
+        watches = threading.current_thread().name == "tacit-roster"
+        return Answers(self._wait if watches else lambda: None)
+
+    def _wait(self) -> None:
+        self.asked.set()
+        self.may_answer.wait(10)
+
+    def ties(self, me: str) -> Any:
+        raise RuntimeError("none")
+
+
+def test_a_hub_that_is_being_asked_is_not_away() -> None:
+    """A round that fails meanwhile is made again, and not missed."""
+    way: Any = BusyWay()
+    ranks, nothing = ReplicaRanks(1, timedelta(seconds=10)), lambda: None
+    life: dict[str, Any] = {"begun": 0, "in_round": False}
+    roster = Roster(tacit.Members(name="a", hub="hub:1"), ranks, lambda: life, nothing, nothing, way)
+    roster.begin({})
+    assert way.asked.wait(10)
+    assert not roster.away_since
+    assert not roster.is_away()
+    way.may_answer.set()
+    roster.leave(calls=False)

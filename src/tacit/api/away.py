@@ -52,10 +52,9 @@ class TimeAlone:
         `can`: whether replicas step alone.
         """
         roster = self._roster
-        if can and roster.way.carries and roster.is_away():
-            if time.monotonic() - roster.away_since < self._patience:
-                return True
-            _log.warning("%s is still away: %s waits for it", roster.way.name, roster.name)
+        away = can and roster.way.carries and roster.is_away()
+        if away and time.monotonic() - roster.away_since < self._patience:
+            return True
         if self.steps:
             text = "%s meets the others again, and has missed the rounds of %d steps"
             _log.warning(text, roster.name, self.steps)

@@ -52,6 +52,7 @@ class Lives:
         last, since = self._seen.get(of, (None, now))
         if life != last or of not in self._seen:
             since = now
+        since = max(since, self._ask.since)  # while the store was away nobody could give one
         self._seen[of] = life, since
         if life is not None:
             self._last[of] = life
@@ -77,13 +78,14 @@ class StoreLink:
     Args:
         way: how it is reached.
         patience: seconds to go on trying, with pauses that grow.
+        away_since: since when others have found that it does not answer; 0: they have not.
 
     Attributes:
         since: when the present connection was made, by time.monotonic().
     """
 
-    def __init__(self, way: Way, patience: float) -> None:
-        self._way, self._patience = way, patience
+    def __init__(self, way: Way, patience: float, away_since: Callable[[], float] = lambda: 0.0) -> None:
+        self._way, self._patience, self._away_since = way, patience, away_since
         self.since = 0.0
         self._bounded: BoundedStore | None = None
 
@@ -93,7 +95,7 @@ class StoreLink:
         Raises:
             PeerLost: it does not answer for longer than `patience`.
         """
-        began, told, pause = time.monotonic(), self._patience == 0, BEAT
+        began, told, pause = time.monotonic(), False, BEAT
         while True:
             try:
                 if self._bounded is None:
@@ -102,17 +104,17 @@ class StoreLink:
                 return call(self._bounded)
             except RuntimeError as error:
                 self.close()
+                if time.monotonic() - (self._away_since() or began) >= self._patience:
+                    raise PeerLost(
+                        f"{self._way.name} does not answer for {self._patience:g} s ({first_line(error)}): "
+                        f"start it there, by {self._way.start}; members that live write themselves in again"
+                    ) from error
                 if not told:
                     told = True
                     _log.warning(
                         "%s does not answer (%s): waiting for it, %g s at most",
                         *(self._way.name, first_line(error), self._patience),
                     )
-                if time.monotonic() - began >= self._patience:
-                    raise PeerLost(
-                        f"{self._way.name} does not answer for {self._patience:g} s ({first_line(error)}): "
-                        f"start it there, by {self._way.start}; members that live write themselves in again"
-                    ) from error
                 time.sleep(pause)
                 pause = min(2 * pause, self._way.longest_pause)
 

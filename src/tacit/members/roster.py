@@ -158,7 +158,7 @@ class Roster:
         self._changing = threading.Lock()
         self._waiting = (-1, 0.0)
         self._slow: set[str] = set()
-        self._ask = StoreLink(way, given.patience)
+        self._ask = StoreLink(way, given.patience, lambda: self.away_since)
         self._over = threading.Event()
         self._ties: dict[int, Watching] = {}
         self._thread = threading.Thread(target=self._watch, name="tacit-roster", daemon=True)
@@ -318,11 +318,11 @@ class Roster:
     def is_away(self) -> bool:
         """Whether what members find each other by does not answer; it is asked, if it did when last asked."""
         if not self.away_since:
-            ask = StoreLink(self.way, 0.0)
+            ask, asked = StoreLink(self.way, 0.0), time.monotonic()
             try:
                 ask.store(lambda store: store.check(["period"]))
             except PeerLost:
-                self.away_since = time.monotonic()
+                self.away_since = asked
             finally:
                 ask.close()
         return bool(self.away_since)
@@ -379,8 +379,12 @@ class Roster:
                         store.set(life_key(self.id, rank), text)
                     return any(store.check([name]) for name in names)
 
-                self.away_since = self.away_since or time.monotonic()
-                called = ask.store(look)
+                asked = time.monotonic()
+                try:
+                    called = ask.store(look)
+                except (PeerLost, AttachError):
+                    self.away_since = self.away_since or asked
+                    raise
                 self.away_since = 0.0
                 if period != self.period.number:
                     lives = Lives(ask, self._given.silence, self._ranks.own)

@@ -279,6 +279,32 @@ def test_who_is_connected(hub: Hub) -> None:
     assert hub.members == ["one"]
 
 
+class SlowLink:
+    """A connection to a hub that answers no question in time; `failure`: why it is gone."""
+
+    failure: BaseException | None = None
+    closed = False
+
+    def ask(self, what: str, names: object) -> list[str]:
+        if what == "gone" and names:
+            raise RuntimeError("the hub has not answered within 2 s")
+        return []
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_hub_that_is_slow_does_not_take_a_member_for_dead() -> None:
+    """The end of its connection would say so to all others."""
+    link: Any = SlowLink()
+    ties = HubTies(lambda: link, "one")
+    assert ties.broken({"other": ("hub", 1)}) == []
+    assert not link.closed
+    link.failure = RuntimeError("it is gone")
+    assert ties.broken({"other": ("hub", 1)}) == []
+    assert link.closed
+
+
 def test_there_is_room_for_so_many(hub: Hub) -> None:
     hub._most = 2
     links = [linked(hub) for _ in range(3)]

@@ -230,8 +230,9 @@ class HubTies:
         """Of the members to watch, those whose connection has ended, as this hub has seen."""
         try:
             return self._find([*watched])
-        except RuntimeError:
-            self.close()  # the hub is away, and silence tells
+        except RuntimeError:  # silence tells
+            if self._link is not None and self._link.failure is not None:
+                self.close()  # the hub is away; if it is slow, its end would look like that of this member
             return []
 
     def _find(self, names: list[str]) -> list[str]:
