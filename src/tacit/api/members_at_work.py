@@ -164,6 +164,7 @@ class MembersAtWork:
             "begun": sum(each.begun for each in rounds),
             "in_round": any(each.by_bucket for each in rounds),
             "unsent": max(0, step - self._sent[1]),
+            "extra": self._semi.extra,
         }
 
     def _called(self) -> None:

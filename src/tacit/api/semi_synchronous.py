@@ -31,24 +31,25 @@ class SemiSynchronous:
 
     Attributes:
         beyond: whether the last step was beyond its period.
+        extra: how many were, in all.
     """
 
     def __init__(self, roster: Roster, on: bool, weight: float | None) -> None:
         self._roster, self._on, self._weight = roster, on, weight or 1.0
         self._ask = StoreLink(roster.way, 0.0)
         self._looked, self._round = 0.0, 0
-        self._taken = self._extra = 0
+        self._taken = self.extra = 0
         self.beyond = False
 
     @property
     def metrics(self) -> dict[str, int]:
         """How many steps were not counted, in all."""
-        return {"extra_steps": self._extra} if self._on else {}
+        return {"extra_steps": self.extra} if self._on else {}
 
     def goes_on(self, levels: Sequence[Level]) -> bool:
         """Note a step. Returns whether it is beyond the period, as others are not ready for the round yet."""
         self.beyond = self._on and self._is_beyond(levels[0])
-        self._extra += self.beyond
+        self.extra += self.beyond
         return self.beyond
 
     def _is_beyond(self, level: Level) -> bool:

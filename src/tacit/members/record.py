@@ -137,6 +137,7 @@ class Life:
         begun: how many rounds it has begun.
         in_round: whether one of them is under way.
         unsent: how many steps it has taken since its last finished round.
+        extra: how many it has taken beyond its periods, which `step` does not count.
     """
 
     beat: Whole = 0
@@ -147,6 +148,7 @@ class Life:
     begun: Whole = 0
     in_round: bool = False
     unsent: Whole = 0
+    extra: Whole = 0
 
 
 def following(

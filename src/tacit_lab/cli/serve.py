@@ -121,8 +121,10 @@ def _lines(link: AskedHub) -> list[str]:
     for each in period.members:
         key = life_key(each.id, 0)
         life = Life(**json.loads(link.get(key))) if link.check([key]) else Life(step=each.step)
+        extra = f", {life.extra} more beyond its periods" if life.extra else ""
         unsent = f", {life.unsent} since its last round" if life.unsent else ""
-        found.append(f"  {each.name}: step {life.step}{unsent}{', gone' if life.waits == GONE else ''}")
+        gone = ", gone" if life.waits == GONE else ""
+        found.append(f"  {each.name}: step {life.step}{extra}{unsent}{gone}")
     waiting: dict[str, MemberArrival] = {}
     add_arrivals(link, period.number + 1, waiting)
     ended = link.ask("gone", [f"{id}/0" for id in waiting])

@@ -404,12 +404,12 @@ def test_tacit_serve_says_who_is_there(hub: Hub, monkeypatch: pytest.MonkeyPatch
     link = linked(hub)
     there = [MemberArrival("1", "here", step=7), MemberArrival("2", "off", step=8), MemberArrival("3", "new")]
     link.set("period", Period(4, there).to_text())
-    link.set(life_key("1", 0), json.dumps(asdict(Life(step=12, unsent=2))))
+    link.set(life_key("1", 0), json.dumps(asdict(Life(step=12, unsent=2, extra=7))))
     link.set(life_key("2", 0), json.dumps(asdict(Life(step=9, waits=GONE))))
     done = called("serve", "--status")
     assert done.code == 0
     assert "period 4, 3 members" in done.out
-    assert "here: step 12, 2 since its last round" in done.out
+    assert "here: step 12, 7 more beyond its periods, 2 since its last round" in done.out
     assert "off: step 9, gone" in done.out
     link.ask("here", "5/0")
     other = linked(hub)

@@ -59,12 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if server.resumed:
         text = f"{_NAME}: server {server.number} goes on from {options.checkpoint}"
         print(text, file=sys.stderr, flush=True)
-    if tls is not None:
-        print(
-            f"{_NAME}: server {server.number} has the certificate {tls.fingerprint}",
-            file=sys.stderr,
-            flush=True,
-        )
+    who = f"{_NAME}: server {server.number} of {options.workers} workers"
+    print(f"{who} at port {server.port}{_known(tls)}", file=sys.stderr, flush=True)
     server.run()
     _write_stats(options.number, server.stats())
     return 0
@@ -79,11 +75,14 @@ def _serve_members(options: argparse.Namespace, tls: TlsServer | None) -> int:
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
-    known = "" if tls is None else f", with the certificate {tls.fingerprint}"
-    print(f"{_NAME}: a hub at port {hub.port}{known}", file=sys.stderr, flush=True)
+    print(f"{_NAME}: a hub at port {hub.port}{_known(tls)}", file=sys.stderr, flush=True)
     over.wait()
     hub.close()
     return 0
+
+
+def _known(tls: TlsServer | None) -> str:
+    return "" if tls is None else f", with the certificate {tls.fingerprint}"
 
 
 def _limits(options: argparse.Namespace) -> tuple[int, int]:
