@@ -95,8 +95,8 @@ RESTART = {"checkpoints.md": ("else 40", 40, 1), "two-places.md": ("steps, folde
 ELASTIC = ROOT / "examples" / "13_elastic.py"
 
 
-ELSEWHERE = {"elastic.md"}
-"""Pages whose script is run by tests of its own: tests/members/test_elastic_page.py."""
+ELSEWHERE = {"elastic.md", "parameter-servers.md"}
+"""Pages whose script is run by tests of its own: tests/members/test_elastic_page.py, tests/stores/client."""
 
 
 @pytest.mark.parametrize(
