@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ from tacit.environment import HUB
 from tacit.errors import TestbedError
 
 if TYPE_CHECKING:
-    from tacit.stores.hub.link import AskedHub
+    from tacit.stores.hub.link import HubLink
 
 _SECONDS = 10.0
 
@@ -87,30 +88,37 @@ def command(
 
 
 def _print_status(here: str, secret_file: Path | None) -> None:
-    """Who takes part, by the hub's texts.
+    """Who takes part, by the hub's texts; of several hubs that share out, by those of the first.
 
     Raises:
         TestbedError: it cannot be reached.
     """
-    from tacit.stores.hub.several import way_by
-
     if secret_file is not None:
         from tacit.environment import SERVER_SECRET_FILE
 
         os.environ[SERVER_SECRET_FILE] = str(secret_file)
-    way = way_by(os.environ.get(HUB, here))
+    hubs = os.environ.get(HUB, here).split("+")
+    with ExitStack() as over:
+        links = [_linked(each, (i + 1, len(hubs)), over) for i, each in enumerate(hubs)]
+        for line in _lines(links[0]):
+            typer.echo(line)
+        for i, link in enumerate(links[1:]):
+            typer.echo(f"{link.name}: hub {i + 2} of {len(hubs)}")
+
+
+def _linked(text: str, place: tuple[int, int], over: ExitStack) -> HubLink:
+    from tacit.stores.hub.link import HubWay
+
+    way = HubWay(text, place, trains=False)
     try:
         link = way.connected(_SECONDS)
     except RuntimeError as error:
         raise TestbedError(f"{way.name} cannot be asked: {error}. Is it there? {HUB} names it") from error
-    try:
-        for line in _lines(link):
-            typer.echo(line)
-    finally:
-        link.close()
+    over.callback(link.close)
+    return link
 
 
-def _lines(link: AskedHub) -> list[str]:
+def _lines(link: HubLink) -> list[str]:
     from tacit.members.lives import life_key
     from tacit.members.record import GONE, Life, MemberArrival, Period
     from tacit.members.roster import add_arrivals

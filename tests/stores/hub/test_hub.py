@@ -422,6 +422,9 @@ def test_tacit_serve_says_who_is_there(hub: Hub, monkeypatch: pytest.MonkeyPatch
     said = called("serve", "--status").out
     assert "new waits for period 5" in said
     assert "gone again" not in said
+    monkeypatch.setenv("TACIT_HUB", f"127.0.0.1:{hub.port}+localhost:{hub.port}")
+    assert f"the hub at localhost:{hub.port}: hub 2 of 2" in called("serve", "--status").out
+    assert not link.check(["place"]), "whoever looks on is no member"
     hub.close()
     monkeypatch.setattr("tacit_lab.cli.serve._SECONDS", 0.2)
     done = called("serve", "--status")

@@ -36,9 +36,7 @@ _PATIENCE = 60.0
 
 
 class AskedHub(StoreConnection):
-    """A store whose calls are questions to a hub, by its name."""
-
-    name: str
+    """A store whose calls are questions to a hub."""
 
     def ask(self, *asked: Any) -> Any:
         """The answer to a question; see `HubLink`."""
@@ -254,6 +252,7 @@ class HubWay:
     Args:
         text: host:port, or several with commas, of which one hub at a time is there.
         place: which of several it is that share the parameters out, from 1, and how many they are.
+        trains: whether this is a member, and not somebody who looks on.
 
     Raises:
         ConfigError: it is none, or there is no secret.
@@ -261,11 +260,11 @@ class HubWay:
 
     longest_pause, carries, hubs = 2.0, True, 1
 
-    def __init__(self, text: str, place: tuple[int, int] = (1, 1)) -> None:
+    def __init__(self, text: str, place: tuple[int, int] = (1, 1), trains: bool = True) -> None:
         self._addresses = addresses(text)
         if not self._addresses:
             raise ConfigError(f"a hub is missing: write host:port for each, such as {EXAMPLE}")
-        self._place = f"{place[0]} of {place[1]}"
+        self._place, self._trains = f"{place[0]} of {place[1]}", trains
         self._first, self._alone = place[0] == 1, place[1] == 1
         self._secret, self._tls = shared_secret(), find_tls()
         self._which: int | None = None
@@ -285,7 +284,7 @@ class HubWay:
             self._which = self._busy(min(seconds, _LOOK))
         try:
             link = HubLink(self._addresses[self._which], self._secret, self._tls, seconds, me)
-            if not (self._alone and self._was_there):
+            if self._trains and not (self._alone and self._was_there):
                 self._claim(link)
         except (AttachError, RuntimeError) as error:
             self._which = (self._which + 1) % len(self._addresses)

@@ -25,7 +25,6 @@ class HubLinks(AskedHub):
 
     def __init__(self, links: Sequence[HubLink]) -> None:
         self._first, self._links, self.hubs = links[0], links, len(links)
-        self.name = " and ".join(each.name for each in links)
 
     def ask(self, *asked: Any) -> Any:
         """The first hub's answer, while the others are there.
