@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from members_processes import Members, begun, one_dies_and_another_comes
+from members_processes import Members, begun, one_dies_and_another_comes, wait_for
 from shared_secret import SECRET
 
 from tacit.stores.hub.hub import Hub
@@ -75,7 +75,9 @@ def trains_on(members: Members, hubs: Hubs, algorithm: str, dies: int) -> None:
     while len(a.until("step")["members"]) < 2:
         pass
     before = a.until("step", 20)["step"]
-    assert hubs.all[dies]._groups, "nothing goes by this hub"
+    for _ in wait_for("exchange by this hub"):
+        if hubs.all[dies]._groups:
+            break
     hubs.end(dies)
     a.until("step", before + 25)  # rounds are due every few steps, and it does not wait for them
     hubs.start(dies)
