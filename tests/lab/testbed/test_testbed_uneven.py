@@ -38,7 +38,7 @@ def test_links_have_their_own_rates_and_loads(programs: Path, loads: Callable[[]
         sent = {each["node"]: each for each in map(json.loads, found)}
         assert 0.3 * 10e6 <= sent[2]["rate"] <= 1.15 * 10e6, sent
         assert max(sent[0]["rate"], sent[1]["rate"]) < 1e6, sent
-        assert abs(sent[2]["ours"]) < 60_000, sent  # of 1.2 million bytes
+        assert abs(sent[2]["ours"]) < 600_000, sent  # of 1.2 million bytes, by two counters in turn
 
         found.clear()
         words = ["-m", "tacit.probe", "--json", "--seconds", "0.2"]
