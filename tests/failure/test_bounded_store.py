@@ -62,6 +62,9 @@ def test_it_answers_as_the_store_does() -> None:
     assert (bounded.check(["a"]), bounded.check(["b"])) == (True, False)
     assert bounded.compare_set("c", "", "first") == b"first"
     assert bounded.compare_set("c", "", "second") == b"first"
+    for text in "xy":
+        bounded.append("t", text)
+    assert bounded.texts(["t", "none", "a"]) == ["xy", "", "1"]
     with pytest.raises(dist.DistStoreError):
         bounded.get("absent")
     bounded.close()

@@ -1,7 +1,7 @@
 """What members know of each other by their signs of life, with a store that is a dict."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 
 from tacit.errors import PeerLost
 from tacit.members.lives import Lives, StoreLink, life_key
-from tacit.members.record import Life, MemberArrival
+from tacit.members.record import GONE, Life, MemberArrival
 
 
 class Texts(dict[str, str]):
@@ -20,41 +20,38 @@ class Texts(dict[str, str]):
         return self.setdefault(key, value).encode()
 
 
-class Link(StoreLink):
-    """What asks it."""
-
-    def __init__(self, texts: Texts) -> None:
-        self.texts, self.since = texts, 0.0
-
-    def life(self, id: str, rank: int) -> Life | None:
-        text = self.texts.get(life_key(id, rank))
-        return None if text is None else Life(**json.loads(text))
-
-
 def test_the_last_words_of_the_dead_come_into_a_store_that_was_started_again() -> None:
     said: dict[str, Any] = {"epoch": 3, "taken": 40}
-    texts, member = Texts(), MemberArrival(id="b/1", name="b")
-    texts[life_key("b/1", 0)] = json.dumps(asdict(Life(beat=7, says=said)))
-    link = Link(texts)
-    lives = Lives(link, silence=5.0, ranks=[0])
+    member, life = MemberArrival(id="b/1", name="b"), Life(beat=7, says=said)
+    lives = Lives(silence=5.0, ranks=[0])
+    keys = lives.keys([member])
+    assert keys == [life_key("b/1", 0)]
+    lives.hear(keys, [json.dumps(asdict(life))])
     assert lives.is_alive(member)
-    link.texts = Texts()  # the store was away, and b has died meanwhile
-    lives.is_alive(member)
-    lives.fill(link.texts)  # type: ignore[arg-type]
-    found = link.life("b/1", 0)
-    assert found is not None
-    assert found.says == said
-    assert lives.last_of(member) == found
+    member, life = MemberArrival(id="b/1", name="b"), Life(beat=7, says=said)
+    lives = Lives(silence=5.0, ranks=[0])
+    keys = lives.keys([member])
+    assert keys == [life_key("b/1", 0)]
+    lives.hear(keys, [json.dumps(asdict(life))])
+    assert lives.is_alive(member)
+    lives.hear(keys, [""])  # the store was away, and b has died meanwhile
+    texts = Texts()
+    lives.fill(texts)  # type: ignore[arg-type]
+    assert Life(**json.loads(texts[keys[0]])) == lives.last_of(member) == life
+    lives.hear(keys, [json.dumps(asdict(replace(life, waits=GONE)))])
+    assert not lives.is_alive(member)
 
 
 def test_who_could_give_no_sign_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that is back holds what was said before it was away, until all have found it again."""
     now, member = 100.0, MemberArrival(id="b/1", name="b")
     monkeypatch.setattr("tacit.members.lives.time", SimpleNamespace(monotonic=lambda: now))
-    link = Link(Texts({life_key("b/1", 0): json.dumps(asdict(Life(beat=7)))}))
-    lives = Lives(link, silence=5.0)
+    lives = Lives(silence=5.0)
+    said = lives.keys([member]), [json.dumps(asdict(Life(beat=7)))]
+    lives.hear(*said)
     assert lives.is_alive(member)
-    now = link.since = 160.0  # it was away for a minute
+    now = 160.0  # it was away for a minute
+    lives.hear(*said, since=now)
     assert lives.is_alive(member)
     now = 164.9
     assert lives.is_alive(member)

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from tacit.errors import ConfigError
+from tacit.transports.member_links import meeting_by
 from tacit.transports.process_groups import (
     disband,
     gather_texts,
     joined_world,
-    meeting_by,
     member_group,
     own_groups,
 )
@@ -61,7 +61,7 @@ def test_all_groups_share_the_thread_that_waits_for_sockets() -> None:
 def test_members_do_not_wait_in_gloo_for_one_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     is_gone, over = threading.Event(), threading.Event()
-    meeting = meeting_by(dist.HashStore(), "test", timedelta(seconds=60), is_gone.is_set)
+    meeting = meeting_by(None, "test", timedelta(seconds=60), is_gone.is_set)
     group = member_group(meeting, 0, 1, timedelta(seconds=60))
     try:
         assert gather_texts("here", group) == ["here"]

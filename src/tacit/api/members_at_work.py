@@ -203,6 +203,7 @@ class MembersAtWork:
                 ready=kept is not None,
                 step=step,
                 closing=closing,
+                weight=self._spec.weight or 0.0,
                 says=dict(self._says()),
                 ranks=[shard.arrival() for shard in self._shards],
             )

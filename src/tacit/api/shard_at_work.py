@@ -21,9 +21,8 @@ from tacit.levels.spec import AttachSpec
 from tacit.members.record import Period, RankArrival
 from tacit.members.roster import Roster
 from tacit.session import in_turn
-from tacit.torch_compat import HashStore
-from tacit.transports.member_links import receive_from, send_to
-from tacit.transports.process_groups import disband, meeting_by, member_group
+from tacit.transports.member_links import meeting_by, receive_from, send_to
+from tacit.transports.process_groups import disband, member_group
 
 Count = Callable[["ShardAtWork", Callable[[], None]], None]
 
@@ -75,7 +74,7 @@ class ShardAtWork:
     def warm_up(self) -> None:
         """Be at work alone once: the first time takes a process long, and all others would wait for it."""
         limit = self.spec.time_limit
-        alone = member_group(meeting_by(HashStore(), "alone", limit, lambda: False), 0, 1, limit)
+        alone = member_group(meeting_by(None, "alone", limit, lambda: False), 0, 1, limit)
         AtWork(replace(self.spec, members=alone), self._dispatcher()).leave()
         disband(alone)
 
@@ -121,10 +120,12 @@ class ShardAtWork:
         place, size = roster.place, len(period.members)
         gives, limit = period.givers(self.number), timedelta(seconds=2 * silence + 5)
         called = roster.called.is_set
-        meeting = roster.way.meeting(f"period/{period.number}/{self.number}", roster.name, limit, called)
+        name = f"period/{period.number}/{self.number}"
+        meeting = roster.way.meeting(name, roster.name, limit, called, roster.ask)
         # In it only small messages travel, and a state piece by piece: one that is frozen is not waited for.
         self._group = member_group(meeting, place, size, limit)
-        spec = replace(self.spec, members=self._group, timeout=self.spec.time_limit)
+        weights = [each.weight for each in period.members]
+        spec = replace(self.spec, members=self._group, timeout=self.spec.time_limit, weights=weights)
         dispatcher = self._dispatcher()
         self.now = AtWork(spec, dispatcher)
         self._begun = True

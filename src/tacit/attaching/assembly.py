@@ -96,7 +96,7 @@ def _weights(spec: AttachSpec) -> list[float]:
     if not spec.periodic:
         return [1.0] * spec.group.size()
     mine = torch.tensor([0.0 if spec.weight is None else spec.weight], dtype=torch.float64)
-    weights = [float(each) for each in gathered(mine, spec.group)]
+    weights = [*spec.weights] or [float(each) for each in gathered(mine, spec.group)]
     if not any(weights):
         return [1.0] * len(weights)
     ranks = ranks_of(spec.group)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
@@ -72,9 +73,15 @@ class KeyValueStore(Protocol):
     def compare_set(self, key: str, expected: str, value: str, /) -> bytes:
         """Give a key a value if it has the expected one; returns the value that it has then."""
 
+    def multi_get(self, keys: list[str], /) -> list[bytes]:
+        """The values of keys; waits for them."""
+
 
 class StoreConnection(KeyValueStore):
-    """One that holds its connection until it is closed; torch's end theirs when nobody has them any more."""
+    """One that holds its connection until it is closed; torch's end theirs when nobody has them any more.
+
+    Its `multi_get` does not wait: a key without a value has the empty one.
+    """
 
     def close(self) -> None:
         """End the connection: whoever waits for an answer is told."""
@@ -125,8 +132,30 @@ class BoundedStore(KeyValueStore):
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
         return self._ask(lambda store: store.compare_set(key, expected, value))
 
+    def append(self, key: str, value: str) -> None:
+        """Add to the end of a key's value."""
+        self._ask(partial(_append, key=key, value=value))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return self._ask(lambda store: store.multi_get(keys))
+
+    def texts(self, keys: Sequence[str]) -> list[str]:
+        """The values of keys, of one without a value the empty text, in the time of two answers."""
+
+        def read(store: KeyValueStore) -> list[str]:
+            if not isinstance(store, StoreConnection):  # torch's would wait for a key that has none
+                for key in keys:
+                    _append(store, key, "")
+            return [each.decode() for each in store.multi_get([*keys])]
+
+        return self._ask(read)
+
     def _ask(self, call: Callable[[KeyValueStore], T]) -> T:
         return self._caller.ask(call, self._seconds)
+
+
+def _append(store: Any, key: str, value: str) -> None:
+    store.append(key, value)  # torch's stores have it, and their stubs do not
 
 
 class _Caller:

@@ -39,6 +39,7 @@ class AttachSpec:
         chosen_by: what chose the strategy; "": the user.
         members: the group of the present members, where replicas come and go; None: all ranks stay.
         hubs: how many share out what members exchange.
+        weights: theirs, 0 where none was given.
     """
 
     model: TrainedModel
@@ -59,6 +60,7 @@ class AttachSpec:
     chosen_by: str = ""
     members: dist.ProcessGroup | None = None
     hubs: int = 1
+    weights: Sequence[float] = ()
 
     @cached_property
     def named(self) -> dict[str, Tensor]:

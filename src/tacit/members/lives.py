@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Annotated, TypeVar
 
@@ -28,48 +28,65 @@ def life_key(id: str, rank: int) -> str:
     return f"life/{id}/{rank}"
 
 
+def life_of(sign: str) -> Life | None:
+    """What a sign of life says; None of the empty one."""
+    if not sign:
+        return None
+    found: Life = described.read(sign, Annotated[Life, described.JSON], "a sign of life")
+    return found
+
+
 class Lives:
-    """Which members are alive, by their signs of life since this object was made.
+    """Which members are alive, by the signs of life that this object has been told.
 
     Args:
-        ask: asks the store.
         silence: seconds after which one without a new sign is dead.
         ranks: those of a member's ranks whose signs count; None: all. It is dead when one of them is.
     """
 
-    def __init__(self, ask: StoreLink, silence: float, ranks: Sequence[int] | None = None) -> None:
-        self._ask, self._silence, self._ranks = ask, silence, ranks
-        self._seen: dict[tuple[str, int], tuple[Life | None, float]] = {}
-        self._last: dict[tuple[str, int], Life] = {}
+    def __init__(self, silence: float, ranks: Sequence[int] | None = None) -> None:
+        self._silence, self._ranks = silence, ranks
+        self._seen: dict[str, tuple[str, float]] = {}
+        """By its key: a sign, and when it was new."""
+        self._last: dict[str, Life] = {}
+        self._asked_since = 0.0
+
+    def keys(self, members: Iterable[MemberArrival]) -> list[str]:
+        """Where these members write their signs."""
+        return [life_key(each.id, rank) for each in members for rank in self._ranks_of(each)]
+
+    def hear(self, keys: Sequence[str], signs: Sequence[str], since: float = 0.0) -> None:
+        """What stands under these keys now; "": nothing. `since`: when the store was connected to."""
+        now, self._asked_since = time.monotonic(), since
+        for key, sign in zip(keys, signs, strict=True):
+            if self._seen.get(key, ("", 0.0))[0] != sign or key not in self._seen:
+                self._seen[key] = sign, now
+                if life := life_of(sign):
+                    self._last[key] = life
 
     def is_alive(self, member: MemberArrival) -> bool:
-        """Whether the member has given a sign of life lately, and has not left."""
-        ranks = range(len(member.ranks)) if self._ranks is None else self._ranks
-        return all(self._gives_signs((member.id, rank)) for rank in ranks)
-
-    def _gives_signs(self, of: tuple[str, int]) -> bool:
-        life, now = self._ask.life(*of), time.monotonic()
-        last, since = self._seen.get(of, (None, now))
-        if life != last or of not in self._seen:
-            since = now
-        since = max(since, self._ask.since)  # while the store was away nobody could give one
-        self._seen[of] = life, since
-        if life is not None:
-            self._last[of] = life
-        return now - since < self._silence and (life is None or life.waits != GONE)
+        """Whether the member has given a sign of life lately, and has not left; before any, it is."""
+        now = time.monotonic()
+        for key in self.keys([member]):
+            sign, since = self._seen.get(key, ("", now))
+            # While the store was away nobody could give one.
+            if now - max(since, self._asked_since) >= self._silence:
+                return False
+            if sign and self._last[key].waits == GONE:
+                return False
+        return True
 
     def last_of(self, member: MemberArrival, rank: int = 0) -> Life | None:
         """What the last sign of life of one of its ranks said."""
-        return self._last.get((member.id, rank))
+        return self._last.get(life_key(member.id, rank))
 
     def fill(self, store: KeyValueStore) -> None:
         """Write the last signs of life into a store that has been started again: the dead cannot."""
-        for (id, rank), life in self._last.items():
-            store.compare_set(life_key(id, rank), "", json.dumps(asdict(life)))
+        for key, life in self._last.items():
+            store.compare_set(key, "", json.dumps(asdict(life)))
 
-    def of(self, members: Sequence[MemberArrival]) -> list[MemberArrival]:
-        """Those that are alive."""
-        return [each for each in members if self.is_alive(each)]
+    def _ranks_of(self, member: MemberArrival) -> Sequence[int]:
+        return range(len(member.ranks)) if self._ranks is None else self._ranks
 
 
 class StoreLink:
@@ -89,7 +106,7 @@ class StoreLink:
         self.since = 0.0
         self._bounded: BoundedStore | None = None
 
-    def store(self, call: Callable[[KeyValueStore], T]) -> T:
+    def store(self, call: Callable[[BoundedStore], T]) -> T:
         """The answer of the store.
 
         Raises:
@@ -118,17 +135,17 @@ class StoreLink:
                 time.sleep(pause)
                 pause = min(2 * pause, self._way.longest_pause)
 
-    def life(self, id: str, rank: int = 0) -> Life | None:
-        """The last sign of life of a member's rank; the first one speaks for all of it."""
+    def write(self, key: str, text: str) -> None:
+        """Write a text."""
+        self.store(lambda store: store.set(key, text))
 
-        def read(store: KeyValueStore) -> str:
-            return store.get(key).decode() if store.check([key := life_key(id, rank)]) else ""
+    def texts(self, keys: Sequence[str]) -> list[str]:
+        """What stands under these keys; "": nothing."""
+        return self.store(lambda store: store.texts(keys))
 
-        text = self.store(read)
-        if not text:
-            return None
-        found: Life = described.read(text, Annotated[Life, described.JSON], "a sign of life")
-        return found
+    def lives(self, members: Sequence[MemberArrival], rank: int = 0) -> list[Life | None]:
+        """The last sign of life of a rank of each member; the first one speaks for all of it."""
+        return [*map(life_of, self.texts([life_key(each.id, rank) for each in members]))]
 
     def close(self) -> None:
         """End the connection."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 from tacit import described
-from tacit.described import Whole
+from tacit.described import Between, Whole
 
 GONE = "gone"
 """What a member that has left waits for."""
@@ -44,6 +44,7 @@ class MemberArrival:
         step: how many steps it has taken, with the one in hand.
         closing: whether it has no more steps to take.
         known: the number of the last period that it knows of.
+        weight: of it in means; 0: none was given.
         says: what its sampler says of the samples that it has taken.
         ranks: what each of its ranks says; it has one, or as many as FSDP2 shards it among.
     """
@@ -54,6 +55,7 @@ class MemberArrival:
     step: Whole = 0
     closing: bool = False
     known: Whole = 0
+    weight: Annotated[float, Between(0)] = 0.0
     says: dict[str, Any] = field(default_factory=dict)
     ranks: list[RankArrival] = field(default_factory=lambda: [RankArrival()])
 

@@ -20,13 +20,13 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any, TypeVar
 
 from tacit import checks, described
 from tacit.environment import MEMBERS
 from tacit.errors import AttachError, ConfigError, PeerLost
-from tacit.failure.bounded_store import KeyValueStore
+from tacit.failure.bounded_store import BoundedStore, KeyValueStore
 from tacit.members.lives import ANSWER, BEAT, Lives, StoreLink, life_key
 from tacit.members.record import GONE, Life, MemberArrival, Period, following
 from tacit.members.ways import Watching, Way
@@ -41,6 +41,8 @@ TELL = 3.0
 """Seconds of waiting after which it is logged what for."""
 SETTLE = 1.5
 """Seconds that a newcomer leaves the members to write themselves into a store that it has found empty."""
+_CALL = "\n"
+"""Ends an arrival; an empty one calls all to arrive."""
 WATCHED = 2
 """How many members each one watches: those after it in the order."""
 
@@ -133,6 +135,7 @@ class Roster:
         name: for logs and errors.
         period: the present one; number 0 before the first.
         called: set when somebody has arrived for the next period.
+        ask: asks what members find each other by, in the thread that trains.
         away_since: since when what members find each other by has not answered; 0: it has.
     """
 
@@ -158,7 +161,7 @@ class Roster:
         self._changing = threading.Lock()
         self._waiting = (-1, 0.0)
         self._slow: set[str] = set()
-        self._ask = StoreLink(way, given.patience, lambda: self.away_since)
+        self.ask = StoreLink(way, given.patience, lambda: self.away_since)
         self._over = threading.Event()
         self._ties: dict[int, Watching] = {}
         self._thread = threading.Thread(target=self._watch, name="tacit-roster", daemon=True)
@@ -179,11 +182,11 @@ class Roster:
             PeerLost: the store cannot be reached.
         """
         text = json.dumps(dict(described_by))
-        limits = self._ask.store(lambda store: store.get("limits") if store.check(["limits"]) else b"")
+        limits = self.ask.store(lambda store: store.get("limits") if store.check(["limits"]) else b"")
         if limits:
             least, most = json.loads(limits.decode())
             self._given = replace(self._given, min=least, max=most)
-        theirs = json.loads(self._ask.store(lambda store: store.compare_set("trains", "", text)).decode())
+        theirs = json.loads(self.ask.store(lambda store: store.compare_set("trains", "", text)).decode())
         differing = [what for what in described_by if theirs.get(what) != described_by[what]]
         if differing:
             what = differing[0]
@@ -226,22 +229,32 @@ class Roster:
         return period
 
     def _met(self, mine: MemberArrival) -> Period:
-        began, arrived_for, arrived_at, member_of = time.monotonic(), 0, 0.0, self.period.number
-        lives = Lives(self._ask, self._given.silence)
-        there: dict[str, MemberArrival] = {}
-        told = False
+        began, arrived_for, arrived_at, now = time.monotonic(), 0, 0.0, self.period
+        lives, told, may_come = Lives(self._given.silence), False, self.place >= 0
+        text, known, there = "", "", dict[str, MemberArrival]()
         for look in itertools.count():
             self._on_wait()
-            text = self._present()
-            now = Period.of(text) if text else Period()
-            if not text and time.monotonic() - max(began, self._ask.since) < SETTLE:
+            number = now.number + 1
+            if may_come and (arrived_for, arrived_at) != (number, self.ask.since):  # it may be empty again
+                ready = mine.ready and now.number == self.period.number
+                self.ask.store(partial(_arrive, number=number, mine=replace(mine, ready=ready)))
+                arrived_for, arrived_at = number, self.ask.since
+            if text == known:
+                others = {each.id: each for each in now.members} | there
+                text, there, late = self._looked(number, lives, others)
+            if not text and time.monotonic() - max(began, self.ask.since) < SETTLE:
                 time.sleep(BEAT)
                 continue
+            if text != known:
+                now, known = Period.of(text), text
             mine_now = now.place_of(self.id) >= 0
             if arrived_for and now.number >= arrived_for and (mine_now or mine.closing):
                 return now
-            ready = mine.ready and now.number == member_of
-            living = [] if mine_now else lives.of(now.members)
+            if number != now.number + 1:  # what has been asked for is over
+                there = {}
+                continue
+            living = [] if mine_now else [each for each in now.members if lives.is_alive(each)]
+            may_come = False
             if any(each.name == self.name for each in living):
                 why = f"a member named {self.name!r} is at work: give each replica another name"
                 if time.monotonic() - began > 2 * self._given.silence:
@@ -249,11 +262,12 @@ class Roster:
             elif len(living) >= self._given.max:
                 why = f"there are {self._given.max} members already, as many as max allows"
             else:
-                if (arrived_for, arrived_at) != (now.number + 1, self._ask.since):  # it may be empty again
-                    arrived_for, arrived_at = now.number + 1, self._ask.since
-                    there.clear()
-                    self._arrive(arrived_for, replace(mine, ready=ready))
-                why = self._close(text, now, there, lives)
+                may_come = True
+                if (arrived_for, arrived_at) != (number, self.ask.since):
+                    continue
+                why, text = self._close(known, now, there, late, lives)
+                if text != known:
+                    continue
             if why and not told and time.monotonic() - began > TELL:
                 told = True
                 _log.warning("%s waits, %g s at most: %s", self.name, self._given.patience, why)
@@ -262,37 +276,37 @@ class Roster:
             time.sleep(LOOK if look < 50 else BEAT)
         raise AssertionError
 
-    def _arrive(self, number: int, mine: MemberArrival) -> None:
-        def arrive(store: KeyValueStore) -> None:
-            at = store.add(f"arrived/{number}", 1)
-            store.set(f"arrived/{number}/{at}", json.dumps(asdict(mine)))
+    def _looked(
+        self, number: int, lives: Lives, members: Mapping[str, MemberArrival]
+    ) -> tuple[str, dict[str, MemberArrival], list[str]]:
+        """One look: the present record, who has arrived for a period, who is left out of it; and lives."""
+        signs = lives.keys(members.values())
+        keys = ["period", f"arrived/{number}", f"late/{number}", *signs]
+        text, arrived, late, *said = self.ask.texts(keys)
+        lives.hear(signs, said, self.ask.since)
+        return text or self.ask.store(self._filled), arrivals(arrived), [*json.loads(late or "[]")]
 
-        self._ask.store(arrive)
-
-    def _close(self, text: str, now: Period, there: dict[str, MemberArrival], lives: Lives) -> str:
-        """Write the record if everybody is there; else returns who or what is missing.
-
-        `there`: who has been seen to arrive, in that order; it gets the others.
-        """
-        late = self._ask.store(lambda store: add_arrivals(store, now.number + 1, there))
+    def _close(
+        self,
+        text: str,
+        now: Period,
+        there: Mapping[str, MemberArrival],
+        late: Sequence[str],
+        lives: Lives,
+    ) -> tuple[str, str]:
+        """Write the record if everybody is there; returns who or what is missing, and the present record."""
         missing = [each for each in now.members if each.id not in there]
-        if any(each.id not in late for each in lives.of(missing)):
-            return ""  # they take their present step to its end
+        if any(each.id not in late and lives.is_alive(each) for each in missing):
+            return "", text  # they take their present step to its end
         here = {id: each for id, each in there.items() if now.place_of(id) >= 0 or lives.is_alive(each)}
         if len(here) < self._given.min:
             why = f"there are {len(here)} of the {self._given.min} members that min asks for"
-            return f"{why}: start others, or write a lower min"
+            return f"{why}: start others, or write a lower min", text
         found = following(now, here, {each.id: lives.last_of(each) for each in missing}, self._given.max)
-        self._ask.store(lambda store: store.compare_set("period", text, found.to_text()))
-        return ""
+        return "", self.ask.store(lambda store: store.compare_set("period", text, found.to_text())).decode()
 
-    def _present(self) -> str:
-        """The text of the present record; of a store that was started again, as it was before."""
-        return self._ask.store(self._present_in)
-
-    def _present_in(self, store: KeyValueStore) -> str:
-        if store.check(["period"]):
-            return store.get("period").decode()
+    def _filled(self, store: KeyValueStore) -> str:
+        """The text of the present record, in a store that was started again as it was before."""
         kept = self.period.to_text() if self.period.number else ""
         return store.compare_set("period", "", kept).decode() if kept else ""
 
@@ -302,7 +316,7 @@ class Roster:
         False: one has gone on beyond this one. If all wait, after different steps, all are called together.
         """
         mine, number = Life(**self._life()), self.period.number
-        lives = [self._ask.life(each.id) for each in self.period.members if each.id != self.id]
+        lives = self.ask.lives([each for each in self.period.members if each.id != self.id])
         there = [each for each in lives if each is not None and (each.period == number or each.waits == GONE)]
         # The next round of one that goes on may have begun before its step is taken.
         ahead = [each for each in there if each.step > mine.step or each.begun > mine.begun]
@@ -331,7 +345,7 @@ class Roster:
         """Have all members come together for another period."""
         number = self.period.number + 1
         with contextlib.suppress(PeerLost):
-            self._ask.store(partial(_call, number=number))
+            self.ask.store(partial(_call, number=number))
 
     def leave(self, calls: bool) -> None:
         """Tell the others that this member goes, and give no more signs of life.
@@ -341,63 +355,64 @@ class Roster:
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(2 * ANSWER)
-        self._ask.close()
-        self._ask = StoreLink(self.way, 0.0)
+        self.ask.close()
+        self.ask = StoreLink(self.way, 0.0)
         if self._described:  # else it has not been there
             with contextlib.suppress(PeerLost):
                 gone = json.dumps(asdict(replace(Life(**self._life()), waits=GONE)))
                 for rank in self._ranks.own:
-                    self._ask.store(partial(_set, key=life_key(self.id, rank), text=gone))
+                    self.ask.store(partial(_set, key=life_key(self.id, rank), text=gone))
         if self.place >= 0 and calls and len(self.period.members) > 1:
             self.call()
-        self._ask.close()
+        self.ask.close()
 
     # ---- the thread -----------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         """Give signs of life, look after the next members, and listen for calls."""
-        ask = StoreLink(self.way, 0.0)
-        lives, period = Lives(ask, self._given.silence, self._ranks.own), 0
+        ask, filled = StoreLink(self.way, 0.0), 0.0
+        lives, period = Lives(self._given.silence, self._ranks.own), 0
         while not self._over.wait(BEAT):
             with contextlib.suppress(PeerLost, AttachError):  # the thread that trains raises them
                 self._beats += 1
                 text = json.dumps(asdict(Life(beat=self._beats, period=self.period.number, **self._life())))
-                number = self.period.number + 1
-                names = [f"called/{number}", f"arrived/{number}"]
+                if period != self.period.number:
+                    lives, period = Lives(self._given.silence, self._ranks.own), self.period.number
+                number, watched = period + 1, self._watched()
+                keys = lives.keys(watched)
 
                 def look(
-                    store: KeyValueStore,
+                    store: BoundedStore,
                     text: str = text,
-                    names: Sequence[str] = names,
+                    keys: Sequence[str] = (f"arrived/{number}", *keys),
                     lives: Lives = lives,
-                ) -> bool:
-                    store.compare_set("trains", "", self._described)
-                    self._present_in(store)
-                    if not store.check([life_key(self.id, self._ranks.rank)]):
+                    filled: float = filled,
+                ) -> list[str]:
+                    if ask.since != filled:  # one that has been started again is empty
+                        store.compare_set("trains", "", self._described)
+                        self._filled(store)
                         lives.fill(store)
                     for rank in self._ranks.own:
                         store.set(life_key(self.id, rank), text)
-                    return any(store.check([name]) for name in names)
+                    return store.texts(keys)
 
                 asked = time.monotonic()
                 try:
-                    called = ask.store(look)
+                    called, *signs = ask.store(look)
                 except (PeerLost, AttachError):
                     self.away_since = self.away_since or asked
                     raise
-                self.away_since = 0.0
-                if period != self.period.number:
-                    lives = Lives(ask, self._given.silence, self._ranks.own)
-                    period = self.period.number
-                lost = self._lost(ask, lives)
+                self.away_since, filled = 0.0, ask.since
+                lives.hear(keys, signs, filled)
+                lost = self._lost(ask, lives, watched)
                 if lost and not called:
                     _log.warning("%s gives no sign of life: the others go on without it", lost[0].name)
                     ask.store(partial(_call, number=number))
-                    called = True
+                    called = _CALL
                 if not called and (late := self._late(ask)):
                     _log.warning("%s is late: the others end their round without it", late[0].name)
                     ask.store(partial(_leave_out, number=number, ids=[each.id for each in late]))
-                    called = True
+                    called = _CALL
                 with self._changing:
                     present = number == self.period.number + 1 and self.place >= 0
                     if called and present and not self.called.is_set():
@@ -407,9 +422,8 @@ class Roster:
         for ties in self._ties.values():
             ties.close()
 
-    def _lost(self, ask: StoreLink, lives: Lives) -> list[MemberArrival]:
+    def _lost(self, ask: StoreLink, lives: Lives, watched: Sequence[MemberArrival]) -> list[MemberArrival]:
         """Of the watched members, those that are dead; that a process has ended is told to all."""
-        watched = self._watched()
         lost = [each for each in watched if not lives.is_alive(each)]
         for rank, ties in self._ties.items():
             at = {f"{each.id}/{rank}": each.ranks[rank] for each in watched}
@@ -432,8 +446,9 @@ class Roster:
         if now - self._waiting[1] < patience:
             return []
         rank = self._ranks.rank
-        others = [(each, ask.life(each.id, rank)) for each in self.period.members if each.id != self.id]
-        late = [each for each, life in others if life is None or life.begun < begun]
+        others = [each for each in self.period.members if each.id != self.id]
+        lives = zip(others, ask.lives(others, rank), strict=True)
+        late = [each for each, life in lives if life is None or life.begun < begun]
         if quorum is None:
             self._waiting = begun, float("inf")
             for each in [each for each in late if each.name not in self._slow]:
@@ -457,20 +472,22 @@ def _own_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
-def add_arrivals(store: KeyValueStore, number: int, there: dict[str, MemberArrival]) -> list[str]:
-    """Add who else has arrived for a period, by id, in the order of arrival. Returns who is left out."""
-    for i in range(len(there), store.add(f"arrived/{number}", 0)):
-        key = f"arrived/{number}/{i + 1}"
-        if not store.check([key]):  # it has counted itself, and not yet said who it is
-            break
-        text = store.get(key).decode()
-        each: MemberArrival = described.read(text, Annotated[MemberArrival, described.JSON], "an arrival")
-        there[each.id] = each
-    late = f"late/{number}"
-    return [*json.loads(store.get(late).decode())] if store.check([late]) else []
+def arrivals(text: str) -> dict[str, MemberArrival]:
+    """Who has arrived for a period, by id, in the order of arrival; `text`: a line of each."""
+    return {each.id: each for each in map(_arrival, filter(None, text.split(_CALL)))}
 
 
-def _leave_out(store: KeyValueStore, number: int, ids: list[str]) -> None:
+@lru_cache(256)
+def _arrival(line: str) -> MemberArrival:
+    found: MemberArrival = described.read(line, Annotated[MemberArrival, described.JSON], "an arrival")
+    return found
+
+
+def _arrive(store: BoundedStore, number: int, mine: MemberArrival) -> None:
+    store.append(f"arrived/{number}", json.dumps(asdict(mine)) + _CALL)
+
+
+def _leave_out(store: BoundedStore, number: int, ids: list[str]) -> None:
     store.compare_set(f"late/{number}", "", json.dumps(ids))
     _call(store, number)
 
@@ -479,5 +496,5 @@ def _set(store: KeyValueStore, key: str, text: str) -> None:
     store.set(key, text)
 
 
-def _call(store: KeyValueStore, number: int) -> None:
-    store.add(f"called/{number}", 1)
+def _call(store: BoundedStore, number: int) -> None:
+    store.append(f"arrived/{number}", _CALL)

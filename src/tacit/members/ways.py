@@ -8,9 +8,7 @@ from typing import Protocol
 
 from tacit.failure.bounded_store import KeyValueStore
 from tacit.members.ties import Ties
-from tacit.torch_compat import PrefixStore
-from tacit.transports.member_links import connected
-from tacit.transports.process_groups import Meeting, meeting_by
+from tacit.transports.member_links import Board, Meeting, connected, meeting_by
 
 
 class Watching(Protocol):
@@ -53,8 +51,15 @@ class Way(Protocol):
     def ties(self, me: str) -> Watching:
         """What tells whose process has ended; `me`: the name of this member's rank."""
 
-    def meeting(self, name: str, me: str, limit: timedelta, is_off: Callable[[], bool]) -> Meeting:
-        """Where the members of a period meet to make process groups; see there. `me`: this one's name."""
+    def meeting(
+        self, name: str, me: str, limit: timedelta, is_off: Callable[[], bool], ask: Board
+    ) -> Meeting:
+        """Where the members of a period meet to make process groups; see there.
+
+        Args:
+            me: this one's name.
+            ask: where they can leave texts for each other.
+        """
 
 
 class StoreWay:
@@ -75,7 +80,8 @@ class StoreWay:
         """See `Way`."""
         return Ties(self._address)
 
-    def meeting(self, name: str, me: str, limit: timedelta, is_off: Callable[[], bool]) -> Meeting:
+    def meeting(
+        self, name: str, me: str, limit: timedelta, is_off: Callable[[], bool], ask: Board
+    ) -> Meeting:
         """See `Way`."""
-        store = PrefixStore(name, connected(*self._address, limit.total_seconds()))
-        return meeting_by(store, name, limit, is_off)
+        return meeting_by(ask, name, limit, is_off)

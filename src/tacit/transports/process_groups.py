@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,7 +28,7 @@ from tacit.transports.thread_shutdown import settle
 all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 if TYPE_CHECKING:
-    from tacit.transports.relayed_group import HubConnection
+    from tacit.transports.member_links import Meeting
 
 Use = tuple[int, str]
 """(channel, axis): the use of a group."""
@@ -50,50 +49,6 @@ class GroupUser(Protocol):
         """Release its groups."""
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """Where members find each other to connect.
-
-    Attributes:
-        name: equal on all of them, and used once.
-        limit: how long they may take.
-        is_off: whether one of them is known to be missing.
-        make: makes a group by a backend, for a rank of a size, and gives it a name.
-        close: ends what the groups have in common, when all of them are destroyed.
-        relayed: whether what ranks send goes by a hub: then collectives of all cost less than pairs.
-    """
-
-    name: str
-    limit: timedelta
-    is_off: Callable[[], bool]
-    make: Callable[[str, int, int, str], dist.ProcessGroup]
-    close: Callable[[], None] = lambda: None
-    relayed: bool = False
-
-
-def meeting_by(store: torch_compat.Store, name: str, limit: timedelta, is_off: Callable[[], bool]) -> Meeting:
-    """Members connect to each other by Gloo; `store`: a connection that nobody else uses."""
-
-    def make(backend: str, rank: int, size: int, named: str) -> dist.ProcessGroup:
-        return torch_compat.group_by_store(store, rank, size, backend, limit, named)
-
-    return Meeting(name, limit, is_off, make)
-
-
-def meeting_at(
-    relay: HubConnection, name: str, limit: timedelta, is_off: Callable[[], bool], close: Callable[[], None]
-) -> Meeting:
-    """Members are connected to a hub; `relay`: a connection to it that nobody else uses."""
-    from tacit.transports.relayed_group import RelayedGroup
-
-    def make(_: str, rank: int, size: int, named: str) -> dist.ProcessGroup:
-        return torch_compat.python_group(
-            lambda: RelayedGroup(relay, named, rank, size), rank, size, limit, named
-        )
-
-    return Meeting(name, limit, is_off, make, close, relayed=True)
-
-
 _OWN: dict[tuple[object, ...], list[dist.ProcessGroup]] = {}
 _OPEN: dict[GroupUser, int] = {}
 """The open transports, and the channel of each: no two share a process group."""
@@ -101,6 +56,10 @@ _RETIRED: dict[dist.ProcessGroup, Sequence[Later]] = {}
 """Aborted groups of failed sessions, and their collectives that may hang."""
 _OF_MEMBERS: dict[dist.ProcessGroup, Meeting] = {}
 """Groups whose ranks are members, and where these meet."""
+_READY: dict[dist.ProcessGroup, dict[str, dist.ProcessGroup]] = {}
+"""Of each of those, groups of the same ranks that nobody uses yet, by name."""
+_AHEAD = 3
+"""How many of these are made."""
 _CONTROL: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _NOTICES: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _MADE: Counter[object] = Counter()
@@ -306,42 +265,53 @@ def member_group(meeting: Meeting, rank: int, size: int, timeout: timedelta) -> 
     Raises:
         RuntimeError: one of them did not come.
     """
+    # Those that the session will make are made beside it: each takes several round trips.
+    first = range(1, _AHEAD + 1) if size > 1 and not meeting.relayed else ()
+    ahead = [_name(meeting, range(size), number) for number in first]
+    sharing = _sharing_sockets("gloo", connections())
     try:
-        group = _met(meeting, "gloo", rank, size, meeting.name, timeout)
+        group, *others = _met(meeting, rank, size, {meeting.name: "gloo"} | dict.fromkeys(ahead, sharing))
     except BaseException:
         meeting.close()
         raise
+    torch_compat.set_timeout(group, timeout)
     _OF_MEMBERS[group] = meeting
+    _READY[group] = dict(zip(ahead, others, strict=True))
     return group
 
 
-def _met(
-    meeting: Meeting, backend: str, rank: int, size: int, name: str, timeout: timedelta
-) -> dist.ProcessGroup:
-    """A group; Gloo would wait for ever for one that dies while they connect."""
+def _name(meeting: Meeting, places: Sequence[int], number: int) -> str:
+    return f"{meeting.name} {' '.join(map(str, places))} #{number}"
+
+
+def _met(meeting: Meeting, rank: int, size: int, named: Mapping[str, str]) -> list[dist.ProcessGroup]:
+    """Groups, by name with their backends; Gloo would wait for ever for one that dies while they connect."""
     global _PROCESS
     _PROCESS = os.getpid()
     from tacit.transports.member_links import in_thread
 
     until = time.monotonic() + meeting.limit.total_seconds()
-    group = in_thread(
-        lambda: meeting.make(backend, rank, size, name),
-        lambda: meeting.is_off() or time.monotonic() > until,
+    return in_thread(
+        lambda: meeting.make(rank, size, named), lambda: meeting.is_off() or time.monotonic() > until
     )
-    torch_compat.set_timeout(group, timeout)
-    return group
 
 
 def disband(parent: dist.ProcessGroup) -> None:
     """Destroy a group of members, and those made of its ranks."""
     own = [group for key in [*_OWN] if key[0] is parent for group in _OWN.pop(key)]
+    own += _READY.pop(parent).values()
     retire({group: () for group in (*own, parent) if group not in _RETIRED})
     _OF_MEMBERS.pop(parent).close()
 
 
+def are_members(group: dist.ProcessGroup) -> bool:
+    """Whether its ranks are members, each of a world of its own."""
+    return group in _OF_MEMBERS
+
+
 def is_relayed(group: dist.ProcessGroup) -> bool:
     """Whether the group is one of members, and what they send goes by a hub."""
-    return group in _OF_MEMBERS and _OF_MEMBERS[group].relayed
+    return are_members(group) and _OF_MEMBERS[group].relayed
 
 
 # ---- groups in which exchanges run --------------------------------------------------------------------
@@ -403,10 +373,14 @@ def _of_members(
     """A group of some of the parent's ranks. A collective call of these."""
     meeting = _OF_MEMBERS[parent]
     _MADE[parent, *ranks] += 1
-    name = f"{meeting.name} {' '.join(map(str, ranks))} #{_MADE[parent, *ranks]}"
-    return _met(
-        meeting, _sharing_sockets("gloo", connections), ranks.index(parent.rank()), len(ranks), name, timeout
-    )
+    name = _name(meeting, ranks, _MADE[parent, *ranks])
+    group = _READY[parent].pop(name, None)
+    if group is None:
+        [group] = _met(
+            meeting, ranks.index(parent.rank()), len(ranks), {name: _sharing_sockets("gloo", connections)}
+        )
+    torch_compat.set_timeout(group, timeout)
+    return group
 
 
 def connections() -> int:

@@ -246,8 +246,8 @@ class TorchTransport:
         Otherwise a ring sends each payload between two nodes once, and an all-to-all once for each rank
         there.
         """
-        if self._relayed:
-            return False
+        if self._relayed or process_groups.are_members(self.parent):
+            return not self._relayed
         if self.nodes or self.in_order or self.parent.size() == 1:
             return len(self.nodes) == 1 or all(len(node) == 1 for node in self.nodes)
         everyones = process_groups.gather_texts(os.environ.get("LOCAL_WORLD_SIZE", ""), self.parent)

@@ -120,8 +120,8 @@ def _linked(text: str, place: tuple[int, int], over: ExitStack) -> HubLink:
 
 def _lines(link: HubLink) -> list[str]:
     from tacit.members.lives import life_key
-    from tacit.members.record import GONE, Life, MemberArrival, Period
-    from tacit.members.roster import add_arrivals
+    from tacit.members.record import GONE, Life, Period
+    from tacit.members.roster import arrivals
 
     least, most = json.loads(link.get("limits"))
     period = Period.of(link.get("period").decode()) if link.check(["period"]) else Period()
@@ -133,8 +133,8 @@ def _lines(link: HubLink) -> list[str]:
         unsent = f", {life.unsent} since its last round" if life.unsent else ""
         gone = ", gone" if life.waits == GONE else ""
         found.append(f"  {each.name}: step {life.step}{extra}{unsent}{gone}")
-    waiting: dict[str, MemberArrival] = {}
-    add_arrivals(link, period.number + 1, waiting)
+    (said,) = link.multi_get([f"arrived/{period.number + 1}"])
+    waiting = arrivals(said.decode())
     ended = link.ask("gone", [f"{id}/0" for id in waiting])
     names = [each.name for id, each in waiting.items() if f"{id}/0" not in ended]
     return found + [f"  {name} waits for period {period.number + 1}" for name in names]

@@ -414,9 +414,8 @@ def test_tacit_serve_says_who_is_there(hub: Hub, monkeypatch: pytest.MonkeyPatch
     link.ask("here", "5/0")
     other = linked(hub)
     other.ask("here", "6/0")
-    link.set("arrived/5/1", json.dumps(asdict(MemberArrival("5", "new"))))
-    link.set("arrived/5/2", json.dumps(asdict(MemberArrival("6", "gone again"))))
-    link.add("arrived/5", 2)
+    for each in (MemberArrival("5", "new"), MemberArrival("6", "gone again")):
+        link.append("arrived/5", json.dumps(asdict(each)) + "\n")
     other.close()
     assert eventually(lambda: hub.members == ["5/0"])
     said = called("serve", "--status").out

@@ -213,6 +213,11 @@ class Hub:
                     return texts.get(key, expected)
                 texts[key] = value
                 return value
+            case ["append", str(key), str(value)]:
+                texts[key] = texts.get(key, "") + value
+                return None
+            case ["multi_get", list(keys)]:
+                return [texts.get(str(key), "") for key in keys]
             case ["here", str(name)]:
                 self._here[name] += not peer.here
                 self._seen.add(name)

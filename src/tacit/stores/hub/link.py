@@ -24,7 +24,7 @@ from tacit.stores.hub.hub import MOST_TEXT
 from tacit.stores.protocol import ALL, FrameKind, Header, as_body
 from tacit.stores.secret import Secret
 from tacit.stores.tls import TlsWorker, find_tls
-from tacit.transports.process_groups import Meeting, meeting_at
+from tacit.transports.member_links import Board, Meeting, meeting_at
 from tacit.transports.relayed_group import Done
 
 _log = logging.getLogger("tacit")
@@ -59,6 +59,13 @@ class AskedHub(StoreConnection):
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
         return str(self.ask("compare_set", key, expected, value)).encode()
+
+    def append(self, key: str, value: str) -> None:
+        """As torch's stores do."""
+        self.ask("append", key, value)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [str(each).encode() for each in self.ask("multi_get", keys)]
 
 
 class HubLink(AskedHub):
@@ -337,7 +344,9 @@ class HubWay:
         """Who is connected."""
         return HubTies(partial(self.connected, 2.0), me)
 
-    def meeting(self, name: str, me: str, limit: timedelta, is_off: Callable[[], bool]) -> Meeting:
+    def meeting(
+        self, name: str, me: str, limit: timedelta, is_off: Callable[[], bool], ask: Board | None = None
+    ) -> Meeting:
         """Where the members of a period make groups, whose collectives go by the hub."""
         link = self.connected(limit.total_seconds(), me)
         return meeting_at(link, name, limit, is_off, link.close)

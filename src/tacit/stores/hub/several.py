@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tacit.errors import ConfigError, first_line
 from tacit.stores.hub.link import EXAMPLE, AskedHub, HubLink, HubTies, HubWay
-from tacit.transports.process_groups import Meeting, meeting_at
+from tacit.transports.member_links import Board, Meeting, meeting_at
 from tacit.transports.relayed_group import Done
 
 
@@ -91,7 +91,9 @@ class HubsWay:
         """Who is connected to the first one."""
         return self._ways[0].ties(me)
 
-    def meeting(self, name: str, me: str, limit: timedelta, is_off: Callable[[], bool]) -> Meeting:
+    def meeting(
+        self, name: str, me: str, limit: timedelta, is_off: Callable[[], bool], ask: Board | None = None
+    ) -> Meeting:
         """Where the members of a period make groups, whose collectives go by the hubs."""
         links = self.connected(limit.total_seconds(), me)
         return meeting_at(links, name, limit, is_off, links.close)
