@@ -22,6 +22,12 @@ def test_plain_ddp_has_no_session_so_compute_only_is_subtracted() -> None:
     assert parts(replace(DDP, metrics={}), ALONE) == [(3.0, 57.0, True)]
 
 
+def test_auto_has_measured_no_wait_of_the_ddp_that_it_begins_with() -> None:
+    auto = replace(TOPK, metrics={**TOPK.metrics, "choice": {"algorithm": "topk"}})
+    assert parts(auto, ALONE) == [(3.0, 7.0, True)]
+    assert parts(auto) == []
+
+
 def test_what_cannot_be_split_is_left_out() -> None:
     assert parts(DDP) == []
     assert parts(replace(TOPK, status="failed"), replace(TOPK, algorithm="b", seconds=None), ALONE) == []

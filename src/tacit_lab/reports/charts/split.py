@@ -61,6 +61,11 @@ def _split(end: EndRecord, alone: float | None) -> TimeSplit | None:
 
 
 def _reported(end: EndRecord) -> float | None:
-    """The exposed seconds that a session measured; plain DDP runs without one and counts no rounds."""
-    exposed = end.metrics.get("exposed_seconds")
-    return float(exposed) if end.metrics.get("rounds") and isinstance(exposed, int | float) else None
+    """The exposed seconds that a session measured.
+
+    Plain DDP runs without one and counts no rounds. `auto` begins with it, and measures and predicts between
+    two steps, so its session has measured a part alone.
+    """
+    exposed, all_of_it = end.metrics.get("exposed_seconds"), "choice" not in end.metrics
+    counted = bool(end.metrics.get("rounds")) and all_of_it
+    return float(exposed) if counted and isinstance(exposed, int | float) else None
