@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tacit.algorithms import known, parse
@@ -15,6 +15,7 @@ from tacit.planning.profile import Profile
 from tacit.planning.simulation.clock import Network
 from tacit.planning.simulation.costs import without_cost
 from tacit.planning.simulation.networks import LATENCY, between_gpus, of_ring
+from tacit.strategy import AnyStrategy
 from tacit.transports.process_groups import connections
 from tacit_lab.cluster import Cluster
 
@@ -54,12 +55,14 @@ class ClusterPlan:
         predictions: from the fastest on.
         refused: by algorithm, why it could not be predicted.
         compute: seconds of a step if communication cost nothing.
+        where: the GPU or the processor that the profile is of.
     """
 
     network: Network
     predictions: tuple[Prediction, ...]
     refused: Mapping[str, str]
     compute: float
+    where: str
 
     @property
     def base(self) -> Prediction | None:
@@ -74,6 +77,14 @@ class ClusterPlan:
 def every_algorithm() -> list[str]:
     """All algorithms that need no server, by their defaults."""
     return [name for name in known() if ENTRIES[name].family not in _UNPLANNED]
+
+
+def told_apart(texts: Iterable[str]) -> list[str]:
+    """The first text of each strategy, of which one may have several: `topk` is `topk:ratio=0.01`."""
+    first: dict[AnyStrategy, str] = {}
+    for text in texts:
+        first.setdefault(parse(text), text)
+    return [*first.values()]
 
 
 def layouts(nodes: int, ranks: int) -> list[tuple[int, int]]:
@@ -127,7 +138,8 @@ def plan(
         name, why = next(iter(refused.items()), ("nothing", "no algorithm was given"))
         raise ConfigError(f"nothing can be predicted: {name}: {why}")
     found.sort(key=lambda each: each.seconds)
-    return ClusterPlan(network, tuple(found), refused, computing(profile, network))
+    where = profile.processor if profile.gpu is None else profile.gpu.name
+    return ClusterPlan(network, tuple(found), refused, computing(profile, network), where)
 
 
 def described(

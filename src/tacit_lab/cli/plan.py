@@ -209,7 +209,7 @@ def _profiled(
     """
     from tacit.planning.candidates import fitting_texts
     from tacit.planning.profile import Profile
-    from tacit_lab import measured_costs, recipes, step_profiles
+    from tacit_lab import cluster_plans, measured_costs, recipes, step_profiles
     from tacit_lab.cluster_plans import FOR_ADAM
 
     if (recipe is None) == (saved is None):
@@ -222,7 +222,7 @@ def _profiled(
         profile.check_whole()
         wanted = [*texts, *FOR_ADAM] if profile.optimizers and not asked else texts
         if profile.gpu is not None and not asked:  # others could not be measured here
-            wanted = [*dict.fromkeys(each.algorithm for each in profile.costs)]
+            wanted = cluster_plans.told_apart(each.algorithm for each in profile.costs)
         fitting, unfit = fitting_texts(wanted, profile, asked)
         return measured_costs.with_costs(profile, fitting, layouts, asked), fitting, unfit
     assert recipe is not None

@@ -39,6 +39,7 @@ def to_json(plan: ClusterPlan, title: str, grid: Sequence[ClusterPlan] = ()) -> 
             "ranks_on_these_cores": network.sharing,
         },
         "compute_only_seconds": plan.compute,
+        "profile_of": plan.where,
         "predictions": [
             {
                 "algorithm": each.algorithm,
@@ -91,7 +92,7 @@ def _assumed(plan: ClusterPlan) -> str:
     where = f"{network.cores:g} cores for each rank"
     if network.sharing > 1:
         where = f"{network.sharing} ranks share {network.cores:g} cores"
-    notes = [where, "kernels and torch as fast as where the profile was taken", without_rate(network)]
+    notes = [where, f"kernels and torch as fast as on {plan.where}", without_rate(network)]
     return f"Assumed: {'; '.join(filter(None, notes))}."
 
 

@@ -54,7 +54,9 @@ def test_what_wins_depends_on_the_links() -> None:
     assert min(slow, key=slow.__getitem__) not in ("ddp", "bf16")
     assert slow["ddp"] > 3 * min(slow.values())
     assert fast["ddp"] < 1.05 * min(fast.values())
-    assert {*slow} == {each.algorithm for each in Profile.load(SAVED).costs}
+    assert {*slow} == {each.algorithm for each in Profile.load(SAVED).costs} - {
+        "topk:ratio=0.01"
+    }  # it is topk
 
 
 def test_what_is_not_in_the_profile_has_to_be_measured_on_the_gpu() -> None:
@@ -62,6 +64,11 @@ def test_what_is_not_in_the_profile_has_to_be_measured_on_the_gpu() -> None:
     assert done.code == 2
     assert "lacks what 'sign' costs on 8x8, and has it for no cluster: measure it" in done.err
     assert "tacit profile --algorithms sign --layout 8x8 -- train.py" in done.err
+
+
+def test_it_says_of_what_the_profile_is() -> None:
+    done = called("plan", "--profile", str(SAVED), "--cluster", "8x8@1gbit", "--algorithms", "ddp")
+    assert "as fast as on NVIDIA H100 80GB HBM3 (derived and made up: benchmarks/made_up_gpu.py)" in done.out
 
 
 def test_more_nodes_are_on_the_line_through_two_sizes() -> None:
