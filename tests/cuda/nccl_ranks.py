@@ -46,7 +46,8 @@ BY_SIGN = ("signsgd", "demo")
 NOT_RUN_YET = [
     "gtopk:ratio=0.05", "threshold:tau=0.01", "uneven:rates=1000/1000/1000/100", "fusion", "priority", "dear",
     "gossip", "gossip:graph=ring", "sgp", "gossip-pga", "choco", "dcd", "deepsqueeze", "wagma", "prague",
-    "noloco:sync_every=3", "gradient-tracking", "diloco:sync_every=3,anchor_bits=16", "lowbit:anchor_bits=16",
+    "noloco:sync_every=3", "gradient-tracking", "natural-dithering", "sparta",
+    "diloco:sync_every=3,anchor_bits=16", "lowbit:anchor_bits=16",
 ]  # fmt: skip
 """Written where there was no GPU: where these have passed, they belong to the list above."""
 AVERAGING = ["lowbit", "localsgd:sync_every=2", "diloco:sync_every=2,bits=4", "sparseloco:sync_every=2"]

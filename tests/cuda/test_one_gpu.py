@@ -77,6 +77,8 @@ NOT_RUN_YET = [
     "prague",
     "noloco:sync_every=3",
     "gradient-tracking",
+    "natural-dithering",
+    "sparta",
 ]
 """Written where there was no GPU: where these have passed, they belong to the lists above."""
 LAYERWISE = ["fusion", "priority", "dear"]
