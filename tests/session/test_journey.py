@@ -52,7 +52,8 @@ def test_it_is_no_longer_than_it_was(journey: str, told: dict[str, Any]) -> None
     assert found["buckets"] == 1
     files: Counter[str] = Counter()
     for file, _, times in found[part]["calls"]:
-        files[file] += times
+        if file != "failure/detector.py":  # whose thread looks now and then, in whichever step that is
+            files[file] += times
     counted = len(files), files.total(), found[part]["crossings"]
     table = "\n".join(f"{times:5} {file}" for file, times in sorted(files.items()))
     print(f"{journey} ({algorithm}): {counted[0]} files, {counted[1]} calls, {counted[2]} crossings\n{table}")
