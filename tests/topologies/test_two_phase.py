@@ -5,11 +5,24 @@ import torch
 from torch import Tensor
 
 from cases import for_each
-from tacit.compressors import BF16, Dense, ErrorFeedback, Int8, PowerSGD, Sign, TopK
-from tacit.contracts import WORLD, Compressor, Topology
+from tacit.compressors import (
+    BF16,
+    Blockwise,
+    ByteCoded,
+    Dense,
+    EntropyCoded,
+    ErrorFeedback,
+    Int8,
+    PowerSGD,
+    Sign,
+    TopK,
+)
+from tacit.contracts import WORLD, Compressor, Context, OneShot, ReduceEncoded, Topology
+from tacit.exchange.error_feedback import encoded, encoded_spans
 from tacit.session import Session
 from tacit.strategy import Strategy
-from tacit.topologies import Flat, TwoPhase
+from tacit.testing.exchanges import FreshBuffers
+from tacit.topologies import Flat, TwoPhase, two_phase
 from tacit.topologies.two_phase import SECOND
 from tacit.transports.loopback import Loopback, LoopbackTransport
 
@@ -86,6 +99,37 @@ def test_the_second_side_owes_for_every_entry_once() -> None:
                 covered[parameter][kept.start : kept.start + kept.tensor.numel()] += 1
                 assert float(kept.tensor.abs().max()) > 0
     assert all(torch.equal(count, torch.full_like(count, p != "b")) for p, count in covered.items())
+
+
+@for_each("codec", [Sign(512), Int8(), Blockwise(2)])
+def test_among_many_ranks_a_few_average_for_all(codec: OneShot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(two_phase, "GATHERED", 0)
+    group = Group(ErrorFeedback(codec), 7, [["b", "c"]])  # of five blocks, the last one short
+    true, told = torch.zeros(WEIGHTS["c"]), torch.zeros(WEIGHTS["c"])
+    for seed in range(3):
+        mean, agreed = group.round(seed)
+        true += mean["c"]
+        told += agreed["c"]
+    sizes = []
+    for session in group.sessions:
+        kept = session.store.named_state()
+        told += kept["c", "residual"].tensor / 7
+        for (parameter, field), part in kept.items():
+            if field == SECOND and parameter == "c":
+                told[part.start : part.start + part.tensor.numel()] += part.tensor
+                sizes.append(part.tensor.numel())
+    assert sum(sizes) == WEIGHTS["c"]
+    assert len(sizes) == 5
+    torch.testing.assert_close(told, true, atol=1e-3, rtol=1e-4)
+    assert group.net.sent == [3 * sum(s.store.costs[0].sent.values()) for s in group.sessions]
+
+
+def test_what_many_ranks_send_of_a_small_tensor_does_not_grow_with_them() -> None:
+    sent = [
+        bytes_of(peers, 1 << 14, Strategy(compressor=Sign(512), topology=TwoPhase())) for peers in (512, 1024)
+    ]
+    assert sent[0] == 511 * 68 + 32 * 68 - 68, "a block of the mean from each rank, and to 32 of them"
+    assert sent[1] < 2.1 * sent[0] < 1023 * 32 * 68 / 10
 
 
 SIGNS = Strategy(compressor=Sign(), topology=TwoPhase())
@@ -168,3 +212,29 @@ def test_what_the_second_side_owed_stays_owed_when_lots_become_too_small() -> No
         session.store.restore({(name, SECOND): tensor for name, tensor in new_residual.items()})
         assert torch.equal(session.store.named_state()["c", "residual"].tensor, new_residual["c"])
         assert not session.store.named_state()["a", "residual"].tensor.any()
+
+
+BY_BLOCKS = [Blockwise(2), Blockwise(3), Blockwise(8), EntropyCoded(2), Int8(), ByteCoded(Int8()), Sign(512)]
+
+
+@for_each("codec", BY_BLOCKS)
+def test_slices_that_are_encoded_in_one_call_are_those_of_several(codec: OneShot) -> None:
+    x, residual = torch.randn(2, 3 * 512 + 77, generator=torch.Generator().manual_seed(4))
+    spans = ((0, 1024), (1024, 1536), (1536, x.numel()))
+    left = torch.empty(2, x.numel())
+
+    def request(i: int) -> ReduceEncoded:
+        return ReduceEncoded(codec, x, Context(x, FreshBuffers(), 4), residual, left[i])
+
+    whole, parts = encoded(request(0)), encoded_spans(request(1), spans, ["a", "b", "c"])
+    assert torch.equal(*left)
+    for (start, stop), part in zip(spans, parts, strict=True):
+        begin, end = codec.block_sizes(start), codec.block_sizes(stop)
+        assert begin is not None
+        assert end is not None
+        for all_, a, b, each in zip(whole, begin, end, part, strict=True):
+            assert torch.equal(all_[a:b], each)
+
+
+def test_what_codecs_share_among_all_entries_is_not_cut() -> None:
+    assert [each.block_sizes(512) for each in (Sign(), TopK(), BF16())] == [None] * 3

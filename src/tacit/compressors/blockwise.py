@@ -63,6 +63,10 @@ class Blockwise(FusedCodec, AddingCodec):
         encode_blocks(x, self.bits, codes, units, residual, new_residual)
         return codes, units
 
+    def block_sizes(self, numel: int) -> tuple[int, ...]:
+        """Of levels, and of units."""
+        return blocks_bytes(numel, self.bits), block_count(numel)
+
     def check(self, payload: Payload, out: Tensor) -> None:
         """Expects levels, and units."""
         numel = out.numel()

@@ -92,6 +92,9 @@ class ByteCoded(FusedCodec):
         self.inner.sent(payload, new_residual).subtract_from_(new_residual)
         return payload
 
+    def block_sizes(self, numel: int) -> tuple[int, ...] | None:
+        return self.inner.block_sizes(numel)
+
     def check(self, payload: Payload, out: Tensor) -> None:
         self.inner.check(payload, out)
 

@@ -39,6 +39,10 @@ class Int8(FusedCodec, AddingCodec):
         encode_int8(x, codes, units, residual, new_residual)
         return codes, units
 
+    def block_sizes(self, numel: int) -> tuple[int, ...]:
+        """Of levels, and of units."""
+        return numel, block_count(numel)
+
     def check(self, payload: Payload, out: Tensor) -> None:
         numel = out.numel()
         units = ("units", block_count(numel), torch.float32)

@@ -74,6 +74,10 @@ class Sign(FusedCodec, Signed):
         count = block_count(numel) if self.block else 1
         return ("signs", -(-numel // 8), torch.uint8), ("magnitudes", count, torch.float32)
 
+    def block_sizes(self, numel: int) -> tuple[int, ...] | None:
+        """Of signs, and of magnitudes, where each block has one."""
+        return (-(-numel // 8), block_count(numel)) if self.block else None
+
     def encode(
         self, x: Tensor, ctx: Context, residual: Tensor | None = None, new_residual: Tensor | None = None
     ) -> Payload:

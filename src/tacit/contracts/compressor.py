@@ -348,6 +348,14 @@ class OneShot(Compressor):
         for payload in payloads:
             self.decode_add_(payload, out, 1 / len(payloads))
 
+    def block_sizes(self, numel: int) -> tuple[int, ...] | None:
+        """The elements of each part of a payload, if it encodes each block of 512 entries by itself.
+
+        Then the payload of some blocks is a stretch of that of all, and one call encodes every slice of a
+        tensor. None: it does not.
+        """
+        return None
+
     def exact_entries(self, numel: int) -> int | None:
         """The number of exact entries in a payload of (values, positions); None: the format is another.
 

@@ -64,9 +64,10 @@ class StreamLane:
                 try:
                     while job.advance():
                         assert job.request is not None
-                        done = threading.Event()
-                        job.post(self._transport, stage_of(job.request)).on_done(done.set)
-                        done.wait()  # a device's is at once; replicas of one process wait for each other
+                        done = threading.Lock()  # in the hot path: an Event takes ten times as long
+                        done.acquire()
+                        job.post(self._transport, stage_of(job.request)).on_done(done.release)
+                        done.acquire()  # a device's is at once; replicas of one process wait for each other
                     return
                 except Exception as error:
                     self._failure = self._explain(error)

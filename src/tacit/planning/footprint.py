@@ -29,7 +29,7 @@ FIELDS = {
     "_rounded": "scratch",
     "_before": "scratch",
     "_messages": "messages",
-    "_gathered": "messages",
+    "_slotted": "messages",
     "_outgoing": "messages",
     "_theirs": "messages",
     "_moved": "messages",

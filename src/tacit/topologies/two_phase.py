@@ -18,6 +18,7 @@ from tacit.contracts import (
     Context,
     Exchange,
     OneShot,
+    Payload,
     ReduceEncoded,
     Request,
     Spans,
@@ -38,6 +39,8 @@ SECOND = "topology.second"
 """The state field of the error of compressed means, for this rank's slice, in units of the mean."""
 GRAIN = 512
 """Slices begin at multiples of this number, the block in which codecs pack."""
+GATHERED = 1 << 22
+"""The most entries, of all ranks, that are gathered whole rather than averaged by a few ranks."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class TwoPhase(OnAxis):
     Additive payloads go by an all-reduce, which has two phases already; up to 16 KiB among up to 16 ranks,
     such as of biases alone, directly to all others, in one round trip. An all-gather is used for
     tensors with fewer blocks of 512 entries than there are ranks, and for the smaller parts of a `Partition`.
-    The phases of `Scheduled` are treated one by one.
+    Where that would carry millions of entries, among many ranks, a few ranks have a slice of one block each,
+    and the others none, if codecs encode block by block. The phases of `Scheduled` are treated one by one.
 
     Attributes:
         axis: as of `Flat`.
@@ -102,13 +106,15 @@ class TwoPhase(OnAxis):
         """The residual of the means, for this rank's slice."""
         # `fields` refuses a phase that keeps means before one that does not.
         last = gathered_use(compressor, (0, *compressor.changes)[-1])
-        if last is None or not last.keeps_means or not _shares(numel, here.peers):
+        if last is None or not last.keeps_means or not _sliced(numel, here.peers, last.codec):
             return {}
         return {SECOND: _slices(numel, here.peers)[here.rank]}
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """The compressor's exchange, with two messages for the codec of the whole tensor."""
-        side = gathered_use(compressor, ctx.step) if _shares(x.numel(), ctx.peers) else None
+        side = gathered_use(compressor, ctx.step)
+        if side is not None and not _sliced(x.numel(), ctx.peers, side.codec):
+            side = None
         new_residual = {field: tensor for field, tensor in state.items() if field == SECOND}
 
         def reduce(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
@@ -144,22 +150,25 @@ def _in_two_phases(
     request: ReduceEncoded, others: Spans, new_residual: dict[str, Tensor], ctx: Context
 ) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
     codec, out, spans = request.codec, request.ctx.out, _slices(request.x.numel(), ctx.peers)
-    payloads = encoded_spans(request, spans, [f"to{i}" for i in range(len(spans))])
+    payloads, sent = _encoded_for_each(request, spans)
     if codec.varies:
         theirs = yield from all_to_all(codec, payloads, [stop - start for start, stop in spans], ctx.rank)
     else:
         theirs = yield AllToAll(payloads)
     start, stop = spans[ctx.rank]
     mean = thread_scratch("mean", spans[0][1], request.x.dtype, request.x.device)
-    codec.decode_mean_(theirs, mean[: stop - start])
+    if start < stop:
+        codec.decode_mean_(theirs, mean[: stop - start])
     if stop - start < len(mean):
         mean[stop - start :].zero_()
     not_ours = list(_within(others, start, stop))
     _clear(mean, not_ours)
     if SECOND in new_residual:
         before, new_residual[SECOND] = new_residual[SECOND], ctx.spare(SECOND, new_residual[SECOND])
-        again = replace(request.ctx, rescale=cut_factors(request.ctx.rescale, start, stop))
-        payload = _encoded_again(replace(request, ctx=again), mean, before, new_residual[SECOND])
+        again = request.ctx
+        if again.rescale:
+            again = replace(again, rescale=cut_factors(again.rescale, start, stop))
+        payload = _encoded_again(codec, again, mean, before, new_residual[SECOND])
         _clear(new_residual[SECOND], not_ours)
     else:
         given = codec.encode(mean, request.ctx.inside("again"))
@@ -171,6 +180,8 @@ def _in_two_phases(
     else:
         answers = yield AllGather(payload)
     for (start, stop), each in zip(spans, answers, strict=True):
+        if start == stop:
+            break
         if start + longest <= out.numel():
             # Entries after the end of a shorter one are overwritten by the next.
             codec.decode_(each, out[start : start + longest])
@@ -178,19 +189,35 @@ def _in_two_phases(
             mean = thread_scratch("mean", longest, request.x.dtype, request.x.device)
             codec.decode_(each, mean)
             out[start:stop] = mean[: stop - start]
-    return out, _SentInStretches(codec, payloads, spans)
+    return out, sent
 
 
-def _encoded_again(request: ReduceEncoded, mean: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, ...]:
+def _encoded_for_each(request: ReduceEncoded, spans: Spans) -> tuple[tuple[Payload, ...], Transmitted]:
+    """The payload of each span, and what all of them hold."""
+    codec, sizes = request.codec, request.codec.block_sizes(0)
+    if sizes is None:
+        payloads = encoded_spans(request, spans, [f"to{i}" for i in range(len(spans))])
+        return payloads, _SentInStretches(codec, payloads, spans)
+    whole, found = encoded(request), []  # in one launch, as spans begin where blocks do
+    for _, stop in spans:
+        start, sizes = sizes, codec.block_sizes(stop)
+        assert sizes is not None
+        found.append(tuple(part[a:b] for part, a, b in zip(whole, start, sizes, strict=True)))
+    return tuple(found), codec.sent(whole, request.x)
+
+
+def _encoded_again(
+    codec: OneShot, ctx: Context, mean: Tensor, before: Tensor, after: Tensor
+) -> tuple[Tensor, ...]:
     """Encode `mean` + `before` (the residual), padded, as all payloads have the shape of the longest."""
     short = before.numel()
     if short == mean.numel():
-        return encoded(ReduceEncoded(request.codec, mean, request.ctx, before, after), part="again")
+        return encoded(ReduceEncoded(codec, mean, ctx, before, after), part="again")
     padded = [thread_scratch(f"padded{i}", mean.numel(), before.dtype, mean.device) for i in range(2)]
     padded[0][:short] = before
     padded[0][short:] = 0
     before, new = padded
-    payload = encoded(ReduceEncoded(request.codec, mean, request.ctx, before, new), part="again")
+    payload = encoded(ReduceEncoded(codec, mean, ctx, before, new), part="again")
     after.copy_(padded[1][:short])
     return payload
 
@@ -234,13 +261,14 @@ class _SentInStretches(Transmitted):
 
 @lru_cache(1 << 10)
 def _slices(numel: int, peers: int) -> Spans:
-    """Spans of as many blocks each, or one less; the first is the longest, the last the shortest."""
+    """Spans of as many blocks each, or one less; the first is the longest, the last may be empty."""
     blocks, more = divmod(-(-numel // GRAIN), peers)
     cuts = [min((i * blocks + min(i, more)) * GRAIN, numel) for i in range(peers + 1)]
     return tuple(pairwise(cuts))
 
 
-@lru_cache(1 << 10)
-def _shares(numel: int, peers: int) -> bool:
-    """Whether every rank gets a slice."""
-    return peers > 1 and all(start < stop for start, stop in _slices(numel, peers))
+def _sliced(numel: int, peers: int, codec: OneShot) -> bool:
+    """Whether ranks average slices: each of them one, or a few alone."""
+    if -(-numel // GRAIN) >= peers:
+        return peers > 1
+    return numel * peers > GATHERED and codec.block_sizes(0) is not None and not codec.varies

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -55,18 +55,9 @@ def order(payload: Payload) -> Sequence[int]:
 
 
 def pack_(payload: Payload, message: Tensor) -> None:
-    """Write the payload to `message`, a uint8 tensor of `nbytes(payload)`."""
-    pack_all_([(payload, message)])
-
-
-def pack_all_(pairs: Iterable[tuple[Payload, Tensor]]) -> None:
-    """`pack_` of several payloads; on a GPU in one launch."""
-    places: list[Tensor] = []
-    parts: list[Tensor] = []
-    for payload, message in pairs:
-        places += _bytes_of(message, payload)
-        parts += [payload[i].reshape(-1).view(torch.uint8) for i in order(payload)]
-    copy_each_(places, parts)
+    """Write the payload to `message`, a uint8 tensor of `nbytes(payload)`; on a GPU in one launch."""
+    parts = [payload[i].reshape(-1).view(torch.uint8) for i in order(payload)]
+    copy_each_(_bytes_of(message, payload), parts)
 
 
 def _bytes_of(message: Tensor, like: Payload) -> list[Tensor]:
@@ -95,41 +86,60 @@ def unpack(message: Tensor, like: Payload) -> Payload:
 
 
 class Slots:
-    """Memory for `copies` payloads of one form, one after the other, and the tensors of each in it.
+    """Memory for payloads, one after the other, and the tensors of each in it.
 
     Attributes:
         message: all of it, flat (uint8).
-        size: bytes from one payload to the next: up to seven more than it has, so that all lie aligned.
+        sizes: bytes from each payload to the next: up to seven more than it has, so that all lie aligned.
     """
 
-    def __init__(self, like: Payload, copies: int) -> None:
-        self._form = [(each.shape, each.dtype) for each in like]
-        unit = max(map(_ELEMENT, like))
-        self.size = -(-nbytes(like) // unit) * unit
-        self.message = torch.zeros(copies * self.size, dtype=torch.uint8, device=like[0].device)
-        self._slots = self.message.view(copies, self.size).unbind()
-        self._payloads = [unpack(slot, like) for slot in self._slots]
-        self._order, self._places = order(like), dict[int, list[Tensor]]()
+    def __init__(self, likes: Sequence[Payload]) -> None:
+        forms = {id(like): [(each.shape, each.dtype) for each in like] for like in likes}
+        self._forms = [forms[id(like)] for like in likes]
+        self.sizes = [-(-nbytes(like) // _ALIGNED) * _ALIGNED for like in likes]
+        device = next(each.device for like in likes for each in like)
+        self.message = torch.zeros(sum(self.sizes), dtype=torch.uint8, device=device)
+        self.slots = torch.split(self.message, self.sizes)
+        self._payloads = [unpack(slot, like) for slot, like in zip(self.slots, likes, strict=True)]
+        self._orders = [order(like) for like in likes]
+        self._places = dict[int, list[Tensor]]()
 
-    def fit(self, payload: Payload, copies: int) -> bool:
-        """Whether they are for so many payloads of this form."""
-        if len(self._slots) != copies or len(payload) != len(self._form):
+    def fit(self, likes: Sequence[Payload]) -> bool:
+        """Whether they are for payloads of these forms."""
+        if len(likes) != len(self._forms):
             return False
-        for each, (shape, dtype) in zip(payload, self._form, strict=True):
-            if each.dtype != dtype or each.shape != shape:
+        before: tuple[object, object] = None, None
+        for like, form in zip(likes, self._forms, strict=True):
+            if like is before[0] and form is before[1]:  # as in a gather, whose payloads are all alike
+                continue
+            before = like, form
+            if len(like) != len(form):
                 return False
+            for each, (shape, dtype) in zip(like, form, strict=True):
+                if each.dtype != dtype or each.shape != shape:
+                    return False
         return True
 
-    def pack(self, payload: Payload, at: int) -> Tensor:
-        """Write a payload to slot `at`; its bytes."""
-        if at not in self._places:
-            self._places[at] = _bytes_of(self._slots[at], payload)
-        copy_each_(self._places[at], [payload[i].reshape(-1).view(torch.uint8) for i in self._order])
-        return self._slots[at]
+    def pack(self, payloads: Sequence[Payload], first: int = 0) -> None:
+        """Write these payloads to the slots from the first on; on a GPU in one launch."""
+        places: list[Tensor] = []
+        parts: list[Tensor] = []
+        for at, payload in enumerate(payloads, first):
+            if at not in self._places:
+                self._places[at] = _bytes_of(self.slots[at], payload)
+            places += self._places[at]
+            for i in self._orders[at]:
+                each = payload[i]
+                parts.append((each if each.dim() == 1 else each.reshape(-1)).view(torch.uint8))
+        copy_each_(places, parts)
 
     def payloads(self, first: int = 0) -> list[Payload]:
         """Those of all slots from the first on; overwritten when the memory is used again."""
         return self._payloads[first:]
+
+
+_ALIGNED = 8
+"""The bytes of the widest number of a payload."""
 
 
 def ring_bytes(request: Collective, place: AxisRank) -> int:

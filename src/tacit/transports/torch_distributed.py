@@ -41,7 +41,6 @@ from tacit.transports.message_layout import (
     empty_message,
     nbytes,
     pack_,
-    pack_all_,
     ring_bytes,
     unpack,
 )
@@ -83,7 +82,7 @@ class TorchTransport:
     _failure: BaseException | None = field(default=None, repr=False)
     _groups: dict[tuple[str, int], dist.ProcessGroup] = field(default_factory=dict, repr=False)
     _messages: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
-    _gathered: dict[tuple[object, ...], Slots] = field(default_factory=dict, repr=False)
+    _slotted: dict[tuple[object, ...], Slots] = field(default_factory=dict, repr=False)
     _places: dict[str, AxisRank] = field(default_factory=dict, repr=False)
     _waiters: Waiters = field(default_factory=Waiters, repr=False)
     _exchanges: Counter[dist.ProcessGroup] = field(default_factory=Counter, repr=False)
@@ -99,7 +98,7 @@ class TorchTransport:
         It may be called again when nothing is under way; buffers of messages are freed then.
         """
         self._messages.clear()
-        self._gathered.clear()
+        self._slotted.clear()
         self._relayed = process_groups.is_relayed(self.parent)
         if self._spread is None:
             self._spread = self._is_spread()
@@ -222,20 +221,20 @@ class TorchTransport:
         direct = not self.in_order and (request.axis != WORLD or bool(self._spread))
         at_once = direct and nbytes(payload) <= AT_ONCE
         first = peers if at_once else 0
-        slots = self._gathered.get(key)
-        if slots is None or not slots.fit(payload, first + peers):
-            slots = self._gathered[key] = Slots(payload, first + peers)
-        all_ = slots.message[first * slots.size :]
+        slots = self._slots(key, [payload] * (first + peers))
+        begin = first * slots.sizes[0]
+        all_ = slots.message[begin:]
         work: dist.Work | Pairwise | None
         if at_once:
-            slots.pack(payload, 0)
-            copies = slots.message[: first * slots.size].view(peers, slots.size)
+            slots.pack([payload])
+            copies = slots.message[:begin].view(peers, -1)
             copies[1:] = copies[0]
             work = dist.all_to_all_single(all_, copies.view(-1), group=group, async_op=True)
         else:
-            mine = slots.pack(payload, place.rank)  # written in place
+            slots.pack([payload], place.rank)  # written in place
+            mine = slots.slots[first + place.rank]
             if direct:
-                work = self._pairwise(all_.view(peers, slots.size).unbind(), [mine] * peers, group)
+                work = self._pairwise(slots.slots, [mine] * peers, group)
             else:
                 work = process_groups.all_gather_flat(all_, mine, group=group, async_op=not self.in_order)
         return self._later([work], partial(slots.payloads, first), group)
@@ -295,20 +294,14 @@ class TorchTransport:
         self, request: AllToAll, place: AxisRank, group: dist.ProcessGroup, key: tuple[object, ...]
     ) -> Posted:
         payloads = request.payloads
-        likes = request.arriving or (payloads[place.rank],) * place.peers
-        out, in_ = ([nbytes(payload) for payload in each] for each in (payloads, likes))
-        leaving = self._message((*key, "leaving"), tuple(t for payload in payloads for t in payload), 1)
-        pack_all_(zip(payloads, torch.split(leaving, out), strict=True))
-        arriving = self._message((*key, "arriving"), tuple(t for like in likes for t in like), 1)
+        leaving = self._slots((*key, "leaving"), payloads)
+        arriving = self._slots((*key, "arriving"), request.arriving or [payloads[place.rank]] * place.peers)
+        leaving.pack(payloads)
         # Only if all ranks send equally much do they choose the same implementation.
-        size = 0 if request.arriving else leaving.numel()
-        done = self._all_to_all_flat(arriving, leaving, (in_, out), group, size)
-
-        def read() -> list[Payload]:
-            messages = torch.split(arriving, in_)
-            return [unpack(message, like) for message, like in zip(messages, likes, strict=True)]
-
-        return self._later(done, read, group)
+        total = 0 if request.arriving else leaving.message.numel()
+        sizes = arriving.sizes, leaving.sizes
+        done = self._all_to_all_flat(arriving.message, leaving.message, sizes, group, total)
+        return self._later(done, arriving.payloads, group)
 
     def _all_to_all_flat(
         self, arriving: Tensor, leaving: Tensor, sizes: Sizes, group: dist.ProcessGroup, total: int
@@ -356,6 +349,12 @@ class TorchTransport:
 
     def _taken(self, later: Later) -> None:
         self.under_way.pop(later, None)
+
+    def _slots(self, key: tuple[object, ...], likes: Sequence[Payload]) -> Slots:
+        found = self._slotted.get(key)
+        if found is None or not found.fit(likes):
+            found = self._slotted[key] = Slots(likes)
+        return found
 
     def _message(self, key: tuple[object, ...], like: Payload, copies: int) -> Tensor:
         size = copies * nbytes(like)
