@@ -22,7 +22,7 @@ from tacit.members.record import Period, RankArrival
 from tacit.members.roster import Roster
 from tacit.session import in_turn
 from tacit.transports.member_links import meeting_by, receive_from, send_to
-from tacit.transports.process_groups import disband, member_group
+from tacit.transports.process_groups import disband, groups_of, member_group
 
 Count = Callable[["ShardAtWork", Callable[[], None]], None]
 
@@ -136,14 +136,15 @@ class ShardAtWork:
             level.session.failure.report_to(lost)
         if called():
             raise MembersChange("somebody has arrived meanwhile")
+        groups = groups_of(self._group)
         if place in gives:
-            self._found = CarriedState.of_bytes(receive_from(gives[place], self._group, called))
+            self._found = CarriedState.of_bytes(receive_from(gives[place], groups, called))
             return True
         self._found = self.kept or carried.present(spec, self.levels)
         for each in [each for each, giver in gives.items() if giver == place]:
             newcomer = not period.members[each].ranks[self.number].round
             message = carried.with_replica(self._found, spec, self.levels, newcomer).to_bytes()
-            send_to(each, message, self._group, called)
+            send_to(each, message, groups, called)
         return True
 
     def take(self, period: Period, place: int) -> bool:

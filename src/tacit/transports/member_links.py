@@ -11,6 +11,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from tacit.transports.relayed_group import HubConnection
 
 T = TypeVar("T")
-_PIECE = 1 << 20
+Groups = Sequence[dist.ProcessGroup]
+_PIECE = 1 << 18
 """The bytes of one message of several."""
 _GONE = "a member is gone that was to connect, or to send or take a state"
 _LOOK, _SOON = 0.01, 0.001
@@ -54,8 +56,10 @@ def served(host: str, port: int) -> TCPStore:
     return TCPStore(host, port, is_master=True, wait_for_workers=False)
 
 
-def send_to(to: int, message: bytes, group: dist.ProcessGroup, is_off: Callable[[], bool]) -> None:
-    """Send bytes to a member, who calls `receive_from`.
+def send_to(to: int, message: bytes, groups: Groups, is_off: Callable[[], bool]) -> None:
+    """Send bytes to a member, who calls `receive_from`, by the connections of all these groups.
+
+    A new one carries little at first, and twice as much after each round trip.
 
     Raises:
         RuntimeError: it is gone, or `is_off` says so.
@@ -63,25 +67,25 @@ def send_to(to: int, message: bytes, group: dist.ProcessGroup, is_off: Callable[
 
     def send() -> None:
         whole = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        pieces = torch.tensor([len(message)]), *torch.split(whole, _PIECE)
-        _each_waited([dist.isend(piece, group=group, group_dst=to) for piece in pieces])
+        pieces = zip((torch.tensor([len(message)]), *torch.split(whole, _PIECE)), cycle(groups), strict=False)
+        _each_waited([dist.isend(piece, group=group, group_dst=to) for piece, group in pieces])
 
     in_thread(send, is_off)
 
 
-def receive_from(source: int, group: dist.ProcessGroup, is_off: Callable[[], bool]) -> bytes:
-    """The bytes that a member sends by `send_to`.
+def receive_from(source: int, groups: Groups, is_off: Callable[[], bool]) -> bytes:
+    """The bytes that a member sends by `send_to`, by the same groups.
 
     Raises:
         RuntimeError: it is gone, or `is_off` says so.
     """
 
     def receive() -> bytes:
-        size = torch.empty(1, dtype=torch.int64)
-        dist.recv(size, group=group, group_src=source)
+        size, places = torch.empty(1, dtype=torch.int64), cycle(groups)
+        dist.recv(size, group=next(places), group_src=source)
         whole = torch.empty(int(size), dtype=torch.uint8)
-        pieces = torch.split(whole, _PIECE)
-        _each_waited([dist.irecv(piece, group=group, group_src=source) for piece in pieces])
+        pieces = zip(torch.split(whole, _PIECE), places, strict=False)
+        _each_waited([dist.irecv(piece, group=group, group_src=source) for piece, group in pieces])
         return whole.numpy().tobytes()
 
     return in_thread(receive, is_off)

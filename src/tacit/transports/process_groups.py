@@ -304,6 +304,14 @@ def disband(parent: dist.ProcessGroup) -> None:
     _OF_MEMBERS.pop(parent).close()
 
 
+def groups_of(parent: dist.ProcessGroup) -> list[dist.ProcessGroup]:
+    """All groups of the same members, in the order in which they were made; of a hub the one."""
+    own = [each for key, groups in _OWN.items() if key[0] is parent for each in groups]
+    own += _READY[parent].values()
+    made = {each.group_name: each for each in own if each.size() == parent.size()}
+    return [parent] if is_relayed(parent) else [parent, *(made[name] for name in sorted(made))]
+
+
 def are_members(group: dist.ProcessGroup) -> bool:
     """Whether its ranks are members, each of a world of its own."""
     return group in _OF_MEMBERS
