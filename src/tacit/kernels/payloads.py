@@ -11,8 +11,11 @@ from tacit.errors import PayloadError
 
 SignPayload = tuple[Tensor, Tensor, Tensor | None]
 """Bits, highs, and lows where they are not the highs negated. A single high counts for all blocks."""
-FORMAT = 3
-"""Of all payloads' bytes; ranks compare it when they attach. One more when any payload's bytes change."""
+FORMAT = 4
+"""Of all payloads' bytes, and of their places in a message; ranks compare it when they attach.
+
+One more when any of these change.
+"""
 
 
 def expect(tensor: Tensor, what: str, numel: int, dtype: torch.dtype, entries: int) -> None:
