@@ -7,6 +7,7 @@ of what it carries.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 from zlib import crc32
@@ -128,6 +129,7 @@ class RelayedGroup(PythonGroup):
         self._relay, self._called = relay, named
         self._rank, self._size = rank, size
         self._numbers = itertools.count()
+        self._messages: Counter[str] = Counter()
         self._works: dict[RelayedWork, None] = {}
         self._over: BaseException | None = None
         self._said: dict[str, Any] = {}
@@ -233,11 +235,17 @@ class RelayedGroup(PythonGroup):
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> dist.Work:
         """A tensor for one rank."""
-        return self._share("send", [], [_bytes(tensors[0])], f"{self._rank} {to} {tag}")
+        return self._share("send", [], [_bytes(tensors[0])], self._message(self._rank, to, tag))
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> dist.Work:
         """A tensor of one rank."""
-        return self._share("receive", tensors, key=f"{source} {self._rank} {tag}")
+        return self._share("receive", tensors, key=self._message(source, self._rank, tag))
+
+    def _message(self, source: int, to: int, tag: int) -> str:
+        """The name of the next message between two ranks: several may be under way."""
+        name = f"{source} {to} {tag}"
+        self._messages[name] += 1
+        return f"{name} {self._messages[name]}"
 
     # ---- the end ----------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,21 @@ def test_one_sends_to_all_and_to_one(hub: Hub) -> None:
         return [*x.tolist(), *y.tolist()]
 
     assert grouped(hub, sent) == [[1.0] * 3 + [0.0] * 2, [1.0] * 3 + [0.0] * 2, [1.0] * 5]
+
+
+def test_several_messages_are_under_way_to_one(hub: Hub) -> None:
+    """A newcomer's state is sent so, whoever of both is first."""
+
+    def sent(group: RelayedGroup, rank: int) -> list[float]:
+        pieces = [torch.full((2,), float(i)) if rank == 0 else torch.zeros(2) for i in range(4)]
+        if rank < 2:
+            call = partial(group.send, to=1) if rank == 0 else partial(group.recv, source=0)
+            for work in [call([each]) for each in pieces]:
+                work.wait()
+        return torch.cat(pieces).tolist()
+
+    ours, theirs, _ = grouped(hub, sent)
+    assert ours == theirs == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
 
 
 def test_who_waits_is_told_that_another_one_is_gone(hub: Hub) -> None:
