@@ -41,9 +41,11 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     more: dict[str, Any] = {"quorum": 2, "grace": 0.5} if how in ("quorum", "slow") else {}
     more |= {"semi_synchronous": "semi" in how}
-    where: dict[str, Any] = {"hub": store[4:]} if store.startswith("hub:") else {"store": store}
+    where: dict[str, Any] = {"store": store, "patience": 8.0}
+    if store.startswith("hub:"):
+        where = {"hub": store[4:], "patience": 30.0}  # with the steps alone while it is away
     least = 2 if how == "two" else 1
-    members = tacit.Members(name=name, silence=1.5, patience=8.0, min=least, **where, **more)
+    members = tacit.Members(name=name, silence=1.5, min=least, **where, **more)
     scaler = torch.amp.GradScaler("cpu", enabled="scaler" in how)
     session = tacit.attach(model, optimizer, algorithm, scaler=scaler, members=members)
     assert isinstance(session, MemberSession)
