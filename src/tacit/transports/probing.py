@@ -25,6 +25,8 @@ FLOWS = 4
 """Streams of the measurement with several."""
 _PINGS, _FEW_PINGS = 25, 4
 _FIRST_BYTES, _MOST_BYTES = 16 << 10, 64 << 20
+_AHEAD = 4
+"""A transfer's bytes over those that go ahead of it, which are more than passes at once."""
 _ENOUGH = 0.3
 """The share of the wanted time from which a transfer shows the rate well enough to choose the next size."""
 _COUNTED_BYTES, _COUNTED = 1 << 20, 40
@@ -37,7 +39,7 @@ _SMALL, _FEW_A_RANK = 4096, 16
 """Numbers of small messages: of all ranks together, and of each. Of a single number most hops have nothing to
 send, so that receivers are ready early, and a hop takes no round trip."""
 _LONG_ENOUGH = 0.02
-_TAG_PING, _TAG_SIZE, _TAG_READY, _TAG_BEGUN, _TAG_DATA, _TAG_DONE = range(6)
+_TAG_PING, _TAG_SIZE, _TAG_READY, _TAG_BEGUN, _TAG_AHEAD, _TAG_DATA, _TAG_DONE = range(7)
 
 
 def measure(
@@ -178,43 +180,56 @@ class _Link:
         return self._grown(1, sends=True, receives=True)
 
     def _grown(self, flows: int, *, sends: bool, receives: bool) -> float:
-        """Increase the size until a transfer takes long enough, then repeat it. Returns the better bit/s.
-
-        A link that was idle may let a burst pass at once, of the size before, too: what more bytes have taken
-        more time tells then. The shorter one may have been held up, so the lower of the two is returned.
-        """
-        size, took, sizes = _FIRST_BYTES, 0.0, [(0, 0.0)]
+        """Increase the size until a transfer takes long enough, then repeat it. Returns the better bit/s."""
+        size = last = _FIRST_BYTES
         while size:
             took = self._timed(size, flows, sends, receives)
-            sizes.append((size, took))
-            size = self._agreed(_next(size, took, max(self.seconds, _TRIPS * self.trip)))
-        (less, shorter), (last, took) = sizes[-2:]
-        took = min(took, self._timed(last, flows, sends, receives))
-        seconds = max(took / last, (took - shorter) / (last - less))
-        return 8 * flows / seconds
+            last, size = size, self._agreed(_next(size, took, max(self.seconds, _TRIPS * self.trip)))
+        return 8 * last * flows / min(took, self._timed(last, flows, sends, receives))
 
     def _timed(self, size: int, flows: int, sends: bool, receives: bool) -> float:
-        """The seconds of a transfer, at the lower end, but for those of the way there and back."""
+        """The seconds of a transfer, at the lower end, but for those of the way there and back.
+
+        A link that was idle may let a burst pass at once. So some bytes go ahead, and the receiver counts
+        from their end on. It may be held up then, so a transfer takes no less than its share of the whole.
+        """
         token = torch.zeros(1, dtype=torch.float32)
-        into, out = ([torch.empty(size, dtype=torch.uint8) for _ in range(flows)] for _ in range(2))
+        ahead = max(size // _AHEAD, _FIRST_BYTES)
+        parts = ((ahead, _TAG_AHEAD), (size, _TAG_DATA))
+        into, out = (
+            [
+                (torch.empty(length, dtype=torch.uint8), tag, flow)
+                for length, tag in parts
+                for flow in range(flows)
+            ]
+            for _ in range(2)
+        )
         # Who is to receive is ready before the clock starts: Gloo sends nothing before that, and has half of
         # the rate if the send comes first.
-        works = [self._receive(each, _TAG_DATA, flow) for flow, each in enumerate(into) if receives]
+        works = [self._receive(*each) for each in into if receives]
+        done = torch.zeros(1, dtype=torch.float32)
         if self.lower:
-            done = self._receive(token.clone(), _TAG_DONE)
+            ended = self._receive(done, _TAG_DONE)
             self._wait(self._receive(token.clone(), _TAG_READY))
         else:
             begun = self._receive(token.clone(), _TAG_BEGUN)
             self._wait(self._send(token, _TAG_READY))
             self._wait(begun)
         start = perf_counter()
-        works += [self._send(token, _TAG_BEGUN)] if self.lower else []
-        works += [self._send(each, _TAG_DATA, flow) for flow, each in enumerate(out) if sends]
-        for work in works:
+        sent = [self._send(token, _TAG_BEGUN)] if self.lower else []
+        sent += [self._send(*each) for each in out if sends]
+        for work in works[:flows]:
             self._wait(work)
-        self._wait(done if self.lower else self._send(token, _TAG_DONE))
+        counted = perf_counter()
+        for work in works[flows:]:
+            self._wait(work)
+        behind = perf_counter() - counted if receives else 0.0
+        for work in sent:
+            self._wait(work)
+        self._wait(ended if self.lower else self._send(torch.tensor([behind]), _TAG_DONE))
         took = perf_counter() - start
-        return max(took - self.trip, took / 2)
+        whole = max(took - self.trip, took / 2)
+        return max(behind, float(done), whole * size / (size + ahead))
 
     def _agreed(self, size: int) -> int:
         """The next size, as the lower end chooses; 0: there is none."""
