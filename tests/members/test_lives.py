@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tacit.errors import PeerLost
-from tacit.members.lives import Lives, StoreLink, life_key
+from tacit.members.lives import BEAT, Lives, StoreLink, life_key
 from tacit.members.record import GONE, Life, MemberArrival
 
 
@@ -48,8 +48,12 @@ def test_who_could_give_no_sign_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("tacit.members.lives.time", SimpleNamespace(monotonic=lambda: now))
     lives = Lives(silence=5.0)
     said = lives.keys([member]), [json.dumps(asdict(Life(beat=7)))]
+    assert lives.pause() == BEAT
     lives.hear(*said)
     assert lives.is_alive(member)
+    assert lives.pause() == BEAT
+    now = 104.875  # it will have been silent for too long before the next beat
+    assert lives.pause() == 0.125
     now = 160.0  # it was away for a minute
     lives.hear(*said, since=now)
     assert lives.is_alive(member)
@@ -57,6 +61,7 @@ def test_who_could_give_no_sign_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> 
     assert lives.is_alive(member)
     now = 165.1
     assert not lives.is_alive(member)
+    assert lives.pause() == BEAT
 
 
 class Away:

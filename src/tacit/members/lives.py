@@ -50,6 +50,7 @@ class Lives:
         """By its key: a sign, and when it was new."""
         self._last: dict[str, Life] = {}
         self._asked_since = 0.0
+        self._heard: Sequence[str] = ()
 
     def keys(self, members: Iterable[MemberArrival]) -> list[str]:
         """Where these members write their signs."""
@@ -57,7 +58,7 @@ class Lives:
 
     def hear(self, keys: Sequence[str], signs: Sequence[str], since: float = 0.0) -> None:
         """What stands under these keys now; "": nothing. `since`: when the store was connected to."""
-        now, self._asked_since = time.monotonic(), since
+        now, self._asked_since, self._heard = time.monotonic(), since, keys
         for key, sign in zip(keys, signs, strict=True):
             if self._seen.get(key, ("", 0.0))[0] != sign or key not in self._seen:
                 self._seen[key] = sign, now
@@ -75,6 +76,12 @@ class Lives:
             if sign and self._last[key].waits == GONE:
                 return False
         return True
+
+    def pause(self) -> float:
+        """Seconds to the next look: a beat, or less if one that was heard of would have been silent by then."""
+        now = time.monotonic()
+        ages = [now - max(self._seen[key][1], self._asked_since) for key in self._heard]
+        return min([BEAT, *(self._silence - age for age in ages if age < self._silence)])
 
     def last_of(self, member: MemberArrival, rank: int = 0) -> Life | None:
         """What the last sign of life of one of its ranks said."""

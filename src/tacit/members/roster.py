@@ -372,7 +372,7 @@ class Roster:
         """Give signs of life, look after the next members, and listen for calls."""
         ask, filled = StoreLink(self.way, 0.0), 0.0
         lives, period = Lives(self._given.silence, self._ranks.own), 0
-        while not self._over.wait(BEAT):
+        while not self._over.wait(lives.pause()):
             with contextlib.suppress(PeerLost, AttachError):  # the thread that trains raises them
                 self._beats += 1
                 text = json.dumps(asdict(Life(beat=self._beats, period=self.period.number, **self._life())))
