@@ -78,7 +78,7 @@ class Lives:
         return True
 
     def pause(self) -> float:
-        """Seconds to the next look: a beat, or less if one that was heard of would have been silent by then."""
+        """Seconds to the next look: a beat, or less if one would have been silent for too long by then."""
         now = time.monotonic()
         ages = [now - max(self._seen[key][1], self._asked_since) for key in self._heard]
         return min([BEAT, *(self._silence - age for age in ages if age < self._silence)])
