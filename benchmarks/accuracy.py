@@ -4,6 +4,7 @@
     python benchmarks/accuracy.py --task mnist --steps 600 --arms "dense;topk" --data PATH
     python benchmarks/accuracy.py --quick                # under 10 minutes: digits, and nothing is claimed
     python benchmarks/accuracy.py --table --publish      # of what was trained until now: the pages
+    python benchmarks/accuracy.py --again --data PATH    # whether what was trained is still so: an hour
     python benchmarks/accuracy.py --task text-gpu --steps 3600 --device cuda     # all of it on a GPU
     TACIT_IMPORT=mine.py python benchmarks/accuracy.py --task digits --steps 110 --arms mine --runs mine.jsonl
 
@@ -25,19 +26,20 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accuracy_page import publish
+from accuracy_page import Row, enough, publish
+from fingerprints import as_recorded, note, noted, standing
 from grid import RUNS
 from paired import RESULTS, conclude, hardware
 from tacit_lab.recipes.images import VALIDATION
 from tacit_lab.records import CHOOSING
-from tacit_lab.study.carrying_out import carry_out
-from tacit_lab.study.jobs import Ended, StudyRun, read
+from tacit_lab.study.carrying_out import carry_out, train_at_once
+from tacit_lab.study.jobs import Ended, StudyRun, read, written
 from tacit_lab.study.search import Rule, Study, table
 from tacit_lab.study.training import WORKERS, train
 
@@ -257,6 +259,38 @@ def check(data: str | None) -> None:
         print(f"{arm}: {here.accuracy:.4f} here, {there.accuracy or math.nan:.4f} on real ranks")
 
 
+def again(done: Mapping[StudyRun, Ended], rows: Sequence[Row], options: argparse.Namespace) -> None:
+    """Make one training of each arm again, where it isn't known to be of today's code.
+
+    Args:
+        rows: of the tables; those trained on a GPU are left out. Of an arm's rows, the cheapest training.
+    """
+    kept = noted()
+    told = {(row["task"], row["arm"], row["steps"], row["rate"]): row for row in rows if row["on"] == ["CPU"]}
+    jobs: dict[str, tuple[StudyRun, Row]] = {}
+    for job in sorted(done, key=lambda job: done[job].seconds):
+        row = told.get((job.task, job.arm, job.steps, job.rate))
+        if row is not None and job.seed < CHOOSING:
+            jobs.setdefault(job.arm, (job, row))
+
+    def keep(job: StudyRun, now: Ended) -> None:
+        then, stands = done[job], as_recorded(now, done[job], jobs[job.arm][1]["gap"]["half"])
+        if stands:
+            note(job.arm, job)
+        print(
+            f"{written(job.arm, job.steps)}, {job.task}: {'stands' if stands else 'is STALE'}: accuracy "
+            f"{now.accuracy:.4f}, bytes {now.share:.5f}; recorded were {then.accuracy:.4f}, {then.share:.5f}",
+            flush=True,
+        )
+
+    def fail(job: StudyRun, error: Exception) -> None:
+        print(f"{job.arm}: {type(error).__name__}: {error}", flush=True)
+
+    train = partial(trained, data=options.data)
+    missing = [job for arm, (job, _) in jobs.items() if not standing(arm, kept)]
+    train_at_once(lambda: missing, train, keep, fail, jobs=options.jobs, minutes=options.minutes)
+
+
 def parsed() -> argparse.Namespace:
     """What the command was given."""
     parser = argparse.ArgumentParser(
@@ -272,6 +306,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after so many")
     parser.add_argument("--quick", action="store_true", help="a few arms on digits, two seeds")
     parser.add_argument("--table", action="store_true", help="train nothing; all that was trained until now")
+    parser.add_argument(
+        "--again", action="store_true", help="train one of each arm's again, to see whether it is still so"
+    )
     parser.add_argument("--check", action="store_true", help="compare with real ranks, and no more")
     parser.add_argument(
         "--publish", action="store_true", help="write the page docs/accuracy-tables.md and what it holds"
@@ -317,7 +354,7 @@ def main() -> None:
     study = ONCE if options.seeds == 1 else STUDY
     path = options.runs or (RUNS if options.quick else RESULTS) / FILE
     seeds = range(2 if options.quick else options.seeds)
-    if options.table:
+    if options.table or options.again:
         done = read(path)
         wanted, seeds = study.there(done), range(CHOOSING)
     else:
@@ -331,9 +368,15 @@ def main() -> None:
             tell=partial(print, file=sys.stderr, flush=True),
         )
     found = study.rows(done, wanted, seeds)
+    if options.again:
+        shown = [row for row in (*enough(found), *once(done)) if not options.arms or row["arm"] in arms]
+        return again(done, shown, options)
     if options.publish:
-        for written in publish(found, once(done), hardware(), PLAIN):
-            print(f"wrote {written}", file=sys.stderr)
+        kept, rare = noted(), once(done)
+        for row in (*found, *rare):
+            row["stands"] = standing(row["arm"], kept)
+        for file in publish(found, rare, hardware(), PLAIN):
+            print(f"wrote {file}", file=sys.stderr)
     result = {"benchmark": "accuracy", "quick": options.quick, "hardware": hardware(), "rows": found}
     conclude(result, table(found), options)
     return None

@@ -22,6 +22,7 @@ def row(arm: str, steps: int, gap: float, half: float | None = 0.002, rate: floa
         "gap": {"mean": gap, "half": half, "count": 3},
         "loss_gap": 0.0,
         "on": ["CPU"],
+        "stands": True,
     }
 
 
@@ -52,6 +53,15 @@ def test_the_page_has_a_table_for_each_length() -> None:
     assert "+0.10 (one seed)" in page
     assert page.count("| attached |") == 2
     assert page.index("2,400 steps") < page.index("600 steps"), "the longest first"
+
+
+def test_what_was_trained_before_a_change_is_marked() -> None:
+    about = {"cpu": "one", "cores": 2, "torch": "2"}
+    assert " † |" not in accuracy_page.page(ROWS, [], about, "dense")
+    for looked in (False, None):
+        page = accuracy_page.page([*ROWS[:2], {**ROWS[2], "stands": looked}], [], about, "dense")
+        assert "| `topk:ratio=0.01,warmup_steps=60` † |" in page
+        assert accuracy_page.CHANGED in page
 
 
 def test_what_has_few_trainings_stands_apart() -> None:
