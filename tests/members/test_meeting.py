@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ import tacit
 from in_threads import in_threads
 from tacit.api.away import way_of
 from tacit.api.semi_synchronous import SemiSynchronous
+from tacit.errors import PeerLost
 from tacit.members.record import MemberArrival, Period
 from tacit.members.roster import Roster
 from tacit.transports.member_links import served
@@ -54,6 +56,25 @@ def test_who_waits_arrives_again_where_the_store_is_another_one() -> None:
         semi.close()
     for each in (a, b):
         each.leave(calls=False)
+
+
+def test_a_newcomer_for_whom_there_is_no_room_any_more_calls_nobody() -> None:
+    store = served("127.0.0.1", 0)
+    x, y = (MemberArrival(name, name) for name in "xy")
+    store.set("period", Period(1, [x]).to_text())
+    late = begun("late", f"127.0.0.1:{store.port}", silence=60.0)
+    late._given = replace(late._given, max=2, patience=0.0)
+
+    def another_is_faster() -> None:
+        while not store.get("arrived/2"):
+            time.sleep(0.01)
+        store.set("period", Period(2, [x, y]).to_text())
+
+    threading.Thread(target=another_is_faster, daemon=True).start()
+    with pytest.raises(PeerLost, match="there are 2 members already"):
+        late.meet(MemberArrival("", ""))
+    assert not store.get("arrived/3")
+    late.leave(calls=False)
 
 
 def test_who_is_slow_for_ever_is_told(caplog: pytest.LogCaptureFixture) -> None:

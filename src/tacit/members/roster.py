@@ -135,7 +135,7 @@ class Roster:
         name: for logs and errors.
         period: the present one; number 0 before the first.
         called: set when somebody has arrived for the next period.
-        ask: asks what members find each other by, in the thread that trains.
+        ask: asks what members find each other by, for the thread that trains and those that connect for it.
         away_since: since when what members find each other by has not answered; 0: it has.
     """
 
@@ -251,7 +251,7 @@ class Roster:
             if arrived_for and now.number >= arrived_for and (mine_now or mine.closing):
                 return now
             if number != now.number + 1:  # what has been asked for is over
-                there = {}
+                there, may_come = {}, mine_now
                 continue
             living = [] if mine_now else [each for each in now.members if lives.is_alive(each)]
             may_come = False
