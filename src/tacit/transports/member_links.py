@@ -161,9 +161,10 @@ class Board(Protocol):
 class _Addresses(Store):
     """Where Gloo leaves the addresses of this rank's connections, and looks for those of the others.
 
-    Those of several groups travel in one text, which is written when all are there, and read at once. By
-    torch's trampolines for stores that are written in Python, and Gloo's keys: the number of a connection
-    of several, a slash, and a rank.
+    The first ones of all groups travel in one text, which is written when all are there, and read at once.
+    Others, of further connections or of what TORCH_DISTRIBUTED_DEBUG=DETAIL adds to a group, travel by
+    themselves: a group sets them when it has got the first ones. By torch's trampolines for stores that are
+    written in Python.
 
     Args:
         board: where the text is left.
@@ -184,8 +185,8 @@ class _Addresses(Store):
         self._lock = threading.Lock()
 
     def set(self, key: str, value: Any) -> None:
-        """Gloo's; a key of another connection than the first is written by itself."""
-        if _of_first(key):
+        """Gloo's; a key that a group sets after its first one is written by itself."""
+        if len(self._mine) < self._groups:
             self._mine[key] = value.hex()
         else:
             self._board.write(f"{self._name} {key}", value.hex())
@@ -195,27 +196,24 @@ class _Addresses(Store):
 
     def get(self, key: str) -> bytes:
         """Gloo's."""
-        if not _of_first(key):
-            return bytes.fromhex(self._found([f"{self._name} {key}"])[0])
         with self._lock:
             if not self._known:
                 while len(self._mine) < self._groups:
-                    time.sleep(_SOON)
+                    self._pause(_SOON)
                 self._board.write(f"{self._name}/{self._rank}", json.dumps(self._mine))
                 for text in self._found([f"{self._name}/{each}" for each in self._ranks]):
                     self._known |= json.loads(text)
-        return bytes.fromhex(self._known[key])
+        return bytes.fromhex(self._known.get(key) or self._found([f"{self._name} {key}"])[0])
 
     def _found(self, keys: list[str]) -> list[str]:
         while not all(texts := self._board.texts(keys)):
-            if self._is_off():
-                raise RuntimeError(_GONE)
-            time.sleep(_LOOK)
+            self._pause(_LOOK)
         return texts
 
-
-def _of_first(key: str) -> bool:
-    return key.split("/")[-2] == "0"
+    def _pause(self, seconds: float) -> None:
+        if self._is_off():
+            raise RuntimeError(_GONE)
+        time.sleep(seconds)
 
 
 def meeting_by(board: Board | None, name: str, limit: timedelta, is_off: Callable[[], bool]) -> Meeting:
