@@ -97,7 +97,7 @@ class Lives:
 
 
 class StoreLink:
-    """Asks the store, and connects again where that has failed.
+    """Asks the store, and connects again where that has failed. Several threads may ask.
 
     Args:
         way: how it is reached.
@@ -122,10 +122,11 @@ class StoreLink:
         began, told, pause = time.monotonic(), False, BEAT
         while True:
             try:
-                if self._bounded is None:
-                    self._bounded = BoundedStore(self._way.connected(ANSWER), ANSWER)
+                bounded = self._bounded  # another thread may close it meanwhile
+                if bounded is None:
+                    bounded = self._bounded = BoundedStore(self._way.connected(ANSWER), ANSWER)
                     self.since = time.monotonic()
-                return call(self._bounded)
+                return call(bounded)
             except RuntimeError as error:
                 self.close()
                 if time.monotonic() - (self._away_since() or began) >= self._patience:
@@ -156,6 +157,6 @@ class StoreLink:
 
     def close(self) -> None:
         """End the connection."""
-        if self._bounded is not None:
-            self._bounded.close()
-            self._bounded = None
+        bounded, self._bounded = self._bounded, None
+        if bounded is not None:
+            bounded.close()
