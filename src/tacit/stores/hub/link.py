@@ -290,9 +290,12 @@ class HubWay:
         if self._which is None:
             self._which = self._busy(min(seconds, _LOOK))
         try:
-            link = HubLink(self._addresses[self._which], self._secret, self._tls, seconds, me)
-            if self._trains and not (self._alone and self._was_there):
-                self._claim(link)
+            with contextlib.ExitStack() as failed:
+                link = HubLink(self._addresses[self._which], self._secret, self._tls, seconds, me)
+                failed.callback(link.close)
+                if self._trains and not (self._alone and self._was_there):
+                    self._claim(link)
+                failed.pop_all()
         except (AttachError, RuntimeError) as error:
             self._which = (self._which + 1) % len(self._addresses)
             if not isinstance(error, AttachError) or not self._was_there:
@@ -308,7 +311,6 @@ class HubWay:
         """Check that all members have this hub in one place of their list."""
         theirs = link.compare_set("place", "", self._place).decode()
         if theirs != self._place:
-            link.close()
             raise AttachError(
                 f"{link.name} is hub {theirs} to other members, and {self._place} to this one: write the "
                 f"same hubs in the same order for all, such as {EXAMPLE}"
@@ -326,11 +328,12 @@ class HubWay:
                 )
         busy: dict[bytes, int] = {}
         for i, address in enumerate(self._addresses if len(self._addresses) > 1 else ()):
-            with contextlib.suppress(RuntimeError):
-                link = HubLink(address, self._secret, self._tls, seconds)
+            with (
+                contextlib.suppress(RuntimeError),
+                contextlib.closing(HubLink(address, self._secret, self._tls, seconds)) as link,
+            ):
                 if link.check(["period" if self._first else "place"]):
                     busy.setdefault(link.get("hub"), i)
-                link.close()
         if len(busy) > 1:
             names = " and at ".join(":".join(map(str, self._addresses[i])) for i in busy.values())
             _log.warning(
