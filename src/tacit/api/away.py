@@ -55,7 +55,7 @@ class TimeAlone:
         away = can and roster.way.carries and roster.is_away()
         if away and time.monotonic() - roster.away_since < self._patience:
             return True
-        if self.steps:
+        if self.steps and not away:
             text = "%s meets the others again, and has missed the rounds of %d steps"
             _log.warning(text, roster.name, self.steps)
         self.steps = 0

@@ -227,7 +227,7 @@ class TorchTransport:
         work: dist.Work | Pairwise | None
         if at_once:
             slots.pack([payload])
-            copies = slots.message[:begin].view(peers, -1)
+            copies = slots.message[:begin].view(peers, slots.sizes[0])
             copies[1:] = copies[0]
             work = dist.all_to_all_single(all_, copies.view(-1), group=group, async_op=True)
         else:
