@@ -121,6 +121,8 @@ def main() -> None:
     options = parser.parse_args()
     if (options.links != LINKS or options.times) and not options.quick:
         parser.error("--links and --times are of --quick: write it too, or leave them out")
+    if options.times and options.experiment == "mp2":
+        parser.error("--times is of all experiments but mp2, whose steps are timed as it trains")
     if options.quick and options.data:
         parser.error("--quick trains digits, and --data would do nothing: leave one of them out")
     names = [*EXPERIMENTS, "mp2"] if options.experiment == "all" else [options.experiment]
