@@ -30,7 +30,7 @@ def test_the_ranks_end_well(ended: list[Ended]) -> None:
     ],
 )
 def test_the_others_name_a_rank_that_goes_wrong(fault: str, says: str) -> None:
-    ended = ranks("faulty_comm_hook.py", 3, fault, seconds=40, lost=1)
+    ended = ranks("faulty_comm_hook.py", 3, fault, lost=1)
     for rank in (0, 2):
         assert ended[rank].code == 1, ended[rank].text
         (said,) = ended[rank].said

@@ -15,9 +15,9 @@ KEPT: list[dist.ProcessGroup] = []
 
 
 def main() -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=1000))
     last = dist.get_rank() == dist.get_world_size() - 1
-    transport = TorchTransport(dist.group.WORLD, timedelta(seconds=100))
+    transport = TorchTransport(dist.group.WORLD, timedelta(seconds=1000))
     transport.open({"world": 2})
     posted = None
     if not last:

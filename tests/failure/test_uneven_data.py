@@ -11,7 +11,7 @@ SOON = 25
 
 @pytest.fixture(scope="module")
 def ended() -> list[Ended]:
-    return ranks("uneven_data.py", WORLD, "all", seconds=280)
+    return ranks("uneven_data.py", WORLD, "all")
 
 
 def told(name: str, ended: list[Ended]) -> list[dict[str, object]]:

@@ -19,7 +19,7 @@ NAMED = {"a": torch.zeros(30, 10), "b": torch.zeros(10), "c": torch.zeros(41, 5,
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
-    return ranks("delayed_checks.py", WORLD, str(tmp_path_factory.mktemp("checkpoints")), seconds=180)
+    return ranks("delayed_checks.py", WORLD, str(tmp_path_factory.mktemp("checkpoints")))
 
 
 @pytest.mark.parametrize("name", CHECKS)

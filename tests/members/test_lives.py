@@ -28,12 +28,6 @@ def test_the_last_words_of_the_dead_come_into_a_store_that_was_started_again() -
     assert keys == [life_key("b/1", 0)]
     lives.hear(keys, [json.dumps(asdict(life))])
     assert lives.is_alive(member)
-    member, life = MemberArrival(id="b/1", name="b"), Life(beat=7, says=said)
-    lives = Lives(silence=5.0, ranks=[0])
-    keys = lives.keys([member])
-    assert keys == [life_key("b/1", 0)]
-    lives.hear(keys, [json.dumps(asdict(life))])
-    assert lives.is_alive(member)
     lives.hear(keys, [""])  # the store was away, and b has died meanwhile
     texts = Texts()
     lives.fill(texts)  # type: ignore[arg-type]

@@ -6,7 +6,6 @@ from localsgd_checks import CHECKS
 from rank_processes import Ended, assert_passed, ranks
 
 WORLD = 4
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from rank_processes import Ended, assert_passed, ranks
 
 @pytest.fixture(scope="module")
 def ended() -> list[Ended]:
-    return ranks("pairs_on_gloo.py", 4, "checks", seconds=200)
+    return ranks("pairs_on_gloo.py", 4, "checks")
 
 
 @pytest.mark.parametrize("name", CHECKS)
