@@ -48,7 +48,7 @@ def headline(comparison: Comparison) -> str:
     as_good = [row for row in reached or others if not _loses(row)]
     best = max(as_good or reached or others, key=lambda row: row.speedup or 0)
     missed = "" if reached or comparison.target is None else _missed(base, comparison)
-    return f"{_pace(best, base)} {where(comparison)}{_traffic(best)}{_accuracy(best, base)}{missed}."
+    return f"{_pace(best, base)} {where(comparison)}{_traffic(best, base)}{_accuracy(best, base)}{missed}."
 
 
 def _counted(base: Row, others: Sequence[Row]) -> str:
@@ -58,7 +58,7 @@ def _counted(base: Row, others: Sequence[Row]) -> str:
         return f"{base.algorithm} reached {base.accuracy or math.nan:.3f} accuracy, with {IN_PROCESS}."
     as_good = [row for row in others if not _loses(row)]
     best = max(as_good or others, key=lambda row: row.reduction or 0)
-    sent = _traffic(best).removeprefix(" and")
+    sent = _traffic(best, base).removeprefix(" and")
     return f"{best.algorithm}{sent} than {base.algorithm}{_accuracy(best, base)}, with {IN_PROCESS}."
 
 
@@ -287,7 +287,7 @@ def _alone(base: Row, comparison: Comparison) -> str:
 
 
 def _pace(best: Row, base: Row) -> str:
-    times = best.speedup or 0
+    times = (best.speedup or 0) / (base.speedup or 1)  # both are against the first row
     if round(times, 2) > 1:
         shown = f"{times:.1f}" if round(times, 1) > 1 else f"{times:.2f}"
         return f"{best.algorithm} trained {shown}x as fast as {base.algorithm}"
@@ -295,11 +295,11 @@ def _pace(best: Row, base: Row) -> str:
     return f"Nothing trained faster than {base.algorithm}: {best.algorithm} took {took}"
 
 
-def _traffic(best: Row) -> str:
-    if best.reduction is None:
+def _traffic(best: Row, base: Row) -> str:
+    if best.reduction is None or base.reduction in (None, 1):
         return ""
-    change = "less" if best.reduction >= 0 else "more"
-    return f" and sent {abs(best.reduction):.1%} {change}".replace("%", " %")
+    less = 1 - (1 - best.reduction) / (1 - base.reduction)
+    return f" and sent {abs(less):.1%} {'less' if less >= 0 else 'more'}".replace("%", " %")
 
 
 def _accuracy(best: Row, base: Row) -> str:

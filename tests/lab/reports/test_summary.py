@@ -267,5 +267,8 @@ def test_replicas_that_come_and_go_are_compared_with_each_other() -> None:
     found = reports.compare([HEAD, DDP, *churn, *ends])
     assert [row.faults for row in found.rows] == [None, 1, 0]
     assert summary.headline(found).startswith("lowbit under churn trained in 10.0 s")
+    calm = replace(lowbit, algorithm="dense under churn", seconds=40.0)
+    churn = [replace(each, went=[[1.0, 2, "killed"]]) for each in churn]
+    assert summary.headline(reports.compare([HEAD, calm, *churn, *ends])).startswith(said)
     assert summary.notices(reports.compare([HEAD, *ends]), [HEAD, *ends]) == []
     assert "no finished compute-only" in str(summary.notices(reports.compare([HEAD, DDP, *ends]), []))
