@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
+import weakref
 from datetime import timedelta
 from pathlib import Path
 
@@ -54,6 +56,23 @@ def test_all_groups_share_the_thread_that_waits_for_sockets() -> None:
             x = torch.full((3,), float(i))
             dist.all_reduce(x, group=group)
             assert x.tolist() == [i] * 3
+    finally:
+        dist.destroy_process_group()
+
+
+def test_nothing_holds_a_group_of_members_that_is_over() -> None:
+    """It has threads and connections of its own, and there is one for each period."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group = member_group(
+            meeting_by(None, "over", timedelta(seconds=60), bool), 0, 1, timedelta(seconds=60)
+        )
+        own_groups(group, [0], timedelta(seconds=9), "gloo", (0, "world"), 1)
+        left = weakref.ref(group)
+        disband(group)
+        del group
+        gc.collect()
+        assert left() is None
     finally:
         dist.destroy_process_group()
 

@@ -62,7 +62,7 @@ _AHEAD = 3
 """How many of these are made."""
 _CONTROL: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _NOTICES: dict[tuple[int, ...], dist.ProcessGroup] = {}
-_MADE: Counter[object] = Counter()
+_MADE: Counter[tuple[object, ...]] = Counter()
 """The number of groups made for these ranks; equal on all of them, whatever else a rank takes part in."""
 _NOTICE, _SHARING = "tacit", "tacit-gloo"
 """The names of two backends: one that only reports a shutdown, and Gloo with one thread for all sockets."""
@@ -301,6 +301,8 @@ def disband(parent: dist.ProcessGroup) -> None:
     own = [group for key in [*_OWN] if key[0] is parent for group in _OWN.pop(key)]
     own += _READY.pop(parent).values()
     retire({group: () for group in (*own, parent) if group not in _RETIRED})
+    for key in [key for key in _MADE if key[0] is parent]:
+        del _MADE[key]  # which would hold the group, and with it its connections and threads
     _OF_MEMBERS.pop(parent).close()
 
 
