@@ -67,3 +67,13 @@ def test_steps_that_the_gone_had_not_sent_are_counted() -> None:
     a, b = (arrived(id, 8, [5], [True]) for id in "ab")
     gone = {"b": Life(step=11, unsent=3), "c": None}
     assert following(after(a, b), {"a": a}, gone, 64).lost == 3
+
+
+def test_what_was_said_goes_with_the_state() -> None:
+    """Those that begin after all others have gone begin with the data, too."""
+    a, b = (replace(arrived(id, 8, [5], [True]), says={"epoch": 4}) for id in ("a", "b"))
+    now = after(a, b)
+    new = arrived("new", 0, [0], [True], ready=False)
+    gone = {"a": Life(step=8, says={"epoch": 5})}
+    assert following(now, {"b": b, "new": new}, gone, 64).said == [{"epoch": 5}, {"epoch": 4}]
+    assert following(now, {"new": new}, gone, 64).said == []

@@ -231,7 +231,7 @@ class MembersAtWork:
         if self.roster.place in period.behind(first.number):
             self._sent = first.rounds, first.levels[-1].session.step + first.unacted
         if self._ranks.rank == 0:
-            if period.number > 1 and not any(each.ready for each in period.members):
+            if period.number > 1 and not any(each.ready or each.known for each in period.members):
                 _log.warning(
                     "all members of period %d are gone, and their state with them: training begins anew",
                     period.number - 1,

@@ -172,7 +172,8 @@ def following(
     members = [*stay, *new][:most]
     last = {id: life.says for id, life in gone.items() if life is not None}
     last |= {id: each.says for id, each in there.items()}
-    said = [last[each.id] for each in now.members if each.id in last]
+    # What was said of a training whose state nobody has any more is not of the one that begins.
+    said = [last[each.id] for each in now.members if each.id in last] if ready else []
     sources = [members.index(each) if each in members else 0 for each in firsts] or [0 for _ in ranks]
     lost = sum(life.unsent for life in gone.values() if life is not None)
     # A store that was started again may have got the record before one that some had read already.
