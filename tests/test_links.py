@@ -136,7 +136,7 @@ def test_places_are_told_by_latency_with_a_topology_that_goes_by_them() -> None:
     found = in_places(0, 0, 1, 1)
     assert found.places() == [[0, 1], [2, 3]]
     assert "There are 2 places: nodes 0, 1; nodes 2, 3. Latency is 0.2 ms at most inside and 30" in str(found)
-    assert "bf16:topology=hierarchical, averages inside them first." in str(found)
+    assert "bf16:topology=hierarchical, averages inside them first: it saves" in str(found)
     assert in_places(0, 1, 0, 1, 2, 2).places() == [[0, 2], [1, 3], [4, 5]]
     assert "hierarchical" not in str(in_places(0, 0, 1)), "it takes places of one size alone"
 

@@ -169,6 +169,8 @@ def command(
             "'topk', 'efsign' and 'powersgd' cost accuracy with Adam.",
             err=True,
         )
+    if shape.sites > 1:
+        typer.echo("The plan knows no places: all nodes are as far apart as two places.", err=True)
     if shape.impaired:
         typer.echo("The plan is made without the links' loss, jitter, MTU and NAT.", err=True)
     coming = None if lives is None else ChurnPlan(members, lives, made.compute)

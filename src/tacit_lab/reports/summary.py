@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tacit.errors import ConfigError
@@ -14,6 +15,7 @@ from tacit_lab.study.search import BESIDE_SGD
 
 TWO_SEEDS = "Two seeds: an interval of two pairs says next to nothing; three are the least."
 UNFINISHED = "it was still running, or was killed"
+_PERIOD = re.compile(r"\bsync_every=(\d+)(?:, fragments=(\d+))?")
 
 
 def close_open_runs(records: Iterable[Record]) -> list[Record]:
@@ -161,7 +163,11 @@ def doubts(records: Sequence[Record]) -> list[str]:
     }
     begun = {key: head.weights for key, head in heads.items() if head.weights is not None and key in ends}
     found = [*_other_weights(begun), *_useless_seeds(begun, ends), *_other_lengths(begun, ends)]
-    found += [*_closings(records, ends), *_of_numbers(compare(records) if heads else None)]
+    found += [
+        *_short(heads, ends),
+        *_closings(records, ends),
+        *_of_numbers(compare(records) if heads else None),
+    ]
     return [*_relayed(ends.values()), *_calm(records, heads, ends), *found]
 
 
@@ -185,6 +191,21 @@ def _calm(
                 f"Nothing happened to a replica in {name}: it took {seconds:.1f} s, and one goes every "
                 f"{every:g} s. Write more --epochs, or a shorter --churn."
             )
+
+
+def _short(heads: Mapping[RunKey, RunRecord], ends: Mapping[RunKey, EndRecord]) -> Iterator[str]:
+    """The algorithms whose runs were over before their first round."""
+    found = dict[str, tuple[int, int]]()
+    for key, end in ends.items():
+        told = _PERIOD.findall(heads[key].strategy if key in heads else "")
+        periods = [int(period) // int(fragments or 1) for period, fragments in told]
+        if end.steps and periods and end.steps < min(periods):
+            found[key.algorithm] = end.steps, min(periods)
+    for name, (steps, period) in found.items():
+        yield (
+            f"{name} exchanges every {period} steps, and its run had {steps}: it made no round but that of "
+            "closing, so its seconds and bytes are not those of a training. Write more --epochs."
+        )
 
 
 def _closings(records: Sequence[Record], ends: Mapping[RunKey, EndRecord]) -> Iterator[str]:

@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 from sample_records import ALONE, DDP, HEAD, TOPK, WHOLE, comparison
 
+from tacit.algorithms import parse
 from tacit.errors import ConfigError
 from tacit_lab import records, reports
 from tacit_lab.reports import summary
@@ -183,6 +184,20 @@ def test_what_closing_sends_is_told_where_it_is_much() -> None:
     assert summary.doubts([records_[0], replace(point, bytes_between_nodes=990_000_000), records_[1]]) == []
     alone = [replace(each, algorithm=records.COMPUTE_ONLY) for each in (records_[0], point, records_[1])]
     assert summary.doubts(alone) == []
+
+
+def test_a_run_without_a_round_is_doubted() -> None:
+    def told(strategy: str, steps: int) -> list[str]:
+        head, end = begun("diloco", 0, 1.0, steps=steps)
+        assert isinstance(head, records.RunRecord)
+        return summary.doubts([replace(head, strategy=strategy), end])
+
+    (only,) = told(str(parse("diloco")), 22)
+    assert only.startswith(
+        "diloco exchanges every 32 steps, and its run had 22: it made no round but that of"
+    )
+    assert told(str(parse("diloco")), 32) == told(str(parse("topk")), 1) == []
+    assert told(str(parse("streaming-diloco:sync_every=40,fragments=2")), 22) == []
 
 
 def test_what_is_faster_than_nothing_to_send_is_doubted() -> None:
