@@ -129,8 +129,8 @@ def command(
     churn: Annotated[
         str | None,
         typer.Option(
-            help="How often a replica is killed (kill -9) or frozen, by a seeded schedule; it is started "
-            "again when the next one goes, and a frozen one is killed then. For algorithms that members can "
+            help="How often a replica is killed (kill -9) or frozen, by a seeded schedule; when the next one "
+            "goes, it is started again, or goes on. For algorithms that members can "
             "have, such as lowbit, diloco and dense, with one rank a node. With the --out of a comparison "
             "without it, whose rates it takes, the table has the goodput, e.g. 20s",
             show_default=False,
