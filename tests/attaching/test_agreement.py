@@ -56,7 +56,9 @@ def test_a_rate_that_one_rank_changes_is_found_while_they_train(name: str, ended
 def test_a_rate_that_differed_for_some_steps_is_told_at_the_end(ended: list[Ended]) -> None:
     kind, says = told("for a while", ended)
     assert kind == "RatesDiffer"
-    assert re.match(r"ranks \d and \d had different learning rates in a step before 13", says), says
+    at_the_end = r"ranks \d and \d had different learning rates in a step before 13"
+    meanwhile = r"rank \d has taken step \d+ with the learning rate 0\.\d+, rank \d with 0\.\d+"
+    assert re.match(f"{at_the_end}|{meanwhile}", says), says  # a slow machine lets somebody see it
 
 
 def test_one_schedule_on_all_ranks_is_fine(ended: list[Ended]) -> None:

@@ -289,12 +289,12 @@ def test_with_workers_what_they_have_asked_for_is_trained() -> None:
     record = started(2, 64)
     a, b = record.order
     data = TensorDataset(torch.arange(64))
-    loader = DataLoader(data, batch_size=4, sampler=a.sampler, num_workers=2, prefetch_factor=2)
+    loader = DataLoader(data, batch_size=4, sampler=a.sampler, num_workers=1, prefetch_factor=4)
     trained: list[int] = []
     batches = iter(loader)
     assert len(loader) == 8
     trained += next(batches)[0].tolist()
-    assert a.sampler.progress()["taken"] == 20  # this batch, and four that the workers prepare
+    assert a.sampler.progress()["taken"] == 20  # this batch, and four that the worker prepares
     b.take(10)
     b.tell()
     changed(record, [a])
