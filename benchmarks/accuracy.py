@@ -274,7 +274,8 @@ def again(done: Mapping[StudyRun, Ended], rows: Sequence[Row], options: argparse
             jobs.setdefault(job.arm, (job, row))
 
     def keep(job: StudyRun, now: Ended) -> None:
-        then, stands = done[job], as_recorded(now, done[job], jobs[job.arm][1]["gap"]["half"])
+        then = done[job]
+        stands = as_recorded(now, then, jobs[job.arm][1]["gap"]["half"])
         if stands:
             note(job.arm, job)
         print(

@@ -11,6 +11,7 @@ from typing import Any
 from markdown_tables import markdown
 from paired import ROOT
 from tacit.files import put
+from tacit_lab.study.jobs import written
 
 PAGE = ROOT / "docs" / "accuracy-tables.md"
 """Written whole; docs/accuracy.md, which a test compares with the trainings, is written by hand."""
@@ -79,11 +80,6 @@ def facts(rows: Sequence[Row]) -> list[dict[str, Any]]:
         }
         for row in longest.values()
     ]
-
-
-def written(arm: str, steps: int) -> str:
-    """What is attached in a training of so many steps, some of whose arguments follow its length."""
-    return arm.format(fifth=steps // 5, tenth=steps // 10, thirtieth=steps // 30)
 
 
 def _attached(row: Row) -> str:

@@ -17,6 +17,7 @@ from paired import RESULTS
 from tacit_lab import records, reports
 from tacit_lab.reports.comparison import compare
 from tacit_lab.reports.table import cells
+from tacit_lab.study.jobs import written
 
 GAP = re.compile(r"\**([+-]\d+\.(\d+)) ± (\d+\.\d+)\**")
 LEAN = (
@@ -75,7 +76,7 @@ def test_the_tables_of_accuracies_are_made_of_the_trainings(trained: list[dict[s
 
     def marked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """As on the page: to look at all fingerprints takes a minute."""
-        texts = [accuracy_page.written(row["arm"], row["steps"]) for row in rows]
+        texts = [written(row["arm"], row["steps"]) for row in rows]
         return [{**row, "stands": f"| `{arm}` † |" not in text} for row, arm in zip(rows, texts, strict=True)]
 
     assert accuracy_page.page(marked(trained), marked(once), about, accuracy.PLAIN) == text
@@ -86,7 +87,7 @@ def test_the_gaps_of_the_summary_are_those_of_the_trainings(trained: list[dict[s
     found = 0
     for first, *others in rows:
         (name,) = re.findall(r"`([^`]+)`", first)
-        gaps = [each["gap"] for each in trained if accuracy_page.written(each["arm"], each["steps"]) == name]
+        gaps = [each["gap"] for each in trained if written(each["arm"], each["steps"]) == name]
         for mean, places, half in (match.groups() for match in map(GAP.fullmatch, others) if match):
             digits = len(places)
             known = {(f"{100 * g['mean']:+.{digits}f}", f"{100 * g['half']:.{digits}f}") for g in gaps}
@@ -221,7 +222,7 @@ def of_arm(trained: list[dict[str, Any]], task: str, steps: int, name: str) -> d
     (row,) = (
         row
         for row in trained
-        if (row["task"], row["steps"]) == (task, steps) and accuracy_page.written(row["arm"], steps) == name
+        if (row["task"], row["steps"]) == (task, steps) and written(row["arm"], steps) == name
     )
     return row
 
