@@ -172,11 +172,15 @@ TASKS = {
         "cifar10", "resnet8", 16, 48_000, rule=Rule(longest=9600, choosing=3, validation=VALIDATION)
     ),
     "cifar10-large": Task("cifar10", "resnet8", 32, 10_000, rule=Rule(searched=624, validation=VALIDATION)),
+    "resnet20": Task(
+        "cifar10", "resnet20", 32, 48_000, rule=Rule(longest=600, choosing=3, validation=VALIDATION)
+    ),
     "mnist": Task("mnist", "lenet", 32, 58_000, rule=Rule(validation=VALIDATION)),
     "text": Task("bytes", rule=BY_ADAM),
     "text-large": Task("bytes", judged=98_304, rule=BY_ADAM),
     # Trained on a GPU, with the library of another Python: no pair is of both.
     "text-gpu": Task("bytes", judged=98_304, rule=BY_ADAM),
+    "gpt": Task("gpt", judged=98_304, rule=replace(BY_ADAM, validation=12_288)),
     "digits": Task("digits"),
 }
 STEPS = (600, 2400, 9600)
@@ -219,9 +223,21 @@ def recipe_of(task: Task, data: str | None) -> Any:
 
     from tacit_lab.recipes import bytes as text
     from tacit_lab.recipes import digits, images
+    from tacit_lab.recipes.models.precision import InBfloat16
 
     if task.kind == "bytes":
         return text.Bytes(task.judged or text.HELD_OUT_BYTES)
+    if task.kind == "gpt":
+
+        class Gpt(text.Gpt):
+            """The recipe's network in bf16, on twice as much text."""
+
+            train_bytes = 4_000_000
+
+            def model(self, seed: int) -> nn.Module:
+                return InBfloat16(super().model(seed))
+
+        return Gpt(task.judged)
     if task.kind == "digits":
         return digits.Digits()
     assert data is not None
@@ -329,7 +345,7 @@ def parsed() -> argparse.Namespace:
 
     for arm in options.arms.split(";") if options.arms else ():
         try:
-            parse(arm)
+            parse(written(arm, min(STEPS)))
         except ConfigError as error:
             parser.error(f"--arms: {error}")
     unknown = [each for each in options.task.split(",") if each not in TASKS]

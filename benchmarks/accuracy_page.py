@@ -20,10 +20,12 @@ FACTS = ROOT / "src" / "tacit_lab" / "accuracy.json"
 TITLES = {
     "cifar10": "resnet8 on 48,000 images of CIFAR-10 (JPEG q75), 16 x 16 pixels",
     "cifar10-large": "resnet8 on 10,000 images of CIFAR-10 (JPEG q75), 32 x 32 pixels",
+    "resnet20": "ResNet-20 on 48,000 images of CIFAR-10 (JPEG q75), 32 x 32 pixels",
     "mnist": "LeNet-5 on 58,000 images of MNIST",
     "text": "a byte-level GPT on the source of Python's library",
     "text-large": "the byte-level GPT, judged by eight times as much text",
     "text-gpu": "the byte-level GPT on the library of Python 3.11.2, judged by eight times as much text",
+    "gpt": "a byte-level GPT of 10.8 million parameters, in bf16, on 4 MB of Python's library",
     "digits": "digits",
 }
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666", "#8c564b")

@@ -112,10 +112,11 @@ class Gpt(Bytes):
     target = 0.35
     batch = 4
     steps = 40
+    train_bytes = TRAIN_BYTES
 
     def data(self) -> TextWindows:
         """The text; learning rates are chosen by some behind what is trained on."""
-        return _data(HELD_OUT_BYTES, VALIDATION_BYTES)
+        return _data(self._held_out, VALIDATION_BYTES, self.train_bytes)
 
     def model(self, seed: int) -> nn.Module:
         """Six blocks of width 384: 10,795,008 parameters."""
@@ -131,7 +132,9 @@ class Gpt(Bytes):
 
 
 @cache
-def _data(held_out_bytes: int = HELD_OUT_BYTES, validation_bytes: int = 0) -> TextWindows:
+def _data(
+    held_out_bytes: int = HELD_OUT_BYTES, validation_bytes: int = 0, train_bytes: int = TRAIN_BYTES
+) -> TextWindows:
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(library.glob("*.py"))
     if len(files) <= HELD_OUT_EVERY:
@@ -140,9 +143,9 @@ def _data(held_out_bytes: int = HELD_OUT_BYTES, validation_bytes: int = 0) -> Te
     train = [path for path in files if path not in held_out]
     texts = [b"".join(path.read_bytes() for path in paths) for paths in (train, held_out)]
     return TextWindows(
-        windows(texts[0], TRAIN_BYTES),
+        windows(texts[0], train_bytes),
         windows(texts[1], held_out_bytes, spread=True),
-        windows(texts[0][TRAIN_BYTES:], validation_bytes, spread=True),
+        windows(texts[0][train_bytes:], validation_bytes, spread=True),
     )
 
 
