@@ -186,7 +186,7 @@ class ShardAtWork:
     def to_common_point(self) -> None:
         """Give the model the parameters on which all members last agreed."""
         for level in self.levels:
-            if level.progress is not None and not level.strategy.topology.mixes:
+            if level.progress is not None and carried.has_common_point(level, level.session.step):
                 level.progress.go_to_anchor()
 
     def _dispatcher(self) -> HookDispatcher | None:

@@ -67,22 +67,23 @@ def with_replica(
 ) -> CarriedState:
     """The state with this replica's model and optimizers, for another member.
 
-    Others wait for it, so what need not travel is left out: what this rank alone had not sent; parameters,
-    where the other one begins at the common point, which the state has; where the optimizers' states are
-    each replica's own, as with local steps, those of one that has its own, and half of the bits for a
-    newcomer.
+    Others wait for it, so what need not travel is left out: what this rank alone had not sent, and what is of
+    no use to other members; parameters, where the other one begins at the common point, which the state has;
+    where the optimizers' states are each replica's own, as with local steps, those of one that has its own,
+    and half of their bits. A variance that all keep in common travels in half of the bits, too, but to all.
     """
-    session = {key: value for key, value in state.session.items() if not _is_of_a_rank(key)}
-    known = spec.named if all(map(_has_anchor, levels)) else {}
+    step, mixing = state.session["steps"][-1], _mixing(levels)
+    useless = {key for key in state.session if _is_of_a_rank(key) or _begins_anew(key, mixing)}
+    session = {key: value for key, value in state.session.items() if key not in useless}
+    known = spec.named if any(has_common_point(level, step) for level in levels) else {}
     whole = spec.model.module.state_dict()
     model = {name: local(each.detach()).clone() for name, each in whole.items() if name not in known}
-    own = all(
-        level.subject == "delta" and level.momentum == "local" and level.renewals is None
-        for level in spec.strategy.levels
-    )
+    local_momenta = all(level.strategy.momentum == "local" for level in levels)
+    apart = local_momenta and any(_steps_alone(level, step) for level in levels)
+    own = apart and all(level.strategy.renewals is None for level in levels)
     optimizers = [
         {
-            i: {field: _sent(value, own) for field, value in of.items()}
+            i: {field: _sent(value, halved=apart) for field, value in of.items()}
             for i, of in each.state_dict()["state"].items()
         }
         for each in (() if own and not newcomer else spec.optimizers)
@@ -94,6 +95,18 @@ def _is_of_a_rank(key: str) -> bool:
     """Whether it is state that one rank alone has, by its key."""
     match = KEY.fullmatch(key)
     return match is not None and match["owner"].startswith("rank")
+
+
+def _mixing(levels: Sequence[Level]) -> list[set[tuple[str, str]]]:
+    return [level.session.store.mixing for level in levels]
+
+
+def _begins_anew(key: str, mixing: Sequence[set[tuple[str, str]]]) -> bool:
+    """Whether it is state that other members cannot go on with: what a rank keeps for all, or of others."""
+    match = KEY.fullmatch(key)
+    return match is not None and (
+        is_topologys(match["field"]) or (match["name"], match["field"]) in mixing[int(match["level"])]
+    )
 
 
 def take(
@@ -122,21 +135,17 @@ def take(
     """
     fresh = present(spec, levels).session
     rank, peers = levels[0].session.transport.place(WORLD)
-    mixing = [level.session.store.mixing for level in levels]
+    mixing = _mixing(levels)
     session = {**state.session, "ranks": peers, "steps": [step - unacted for _ in levels]}
     session["topologies"] = fresh["topologies"]
     session["schedule_state"] = schedule or session["schedule_state"]
     tensors = {key: value for key, value in fresh.items() if KEY.fullmatch(key)}
     for key, value in state.session.items():
-        match = KEY.fullmatch(key)
-        if match is None:
+        if KEY.fullmatch(key) is None:
             continue
         del session[key]
         ranks_own = _is_of_a_rank(key)
-        of_others = (
-            is_topologys(match["field"]) or (match["name"], match["field"]) in mixing[int(match["level"])]
-        )
-        if not of_others and (own or not ranks_own):
+        if not _begins_anew(key, mixing) and (own or not ranks_own):
             tensors[f"rank{rank}/{key.partition('/')[2]}" if ranks_own else key] = value
     if not own:
         _put(state, spec)
@@ -145,7 +154,7 @@ def take(
         if level.progress is None:
             continue
         level.progress.catch_up(step - 1, state.session["ranks"])
-        if not own and _has_anchor(level):
+        if not own and has_common_point(level, level.session.step):
             level.progress.go_to_anchor({} if late is None else late.moved[i])
 
 
@@ -158,9 +167,14 @@ def _sent(value: Any, halved: bool) -> Any:
     return mine.clone() if torch.is_tensor(mine) else mine  # of a view the whole memory would travel
 
 
-def _has_anchor(level: Level) -> bool:
-    """Whether there is a point at which all replicas agree when a round has ended."""
-    return level.progress is not None and not level.strategy.topology.mixes
+def _steps_alone(level: Level, step: int) -> bool:
+    """Whether replicas differ between its rounds after so many steps."""
+    return level.progress is not None and not level.session.schedule.inactive(step)
+
+
+def has_common_point(level: Level, step: int) -> bool:
+    """Whether there is a point at which all replicas agree when a round has ended, after so many steps."""
+    return _steps_alone(level, step) and not level.strategy.topology.mixes
 
 
 def _put(state: CarriedState, spec: AttachSpec) -> None:
