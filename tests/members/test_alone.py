@@ -9,10 +9,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
+from tacit.api import members_at_work
 from tacit.api.member_changes import MembersChange
 from tacit.api.members import MemberSession
 from tacit.checkpoint import carried
-from tacit.errors import PeerLost
+from tacit.errors import AttachError, PeerLost
 from tacit.members.record import RankArrival
 
 
@@ -28,25 +29,49 @@ def at_work(store: str, algorithm: str, steps: int = 3) -> MemberSession:
     return session
 
 
-@pytest.mark.parametrize("algorithm", ["lowbit", "dense"])
+@pytest.mark.parametrize("algorithm", ["lowbit", "dense", "zeroone-adam"])
 def test_what_need_not_travel_to_another_member_is_left_out(store: str, algorithm: str) -> None:
     with at_work(store, algorithm) as session:
         spec, levels = session.options, session.levels
         kept = carried.present(spec, levels)
-        new, late = (carried.with_replica(kept, spec, levels, newcomer) for newcomer in (True, False))
+        of_a_mean = {"shared/0/0.weight/topology.second": torch.ones(32)}
+        given = replace(kept, session=kept.session | of_a_mean)
+        new, late = (carried.with_replica(given, spec, levels, newcomer) for newcomer in (True, False))
     trained = {"0.weight", "0.bias", "1.weight", "1.bias"}
     kinds = {each["exp_avg"].dtype for each in new.optimizers[0].values()}
-    if algorithm == "lowbit":
-        assert not trained & new.model.keys()
-        assert kinds == {torch.bfloat16}
-        assert not late.optimizers
-    else:
+    if algorithm == "dense":
         assert trained <= new.model.keys()
         assert kinds == {torch.float32}
-        assert len(late.optimizers) == 1
+    else:
+        assert not trained & new.model.keys()
+        assert kinds == {torch.bfloat16}
+    assert len(late.optimizers) == (algorithm != "lowbit")
     assert "1.running_mean" in new.model
-    assert any(key.startswith("rank0/") for key in kept.session) == (algorithm == "lowbit")
-    assert not any(key.startswith("rank0/") for key in new.session)
+    assert any(key.startswith("rank0/") for key in kept.session) == (algorithm != "dense")
+    assert not any(key.startswith("rank0/") or "topology" in key.split("/")[-1] for key in new.session)
+
+
+def test_while_replicas_are_equal_a_newcomer_takes_their_parameters(store: str) -> None:
+    """Later it begins where they agree in rounds; before the first there is no such point."""
+    with at_work(store, "postlocal:start_step=4") as session:
+        spec, levels = session.options, session.levels
+        whole = carried.with_replica(carried.present(spec, levels), spec, levels, newcomer=True)
+        trained = {name: p.detach().clone() for name, p in spec.named.items()}
+        for p in spec.named.values():
+            torch.nn.init.zeros_(p)
+        carried.take(whole, spec, levels, 3, unacted=False, own=False)
+        assert all(torch.equal(p, trained[name]) for name, p in spec.named.items())
+        assert {each["exp_avg"].dtype for each in whole.optimizers[0].values()} == {torch.float32}
+
+
+def test_another_version_of_what_members_write_is_refused(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with at_work(store, "lowbit", steps=0):
+        pass
+    monkeypatch.setattr(members_at_work, "form", lambda: "another")
+    with pytest.raises(AttachError, match=r"another version of tacit than.*texts another here"):
+        at_work(store, "lowbit")
 
 
 def test_rounds_that_follow_measurements_go_on_as_the_source_says(store: str) -> None:

@@ -57,6 +57,12 @@ def test_those_that_are_as_far_as_the_source_share_out_who_takes_its_state() -> 
     assert period.givers(0) == {3: 0, 4: 1, 5: 0}
 
 
+def test_of_two_newcomers_of_one_name_the_first_one_is_a_member() -> None:
+    first, second = (replace(arrived(id, 0, [0], [True], ready=False), name="a") for id in "xy")
+    assert [each.id for each in after(first, second).members] == ["x"]
+    assert [each.id for each in after(arrived("a", 8, [5], [True]), second).members] == ["a"]
+
+
 def test_no_two_periods_have_one_number() -> None:
     """One had read the fifth record when the store died, and the next store got an earlier one."""
     there = after(arrived("a", 8, [5], [True]), replace(arrived("b", 8, [5], [True]), known=5))

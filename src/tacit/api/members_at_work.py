@@ -27,7 +27,7 @@ from tacit.errors import AttachError, NonFinite, RoundError
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.members.lives import BEAT
-from tacit.members.record import MemberArrival, Period
+from tacit.members.record import MemberArrival, Period, form
 from tacit.members.roster import Members, Roster
 from tacit.model.trained_model import locals_of
 from tacit.optimizer_hooks.global_hooks import StepsHandle, after_steps, before_steps
@@ -85,7 +85,9 @@ class MembersAtWork:
         self._semi = SemiSynchronous(self.roster, given.semi_synchronous, spec.weight)
         self._handles: list[StepsHandle] = []
         try:
-            self.roster.begin({**trained(spec), "semi_synchronous": str(given.semi_synchronous)})
+            described = {**trained(spec), "semi_synchronous": str(given.semi_synchronous)}
+            described["version of tacit"] += f", members' texts {form()}"
+            self.roster.begin(described)
             self._shards[0].warm_up()
             self._enter()
             self._finish_step()

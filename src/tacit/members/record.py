@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
 from tacit import described
@@ -169,7 +170,10 @@ def following(
     passed = any(not each.ranks[rank].acted for rank, each in enumerate(firsts))
     stay = [each for each in old if not (each.closing and passed)]
     new = [each for id, each in there.items() if now.place_of(id) < 0 and not each.closing]
-    members = [*stay, *new][:most]
+    by_name: dict[str, MemberArrival] = {}
+    for each in (*stay, *new):
+        by_name.setdefault(each.name, each)  # the second one of a name is refused once the first is at work
+    members = [*by_name.values()][:most]
     last = {id: life.says for id, life in gone.items() if life is not None}
     last |= {id: each.says for id, each in there.items()}
     # What was said of a training whose state nobody has any more is not of the one that begins.
@@ -179,3 +183,13 @@ def following(
     # A store that was started again may have got the record before one that some had read already.
     number = max([now.number, *(each.known for each in there.values())]) + 1
     return Period(number, members, sources, said, lost)
+
+
+def form() -> str:
+    """A checksum of what these texts consist of: versions of tacit with others cannot read each other's."""
+    kinds = [
+        f"{each.name}: {each.type}"
+        for of in (Period, MemberArrival, RankArrival, Life)
+        for each in fields(of)
+    ]
+    return f"{zlib.crc32(' '.join(kinds).encode()):08x}"
