@@ -85,3 +85,23 @@ def test_patience_counts_from_the_beginning_of_an_outage(monkeypatch: pytest.Mon
         with pytest.raises(PeerLost, match="the store does not answer for 60 s"):
             StoreLink(way, 60.0, lambda since=away_since: since).store(lambda store: store.check([]))
         assert waits <= sum(pauses) <= waits + (2.0 if waits else 0.0)
+
+
+def test_where_a_connection_has_ended_a_new_one_tells_whether_the_store_is_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A hub that was started again is not said to be away."""
+    answers: list[Any] = [RuntimeError("the hub is gone"), 7]
+
+    def call(_: object) -> int:
+        answer = answers.pop(0)
+        if isinstance(answer, RuntimeError):
+            raise answer
+        return int(answer)
+
+    way: Any = SimpleNamespace(name="the hub", longest_pause=0.0, connected=lambda seconds: object())
+    link = StoreLink(way, 60.0)
+    link.store(lambda store: store)
+    assert link.store(call) == 7
+    assert not caplog.messages
+    link.close()

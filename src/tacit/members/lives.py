@@ -119,10 +119,11 @@ class StoreLink:
         Raises:
             PeerLost: it does not answer for longer than `patience`.
         """
-        began, told, pause = time.monotonic(), False, BEAT
+        began, told, pause, new = time.monotonic(), False, BEAT, True
         while True:
             try:
                 bounded = self._bounded  # another thread may close it meanwhile
+                new = bounded is None
                 if bounded is None:
                     bounded = self._bounded = BoundedStore(self._way.connected(ANSWER), ANSWER)
                     self.since = time.monotonic()
@@ -134,7 +135,7 @@ class StoreLink:
                         f"{self._way.name} does not answer for {self._patience:g} s ({first_line(error)}): "
                         f"start it there, by {self._way.start}; members that live write themselves in again"
                     ) from error
-                if not told:
+                if new and not told:  # an old connection's end says nothing of one that was started again
                     told = True
                     _log.warning(
                         "%s does not answer (%s): waiting for it, %g s at most",

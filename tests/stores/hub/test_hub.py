@@ -286,13 +286,16 @@ def test_a_parameter_server_is_no_hub_and_a_hub_none(hub: Hub) -> None:
         join(hub, 0, 1)
 
 
-def test_who_is_connected(hub: Hub) -> None:
-    one, other = HubTies(lambda: linked(hub), "one"), HubTies(lambda: linked(hub), "other")
-    watched = {"one": ("hub", 1), "other": ("hub", 1), "never there": ("hub", 1)}
+def test_who_is_connected(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    one, other = HubTies(lambda: linked(hub), "one/1a/0"), HubTies(lambda: linked(hub), "other/2b/0")
+    watched = {"one/1a/0": ("hub", 1), "other/2b/0": ("hub", 1), "never there": ("hub", 1)}
     assert one.broken(watched) == []
     other.close()
-    assert eventually(lambda: one.broken(watched) == ["other"])
-    assert hub.members == ["one"]
+    assert eventually(lambda: one.broken(watched) == ["other/2b/0"])
+    assert hub.members == ["one/1a/0"]
+    assert eventually(lambda: "other is gone" in caplog.messages)
+    here = [each.partition(", from ")[0] for each in caplog.messages if "here" in each]
+    assert here == ["one is here", "other is here"]
 
 
 class SlowLink:

@@ -219,6 +219,8 @@ class Hub:
             case ["multi_get", list(keys)]:
                 return [texts.get(str(key), "") for key in keys]
             case ["here", str(name)]:
+                if not self._here[name]:
+                    _log.warning("%s is here, from %s", _said(name), peer.address)
                 self._here[name] += not peer.here
                 self._seen.add(name)
                 peer.call(name)
@@ -304,5 +306,11 @@ class Hub:
                 self._here[peer.here] -= 1
                 if self._here[peer.here] <= 0:
                     del self._here[peer.here]
+                    _log.warning("%s is gone", _said(peer.here))
             for name in [*peer.groups]:
                 self._quit(peer, name, "a member's connection has ended")
+
+
+def _said(name: str) -> str:
+    """A member's name, without what makes it unique, and without its rank."""
+    return f"{name.rsplit('/', 2)[0]:.100}"
