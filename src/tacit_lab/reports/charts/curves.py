@@ -102,6 +102,8 @@ def _chart(
     if y is ACCURACY and comparison.target is not None:
         layout |= line_at("y", comparison.target, f"target {comparison.target:g}")
     note = f"One point for each {each}; {'higher' if y is ACCURACY else 'lower'} and left is better."
+    if any(row.churned for row in comparison.rows):
+        note += " Under churn there is one, at the end."
     if several:
         note += " Lines are means over the seeds, bands reach from the lowest to the highest of them."
         traces = [*bands, *traces]
