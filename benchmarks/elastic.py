@@ -9,8 +9,9 @@ A step lasts a fixed time on the wall, so that all replicas together leave half 
 replica speeds nobody up. Every `--churn` seconds one replica is killed or frozen, by a schedule that the seed
 decides; it is started again, or goes on, when the next one goes. Goodput is the samples of steps that came
 into a round, over those of a replica that takes a step each `--pace` seconds, in the seconds for which
-replicas were up: from the first step of each start. Each replica is a node of the testbed. With a server
-beside them they exchange by a hub there, which is killed `--hub` times, and back 5 seconds later.
+replicas were up: from the first step of each start, with a pace for that step. Each replica is a node of the
+testbed. With a server beside them they exchange by a hub there, which is killed `--hub`
+times, and back 5 seconds later.
 """
 
 from __future__ import annotations
@@ -69,16 +70,17 @@ class Heard:
             self.churn.end()
 
 
-def up(lines: Lines, events: Sequence[ChurnEvent]) -> tuple[int, float]:
-    """A process' useful steps, and the seconds for which it was up since its first one.
+def up(lines: Lines, events: Sequence[ChurnEvent], pace: float) -> tuple[int, float]:
+    """A process' useful steps, and the seconds for which it was up, with a `pace` for the first of them.
 
     Args:
         events: what was done to its node.
     """
     taken = [each for each in lines if "step" in each]
-    since, seconds, killed = taken[0]["time"], 0.0, False
+    first = taken[0]["time"]
+    since, seconds, killed = first - pace, 0.0, False
     for each in events:
-        if each.at > since and not killed:
+        if each.at > first and not killed:
             seconds += each.at - since if each.what != "back" else 0.0
             since, killed = each.at, each.what == "killed"
     if not killed:
@@ -120,7 +122,9 @@ def run(bed: Testbed, algorithm: str, seed: int, churn: float, given: argparse.N
     result = bed.run([str(RANK), *words], on_line=heard.heard, timeout=limit, churn=heard.churn)
     processes = {key: said for key, said in heard.processes.items() if any("step" in each for each in said)}
     events, every = heard.churn.events, [*processes.values()]
-    counts = [up(lines, [e for e in events if e.node == node]) for (node, _), lines in processes.items()]
+    counts = [
+        up(lines, [e for e in events if e.node == node], given.pace) for (node, _), lines in processes.items()
+    ]
     useful, seconds = sum(each[0] for each in counts), sum(each[1] for each in counts)
     taken = sorted(line["time"] for lines in every for line in lines if "step" in line)
     curve = sorted(

@@ -72,7 +72,8 @@ def run(bed: Testbed, peer: str, seed: int, given: argparse.Namespace, folder: s
     processes = {key: said for key, said in heard.processes.items() if any("step" in each for each in said)}
     events = heard.churn.events
     counts = [
-        elastic.up(said, [e for e in events if e.node == node]) for (node, _), said in processes.items()
+        elastic.up(said, [e for e in events if e.node == node], given.pace)
+        for (node, _), said in processes.items()
     ]
     useful, seconds = sum(each[0] for each in counts), sum(each[1] for each in counts)
     pauses: dict[str, list[float]] = {"killed": [], "frozen": []}

@@ -14,17 +14,17 @@ def steps(*taken: tuple[float, float]) -> list[dict[str, float]]:
 
 def test_steps_after_the_last_finished_round_of_a_killed_one_are_not_useful() -> None:
     lines = steps((10, 0), (11, 1), (12, 2), (13, 2))
-    assert up(lines, []) == (4, 3.0)
-    assert up(lines, [ChurnEvent(13.5, 0, "killed"), ChurnEvent(20.0, 0, "back")]) == (2, 3.5)
+    assert up(lines, [], 1.0) == (4, 4.0)
+    assert up(lines, [ChurnEvent(13.5, 0, "killed"), ChurnEvent(20.0, 0, "back")], 1.0) == (2, 4.5)
 
 
 def test_a_frozen_one_is_up_before_and_after() -> None:
     lines = steps((10, 0), (11, 1), (12, 2), (22, 3), (23, 4))
     frozen = [ChurnEvent(12.5, 0, "frozen"), ChurnEvent(21.0, 0, "back")]
-    assert up(lines, frozen) == (5, 4.5)
-    assert up(lines[:3], frozen[:1]) == (3, 2.5)
+    assert up(lines, frozen, 1.0) == (5, 5.5)
+    assert up(lines[:3], frozen[:1], 1.0) == (3, 3.5)
     earlier = [ChurnEvent(2.0, 0, "killed"), ChurnEvent(5.0, 0, "back")]  # of the process before
-    assert up(lines, [*earlier, *frozen]) == (5, 4.5)
+    assert up(lines, [*earlier, *frozen], 1.0) == (5, 5.5)
 
 
 def test_a_pause_is_what_a_step_took_beyond_the_pace() -> None:
