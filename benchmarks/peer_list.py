@@ -130,9 +130,18 @@ class Peer:
     period: int = LOCAL
     ours: str = ""
 
+    @property
+    def who(self) -> str:
+        """The distribution and its version: the one that is pinned, or that is here."""
+        pins = self.environment.pins if self.environment else ()
+        start = f"{self.distribution}=="
+        pinned = [pin.removeprefix(start) for pin in pins if pin.startswith(start)]
+        return f"{self.distribution} {pinned[0] if pinned else version(self.distribution)}"
+
 
 TORCHFT = Environment("torchft", ("torchft-nightly==2026.10.26",))
 ACCELERATE = Environment("accelerate", ("accelerate==1.15.0",))
+DEEPSPEED = Environment("deepspeed", ("deepspeed==0.19.8",))
 HIVEMIND = Environment("hivemind", ("hivemind==1.1.12",))
 # It imports mltiming and does not say so.
 DETONATION = Environment("detonation", ("detonation==0.5.2", "mltiming==0.0.5"))
@@ -149,7 +158,7 @@ PEERS = (
         "torch-postlocal",
         "postlocal",
         f"`post_localSGD_hook`, `PeriodicModelAverager`, every {LOCAL} steps after a third",
-        ours=f"postlocal:start_step={{start}},sync_every={LOCAL}",
+        ours=f"postlocal:start_step={{third}},sync_every={LOCAL}",
     ),
     Peer(
         "torchft-localsgd",
@@ -175,6 +184,14 @@ PEERS = (
         "accelerate",
         ACCELERATE,
         ours=f"localsgd:sync_every={LOCAL}",
+    ),
+    Peer(
+        "deepspeed-bf16",
+        "deepspeed_bf16",
+        "ZeRO stage 0, `communication_data_type` bf16",
+        "deepspeed",
+        DEEPSPEED,
+        ours="bf16",
     ),
     Peer(
         "hivemind-local",

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from launched import tell
+from tacit.transports.network_interfaces import congestion_control
 from tacit_lab import recipes
 from tacit_lab.recipes.meter import Meter, mean_over_ranks
 from tacit_lab.recipes.recipe import Batch, Recipe
@@ -45,6 +46,7 @@ class Task:
         every: Steps between two evaluations.
         period: Steps between two averages, where the peer averages.
         start: The step from which post-local SGD is local.
+        rate: What the learning rate is multiplied by.
         algorithm: What tacit attaches.
     """
 
@@ -54,6 +56,7 @@ class Task:
     seed: int
     period: int
     start: int
+    rate: float = 1.0
     algorithm: str = ""
 
 
@@ -96,6 +99,8 @@ class Bench:
         self.world = dist.get_world_size()
         self.module = recipe.model(task.seed)
         self.optimizer = recipe.optimizer(self.module)
+        for group in self.optimizer.param_groups:
+            group["lr"] *= task.rate
 
     def ddp(self, **options: Any) -> DistributedDataParallel:
         """The model in DDP."""
@@ -240,7 +245,7 @@ def torchft_diloco(bench: Bench) -> Replica:
     return Replica(bench.module, bench.module, bench.optimizer)
 
 
-# ---- Accelerate, hivemind, detonation -----------------------------------------------------------------
+# ---- Accelerate, DeepSpeed, hivemind, detonation ------------------------------------------------------
 
 
 def accelerate_localsgd(bench: Bench) -> Replica:
@@ -253,6 +258,18 @@ def accelerate_localsgd(bench: Bench) -> Replica:
     local = LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=bench.task.period)
     bench.stack.enter_context(local)
     return Replica(bench.module, model, optimizer, accelerator.backward, local.step)
+
+
+def deepspeed_bf16(bench: Bench) -> Replica:
+    """ZeRO's stage 0, which is data parallel; gradients travel in bf16 when backward is over."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    config = {"train_micro_batch_size_per_gpu": bench.recipe.batch, "communication_data_type": "bf16"}
+    engine, *_ = deepspeed.initialize(
+        model=bench.module, optimizer=bench.optimizer, config=config, dist_init_required=False
+    )
+    return Replica(bench.module, engine, engine, engine.backward)
 
 
 def hivemind_local(bench: Bench) -> Replica:
@@ -319,6 +336,7 @@ def _detonation(bench: Bench, parameters: list[nn.Parameter]) -> Replica:
     alone, _ = dist.new_subgroups(group_size=1)
     optimizer = DeToSGD(
         parameters,
+        lr=0.001 * bench.task.rate,
         sharding_parallel_group=alone,
         replication_parallel_group=dist.group.WORLD,
         replicator=DeMoReplicator(compression_topk=32, compression_chunk=64),
@@ -330,7 +348,8 @@ WAYS: Mapping[str, Callable[[Bench], Replica]] = {
     way.__name__: way
     for way in (
         *(tacit, ddp, fp16, bf16, int8, powersgd, powersgd_buckets, powersgd_batched, postlocal),
-        *(torchft_localsgd, torchft_diloco, accelerate_localsgd, hivemind_local, demo, demo_matrices),
+        *(torchft_localsgd, torchft_diloco, accelerate_localsgd, deepspeed_bf16, hivemind_local),
+        *(demo, demo_matrices),
     )
 }
 
@@ -345,6 +364,7 @@ def train(task: Task, recipe: Recipe, replica: Replica) -> dict[str, object]:
     nodes = int(os.environ.get("TACIT_NODES", "1"))
     return {
         "seconds": evaluations[-1]["seconds"],
+        "congestion_control": congestion_control(),
         "evaluations": evaluations,
         "mb_per_node": None if meter.transmitted is None else meter.transmitted / nodes / 1e6,
         "apart": apart(replica.module),

@@ -13,48 +13,35 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fingerprints
 import launched
 import peer_list
 import peer_rank
 import peer_table
 import peers
 from forks import ran
+from runs import lines as read_lines
 from tacit.algorithms import parse
 from tacit_lab import recipes
 from tacit_lab.testbed import Failure, Result
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "peers.py"
-SETTINGS = peers.Settings("2x1", 24, 60.0, "abc")
+FAST = "4x1@100mbit"
 
 
-def finished(side: str, seed: int, seconds: float, **more: Any) -> dict[str, Any]:
-    row = peers.Side(peer_list.PEERS[0], side).row(SETTINGS, seed)
+def finished(side: str, seed: int, seconds: float, cluster: str = FAST, **more: Any) -> dict[str, Any]:
+    """A run of torch's DDP, or of `dense` in its place."""
+    row = peers.Side(peer_list.PEERS[0], side).row(cluster, 24, 8, seed, more.pop("rate", 1.0))
     evaluations = [
-        {"step": 8, "seconds": seconds / 3, "loss": 1.0, "accuracy": 0.5},
-        {"step": 16, "seconds": seconds / 2, "loss": 0.2, "accuracy": 0.96},
-        {"step": 24, "seconds": seconds, "loss": 0.3, "accuracy": 0.94},
+        {"step": 8, "loss": 1.0, "accuracy": 0.5},
+        {"step": 16, "loss": 0.2, "accuracy": 0.96},
+        {"step": 24, "loss": 0.3, "accuracy": 0.94},
     ]
-    found = {
-        "busy": 0.1,
-        "withheld": 0.2,
-        "status": "ok",
-        "message": "",
-        "seconds": seconds,
-        "evaluations": evaluations,
-    }
+    hardware = {"date": "2026-01-01", "cpu": "some", "cores": 2, "torch": "2.9", "commit": "abc"}
+    found = {"hardware": hardware, "fingerprint": None, "busy": 0.1, "congestion_control": "cubic"}
+    found |= {"status": "ok", "message": "", "seconds": seconds, "evaluations": evaluations}
     return row | found | {"mb_per_node": 12.0, "peak_mb": 300.0, "apart": 0.0} | more
-
-
-def result(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    hardware = {"date": "2026-01-01", "cpu": "some", "cores": 2, "python": "3.11", "torch": "2.9"}
-    return {
-        "hardware": {**hardware, "commit": "abc"},
-        "cluster": "2x1",
-        "steps": 24,
-        "target": 0.95,
-        "rows": rows,
-    }
 
 
 # ---- names and options --------------------------------------------------------------------------------
@@ -71,7 +58,8 @@ def test_names_are_taken_in_the_order_of_the_list() -> None:
 def test_a_quick_run_has_every_project_and_a_period_that_ends_with_it() -> None:
     quick = peer_list.chosen(peers.QUICK)
     assert {each.distribution for each in quick} == {each.distribution for each in peer_list.PEERS}
-    assert all(peers.QUICK_STEPS % each.period == 0 for each in quick)
+    for steps in (peers.QUICK_STEPS, peers.TIMED, peers.TRAINED):
+        assert all(steps % each.period == 0 for each in peer_list.PEERS)
 
 
 def test_every_peer_has_a_name_a_way_and_a_counterpart_that_can_be_read() -> None:
@@ -79,8 +67,8 @@ def test_every_peer_has_a_name_a_way_and_a_counterpart_that_can_be_read() -> Non
     for peer in peer_list.PEERS:
         assert peer.way in peer_rank.WAYS
         if peer.ours:
-            parse(peers.Side(peer, "tacit").row(SETTINGS, 0)["task"]["algorithm"])
-        task = peers.Side(peer, "peer").row(SETTINGS, 0)["task"]
+            parse(peers.Side(peer, "tacit").row(FAST, 24, 8, 0, 1.0)["task"]["algorithm"])
+        task = peers.Side(peer, "peer").row(FAST, 24, 8, 0, 1.0)["task"]
         assert peer_rank.Task(**task).way == peer.way
 
 
@@ -88,10 +76,7 @@ def test_every_peer_has_a_name_a_way_and_a_counterpart_that_can_be_read() -> Non
     ("words", "said"),
     [
         (["--only", "torchft"], "no peer 'torchft'; write one or more of torch-ddp"),
-        (["--steps", "20"], "write a multiple of 8 and 12"),
-        (["--steps", "0"], "write a multiple of 8 and 12"),
-        (["--seeds", "0"], "at least one seed"),
-        (["--cluster", "two"], "two"),
+        (["--quick", "--table"], "--quick keeps nothing"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(words: list[str], said: str) -> None:
@@ -200,70 +185,89 @@ def test_memory_is_that_of_the_processes_below_too() -> None:
         process.communicate(b"\n")
 
 
-# ---- rows ---------------------------------------------------------------------------------------------
+# ---- runs ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, int]]]:
-    """Which rows were run; each takes its place in the list as seconds."""
-    done: list[tuple[str, str, int]] = []
+def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, str, int, float]]]:
+    """Which runs were made. torch's bf16 hook fails; the smaller rate is the better one."""
+    done: list[tuple[str, str, str, int, float]] = []
 
     def run(row: dict[str, Any], *_: object) -> dict[str, Any]:
-        done.append((row["peer"], row["side"], row["seed"]))
-        return {
-            "busy": 0.0,
-            "status": "ok",
-            "message": "",
-            "seconds": float(len(done)),
-            "evaluations": [{"accuracy": 1.0}],
-        }
+        task = row["task"]
+        done.append((row["peer"], row["side"], row["cluster"], task["seed"], task["rate"]))
+        if task["way"] == "bf16":
+            return {"status": "failed", "message": "Error: no"}
+        evaluations = [{"accuracy": 1.0 - task["rate"] / 10, "loss": 1.0}]
+        return {"status": "ok", "message": "", "busy": 0.0, "seconds": 1.0, "evaluations": evaluations}
 
     monkeypatch.setattr(peers, "run", run)
+    monkeypatch.setattr(fingerprints, "fingerprint", lambda arm: (1.0, 0.5))
+    monkeypatch.setattr(peers, "hardware", dict)
     return done
 
 
-def test_peers_and_tacit_take_turns_and_finished_rows_are_not_run_again(
-    tmp_path: Path, runs: list[tuple[str, str, int]]
+HERE: dict[peer_list.Environment | None, Path | peer_list.Unavailable] = {None: Path(sys.executable)}
+
+
+def test_rates_are_chosen_and_pairs_take_turns_and_nothing_is_made_twice(
+    tmp_path: Path, runs: list[tuple[str, str, str, int, float]]
 ) -> None:
-    wanted = peer_list.chosen("torch-ddp,torch-fp16")
-    path, here = tmp_path / "rows.jsonl", {None: Path(sys.executable)}
-    interrupted = peers.measure(wanted, 2, SETTINGS, here, peers.StateSlice(path))
-    first = [next(interrupted) for _ in range(3)]
+    wanted, path = peer_list.chosen("torch-ddp,torch-bf16"), tmp_path / "runs.jsonl"
+
+    def go_on(source: str = "abc") -> list[tuple[str, str, str, int, float]]:
+        """What a call makes."""
+        runs.clear()
+        record = peers.Record(path, HERE, source)
+        best = peers.train(record, wanted, (1.0, 0.5), 2, 24)
+        assert set(best.values()) == {0.5}
+        peers.measure(record, wanted, best, FAST, 2, 24)
+        return runs[:]
+
+    made = go_on()
+    pairs = [run for run in made if run[2] == FAST]
+    trained = [run for run in made if run[2] != FAST]
+    assert [run[1] for run in pairs] == ["peer", "tacit", "tacit", "peer"]
+    assert {run[0] for run in pairs} == {"torch-ddp"}, "there is nothing beside what fails"
+    assert [run[3:] for run in trained[:4]] == [(1000, 1.0), (1000, 0.5), (0, 0.5), (1, 0.5)]
+    assert len([run for run in trained if run[:2] == ("torch-bf16", "peer")]) == 1
     with path.open("a") as file:
         file.write('{"peer": "torch-f')  # cut off
-    kept = peers.StateSlice(path)
-    rows = list(peers.measure(wanted, 2, SETTINGS, here, kept))
-    assert rows[:3] == first
-    assert runs == [
-        (peer, side, seed)
-        for seed in range(2)
-        for peer in ("torch-ddp", "torch-fp16")
-        for side in ("peer", "tacit")
-    ]
-    other = peers.Settings(SETTINGS.cluster, 48, SETTINGS.timeout, SETTINGS.code)
-    assert kept.find(peers.Side(wanted[0], "peer").row(other, 0)) is None
-    changed = peers.Settings(
-        SETTINGS.cluster, SETTINGS.steps, SETTINGS.timeout, peers.fingerprint("paired.py")
-    )
-    assert kept.find(peers.Side(wanted[0], "peer").row(changed, 0)) is None
-    kept.forget()
-    assert path.read_text() == ""
+    assert go_on() == []
+    assert go_on("def") == pairs, "times are of these sources, accuracies of this algorithm"
 
 
-def test_a_peer_that_does_not_install_is_a_row_and_stops_nobody(
-    tmp_path: Path, runs: list[tuple[str, str, int]]
+def test_what_is_of_another_algorithm_is_made_again(
+    tmp_path: Path, runs: list[tuple[str, str, str, int, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = peer_list.chosen("torchft-localsgd,accelerate-localsgd")
-    places = {
-        None: Path(sys.executable),
-        peer_list.TORCHFT: peer_list.Unavailable("No matching distribution found for torchft-nightly"),
-        peer_list.ACCELERATE: Path("python"),
+    side = peers.Side(peer_list.PEERS[0], "tacit")
+    record = peers.Record(tmp_path / "runs.jsonl", HERE, "abc")
+    for mark, count in (((1.0, 0.5), 1), ((1.01, 0.5), 1), ((1.0, 0.6), 2)):
+        monkeypatch.setattr(fingerprints, "fingerprint", lambda arm, mark=mark: mark)
+        record.trained(side, 24, 8, 0, 1.0)
+        assert len(runs) == count
+
+
+def test_no_run_begins_when_the_minutes_are_over(tmp_path: Path) -> None:
+    record = peers.Record(tmp_path / "runs.jsonl", HERE, "abc", until=0.0)
+    with pytest.raises(SystemExit, match="goes on from here"):
+        record.trained(peers.Side(peer_list.PEERS[0], "peer"), 24, 8, 0, 1.0)
+
+
+def test_a_peer_that_does_not_install_is_a_row_until_it_does(
+    tmp_path: Path, runs: list[tuple[str, str, str, int, float]]
+) -> None:
+    (peer,) = peer_list.chosen("torchft-localsgd")
+    no: dict[peer_list.Environment | None, Path | peer_list.Unavailable] = {
+        peer_list.TORCHFT: peer_list.Unavailable("No matching distribution found for torchft-nightly")
     }
-    rows = list(peers.measure(wanted, 1, SETTINGS, places, peers.StateSlice(tmp_path / "rows.jsonl")))
-    assert [row["status"] for row in rows] == ["failed", "ok", "ok", "ok"]
-    assert rows[0]["message"] == "does not install: No matching distribution found for torchft-nightly"
-    assert rows[0]["who"].startswith("torchft-nightly 20")
-    assert ("torchft-localsgd", "peer", 0) not in runs
+    path = tmp_path / "runs.jsonl"
+    row = peers.Record(path, no, "abc").trained(peers.Side(peer, "peer"), 24, 8, 0, 1.0)
+    assert row["message"] == "does not install: No matching distribution found for torchft-nightly"
+    assert row["who"].startswith("torchft-nightly 20")
+    assert not runs
+    here = {peer_list.TORCHFT: Path("python")}
+    assert peers.Record(path, here, "abc").trained(peers.Side(peer, "peer"), 24, 8, 0, 1.0)["status"] == "ok"
 
 
 def test_last_words() -> None:
@@ -288,35 +292,65 @@ def test_last_words() -> None:
 # ---- the table ----------------------------------------------------------------------------------------
 
 
-def test_the_table_pairs_runs_of_one_seed_and_tells_failures() -> None:
-    broken = {"status": "failed", "message": "Error: a|b"}
+def tables(rows: list[dict[str, Any]], stands: bool = True) -> list[str]:
+    return peer_table.table(rows, lambda row: stands or row["side"] == "peer").splitlines()
+
+
+def test_the_table_of_times_pairs_runs_of_one_seed_and_takes_the_last_of_each() -> None:
     rows = [
         finished("peer", 0, 10.0),
+        finished("tacit", 0, 9.0),
         finished("tacit", 0, 5.0),
         finished("peer", 1, 30.0),
         finished("tacit", 1, 9.0),
-        finished("peer", 2, 0.0, **broken),
         finished("tacit", 2, 6.0),
     ]
-    lines = peer_table.table(result(rows)).splitlines()
+    lines = tables(rows)
     theirs, ours = (line.split(" | ") for line in lines if line.startswith(("| torch", "| tacit")))
-    assert theirs[2:5] == ["20.0 (2 of 3)", "10.0 (2 of 3)", "0.940"]
-    assert ours[2:4] == ["6.0", "3.0"]
-    assert ours[-1] == "0.40 |"  # the median of 5 / 10 and 9 / 30
-    assert "other work kept the cores busy to 10%" in lines[1]
-    assert "hypervisor withheld 20%" in lines[2]
-    assert lines[-1].endswith("plain DDP, 1 of 3 runs: `Error: a|b`")
+    assert theirs[2:] == ["833", "", "0.50", "300 |"]
+    assert ours[2:] == ["250", "0.40 (0.30 to 0.50)", "0.50", "300 |"]  # 5 / 10 and 9 / 30
+    assert "TCP by cubic" in lines[0]
 
 
-def test_a_target_that_is_not_reached_is_said_so() -> None:
-    row = finished("peer", 0, 1.0)
-    assert peer_table.to_target(row, 0.95) == 0.5
-    assert peer_table.to_target(row, 0.97) is None
-    assert "not reached" in peer_table.table(result([row]) | {"target": 0.97})
+def test_the_table_of_accuracies_is_at_the_best_rate_and_tells_failures() -> None:
+    low = [{"step": 24, "loss": 2.0, "accuracy": 0.9}]
+    rows = [
+        finished("peer", 1000, 1.0, peer_table.UNSHAPED, status="failed", message="Error: a`b"),
+        finished("tacit", 1000, 1.0, peer_table.UNSHAPED, evaluations=low),
+        finished("tacit", 1000, 1.0, peer_table.UNSHAPED, rate=0.5),
+        finished("tacit", 0, 1.0, peer_table.UNSHAPED, rate=0.5),
+        finished("tacit", 1, 1.0, peer_table.UNSHAPED, rate=0.5, evaluations=low),
+    ]
+    lines = tables(rows)
+    theirs, ours = (line.split(" | ") for line in lines if line.startswith(("| torch", "| tacit")))
+    assert theirs[2] == "failed"
+    assert ours[2:] == ["0.5", "0.920 (0.900 to 0.940)", "16 (1 of 2)", "0 |"]
+    assert lines[-1].endswith("plain DDP: `Error: a'b`")
 
 
-def test_the_page_has_the_table_of_a_saved_run() -> None:
+def test_a_hook_of_torch_and_an_algorithm_of_one_name_are_two() -> None:
+    (bf16,) = peer_list.chosen("torch-bf16")
+    rows = [
+        finished(side, 0, 1.0, peer_table.UNSHAPED) | peers.Side(bf16, side).row("4x1", 24, 8, seed, 1.0)
+        for side in ("peer", "tacit")
+        for seed in (0, peer_table.CHOOSING)
+    ]
+    rows[0]["status"] = rows[1]["status"] = "failed"
+    theirs, ours = (line.split(" | ")[2] for line in tables(rows) if line.startswith(("| torch", "| tacit")))
+    assert (theirs, ours) == ("failed", "1")
+
+
+def test_what_is_not_of_todays_code_is_marked() -> None:
+    rows = [finished("peer", 0, 1.0), finished("tacit", 0, 1.0)]
+    (row,) = [line for line in tables(rows, stands=False) if peer_table.STALE in line and line[0] == "|"]
+    assert row.startswith(f"| tacit{peer_table.STALE} | `dense`")
+    assert not any(peer_table.STALE in line for line in tables(rows))
+    assert not peer_table.stands(rows[1]), "it has no fingerprint"
+
+
+def test_the_page_has_the_tables_of_the_runs() -> None:
     page = (ROOT / "docs" / "peers.md").read_text()
-    saved = sorted((ROOT / "benchmarks" / "results").glob("*-peers.json"))[-1]
-    assert saved.name in page
-    assert peer_table.table(json.loads(saved.read_text())) in page
+    rows = list(read_lines(peers.FILE, json.loads))
+    (part,) = peer_table.PART.findall(page)
+    for line in peer_table.table(rows, lambda row: True).splitlines():
+        assert line in part.replace(peer_table.STALE, "")
