@@ -1,24 +1,30 @@
-"""How step time and bytes grow with the number of ranks: 2, 4, 8 and 16 on one machine, by family.
+"""How a step's time, bytes, messages and processor time, and a rank's memory grow with the ranks: 2 to 32.
 
-    python benchmarks/scaling.py              # about 25 minutes
-    python benchmarks/scaling.py --quick      # about 13 minutes: fewer blocks, and a cluster less
-    python benchmarks/scaling.py --only nodes # one ladder
-    python benchmarks/scaling.py --table benchmarks/results/DATE-scaling.json    # the table as Markdown
+    python benchmarks/scaling.py --save         # on a quiet machine: half an hour
+    python benchmarks/scaling.py --counts --save    # all but the seconds, which need no quiet: a quarter
+    python benchmarks/scaling.py --quick        # about 13 minutes: fewer blocks, and the largest left out
+    python benchmarks/scaling.py --only nodes   # one ladder
+    python benchmarks/scaling.py --table        # of what was saved last; --publish writes docs/scaling.md
 
 What many ranks on few cores cannot show is left small: a rank's step computes next to nothing (one sample
 through two layers), but exchanges 1.05 million parameters, on links of 100 Mbit/s, one thread a rank. All
 arms of a cluster run interleaved in one launch.
 
-* `flat`: Nx1 for N = 2, 4, 8, 16, with a parameter server beside the nodes.
-* `nodes`: nodes of 2 ranks, 2x2, 4x2 and 8x2 (left out by --quick); and 4x4.
+* `flat`: Nx1 for N = 2, 4, 8, 16, 32.
+* `nodes`: nodes of 2 ranks, 2x2, 4x2 and 8x2; and 4x4.
+* `server`: Nx1 for N = 2, 4, 8, with a parameter server.
 
 A run that was interrupted goes on with the cluster where it was, from tacit-out/scaling-rows.jsonl.
 
 Bytes are what a node's interface has sent, shared out over its ranks, in whole blocks, with the end of
-what was under way; for `ps` also what the server's interface has sent. `beyond` is the step's time without
-that of `compute-only`; it holds what compressing and waking up cost ranks that share the cores, which on a
-cluster they would not: bytes are the better guide there. Growth is the exponent e of ranks^e that fits best
-(least squares of the logarithms), over clusters with equal nodes.
+what was under way; packets likewise, as TCP counts them, with its acknowledgements; for `ps` bytes also what
+the server's interface has sent. Processor time is of all of a rank's threads, the mean over ranks. Seconds
+are those of the slowest rank. Sockets and threads are what an algorithm has opened until its second block.
+Memory is what a rank holds with all arms attached. Growth is the exponent e of ranks^e that fits best (least
+squares of the logarithms), over clusters with equal nodes.
+
+Beside them stands what the planner's clock foretells for up to 1,024 nodes of these links: the bytes, and the
+seconds if computing and coding cost nothing.
 """
 
 from __future__ import annotations
@@ -30,12 +36,14 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from time import process_time
 from typing import TYPE_CHECKING, Any
 
 import scaling_table
 from kept import StateSlice, fingerprint
 from launched import in_testbed, refuse_early, tell
-from paired import ROOT, add_table, conclude, hardware
+from paired import ROOT, conclude, hardware
 from runs import COMPUTE_ONLY, FOREVER
 
 if TYPE_CHECKING:
@@ -75,14 +83,16 @@ SYNCHRONOUS = {
 }
 LADDERS = {
     "flat": Ladder(
-        ("2x1+1@100mbit", "4x1+1@100mbit", "8x1+1@100mbit", "16x1+1@100mbit"),
+        ("2x1@100mbit", "4x1@100mbit", "8x1@100mbit", "16x1@100mbit", "32x1@100mbit"),
         {
             **SYNCHRONOUS,
+            "powersgd-hd": "powersgd:rank=2,topology=halving-doubling",
             "qsgd": "qsgd",
+            "efsign": "efsign",
             "localsgd": f"localsgd:sync_every={PERIOD}",
             "sgp": "sgp",
-            "ps": "ps",
         },
+        slow=("32x1@100mbit",),
     ),
     "nodes": Ladder(
         ("2x2@100mbit", "4x2@100mbit", "8x2@100mbit", "4x4@100mbit"),
@@ -95,7 +105,13 @@ LADDERS = {
         },
         slow=("8x2@100mbit",),
     ),
+    "server": Ladder(
+        ("2x1+1@100mbit", "4x1+1@100mbit", "8x1+1@100mbit"),
+        {COMPUTE_ONLY: COMPUTE_ONLY, "ps": "ps"},
+    ),
 }
+FORETOLD = (2, 4, 8, 16, 32, 128, 1024)
+"""Nodes of one rank."""
 
 
 # ---- in a rank ----------------------------------------------------------------------------------------
@@ -119,20 +135,59 @@ def by_servers(arm: Blocks) -> int:
     return sum(each["transmitted"] or 0 for each in session.servers()) if session else 0
 
 
+def held() -> tuple[float, float]:
+    """This process's sockets and threads."""
+    sockets = 0
+    for each in Path("/proc/self/fd").iterdir():
+        try:
+            sockets += os.readlink(each).startswith("socket:")
+        except FileNotFoundError:  # that of the listing itself
+            continue
+    return float(sockets), float(len([*Path("/proc/self/task").iterdir()]))
+
+
+def resident() -> float:
+    """The MB that this process has in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
 def rank_main(ladder: str, blocks: int) -> None:
     """Measure all arms on this cluster; rank 0 prints the result."""
+    import torch
+    import torch.distributed as dist
+
     from arms import Blocks, Trainer, ranks, timed
+    from tacit.transports.network_interfaces import segments
+
+    class Counted(Blocks):
+        """Counts packets and processor time of its blocks."""
+
+        packets, cpu = 0, 0.0
+
+        def take(self) -> None:
+            """One block."""
+            packets, cpu = segments().sent, process_time()
+            super().take()
+            self.packets += segments().sent - packets
+            self.cpu += process_time() - cpu
 
     with ranks() as rank:
-        arms = {
-            name: Blocks(Trainer(text, epochs=(1, FOREVER), work=small_work()), STEPS.get(name, PERIOD))
-            for name, text in LADDERS[ladder].arms.items()
-        }
-        for arm in arms.values():
+        arms, opened = {}, list[float]()
+        for name, text in LADDERS[ladder].arms.items():
+            dist.barrier()
+            before = held()
+            arms[name] = Counted(
+                Trainer(text, epochs=(1, FOREVER), work=small_work()), STEPS.get(name, PERIOD)
+            )
             # Buckets settle in the fourth round of what is synchronous, and ddp's buckets in the second step.
-            arm.trainer.steps(min(PERIOD, 2 * arm.steps))
-        before = {name: by_servers(arm) for name, arm in arms.items()} if rank == 0 else {}
+            arms[name].trainer.steps(min(PERIOD, 2 * arms[name].steps))
+            opened += [after - first for after, first in zip(held(), before, strict=True)]
+        by_server = {name: by_servers(arm) for name, arm in arms.items()} if rank == 0 else {}
         seconds = timed(arms, blocks)
+        most = torch.tensor([*opened, resident()], dtype=torch.float64)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        cpu = torch.tensor([arm.cpu / blocks / arm.steps for arm in arms.values()], dtype=torch.float64)
+        dist.all_reduce(cpu)
         if rank == 0:
             mates = int(os.environ["LOCAL_WORLD_SIZE"])
             tell(
@@ -140,9 +195,14 @@ def rank_main(ladder: str, blocks: int) -> None:
                     name: {
                         "step_ms": [1e3 * each for each in seconds[name]],
                         "mb_per_rank": arm.megabytes / mates,
-                        "mb_by_servers": (by_servers(arm) - before[name]) / (blocks * arm.steps) / 1e6,
+                        "mb_by_servers": (by_servers(arm) - by_server[name]) / (blocks * arm.steps) / 1e6,
+                        "packets": arm.packets / blocks / arm.steps / mates,
+                        "cpu_ms": 1e3 * float(cpu[i]) / dist.get_world_size(),
+                        "sockets": float(most[2 * i]),
+                        "threads": float(most[2 * i + 1]),
+                        "resident_mb": float(most[-1]),
                     }
-                    for name, arm in arms.items()
+                    for i, (name, arm) in enumerate(arms.items())
                 }
             )
         for arm in arms.values():
@@ -152,20 +212,19 @@ def rank_main(ladder: str, blocks: int) -> None:
 # ---- in the testbed -----------------------------------------------------------------------------------
 
 
-def climb(name: str, quick: bool, kept: StateSlice, failed: list[str]) -> list[dict[str, Any]]:
+def climb(name: str, quick: bool, blocks: int, kept: StateSlice, failed: list[str]) -> list[dict[str, Any]]:
     """All clusters of a ladder: a row for each and each arm; those without are told to `failed`."""
     ladder, rows = LADDERS[name], []
     for cluster in ladder.clusters:
         if quick and cluster in ladder.slow:
             continue
         try:
-            found = _on(cluster, name, 2 if quick else 5, kept)
+            found = _on(cluster, name, blocks, kept)
         except SystemExit as error:
             print(f"{cluster} is left out: {error}", file=sys.stderr)
             failed.append(cluster)
             continue
-        limit = statistics.median(found[COMPUTE_ONLY]["step_ms"])
-        rows += [_row(name, cluster, arm, each, limit) for arm, each in found.items()]
+        rows += [_row(name, cluster, arm, each) for arm, each in found.items()]
         print(as_text(rows[-len(found) :]), file=sys.stderr)
     return rows
 
@@ -184,16 +243,16 @@ def _on(cluster: str, ladder: str, blocks: int, kept: StateSlice) -> dict[str, A
     if done is None:
         words = [__file__, "--rank", ladder, "--blocks", str(blocks)]
         servers = Serving() if "+" in cluster else None
-        done = {**asked, "found": in_testbed(cluster, words, servers=servers, timeout=1200)}
+        done = {**asked, "found": in_testbed(cluster, words, servers=servers, timeout=1800)}
         kept.keep(done)
     found: dict[str, Any] = done["found"]
     return found
 
 
-def _row(ladder: str, cluster: str, arm: str, found: Mapping[str, Any], limit: float) -> dict[str, Any]:
+def _row(ladder: str, cluster: str, arm: str, found: Mapping[str, Any]) -> dict[str, Any]:
     from tacit_lab.cluster import Cluster
 
-    shape, step = Cluster.parse(cluster), statistics.median(found["step_ms"])
+    shape = Cluster.parse(cluster)
     return {
         "ladder": ladder,
         "cluster": cluster,
@@ -201,11 +260,9 @@ def _row(ladder: str, cluster: str, arm: str, found: Mapping[str, Any], limit: f
         "ranks_per_node": shape.ranks_per_node,
         "arm": arm,
         "attached": LADDERS[ladder].arms[arm],
-        "step_ms": step,
-        "beyond_ms": step - limit,
+        "step_ms": statistics.median(found["step_ms"]),
         "blocks_ms": found["step_ms"],
-        "mb_per_rank": found["mb_per_rank"],
-        "mb_by_servers": found["mb_by_servers"],
+        **{each: found[each] for each in ("mb_per_rank", "mb_by_servers", *scaling_table.COUNTS)},
     }
 
 
@@ -228,7 +285,7 @@ def growth(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         least = min(row["ranks_per_node"] for row in mine)
         steps = {row["ranks"]: row for row in mine if row["ranks_per_node"] == least}
         about: dict[str, Any] = {"ladder": ladder, "arm": arm, "ranks": list(steps)}
-        for name in ("step_ms", "beyond_ms", "mb_per_rank", "mb_by_servers"):
+        for name in ("step_ms", "mb_per_rank", *scaling_table.COUNTS):
             about[name] = exponent({ranks: row[name] for ranks, row in steps.items()})
         found.append(about)
     return found
@@ -236,29 +293,46 @@ def growth(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as text."""
-    lines = [f"{'cluster':15} {'arm':13} {'step ms':>8} {'beyond':>8} {'MB/rank':>8} {'MB servers':>10}"]
+    lines = [f"{'cluster':15} {'arm':13} {'step ms':>8} {'MB/rank':>8} {'packets':>8} {'cpu ms':>7} sockets"]
     lines += [
-        f"{row['cluster']:15} {row['arm']:13} {row['step_ms']:8.1f} {row['beyond_ms']:8.1f} "
-        f"{row['mb_per_rank']:8.3f} {row['mb_by_servers']:10.2f}"
+        f"{row['cluster']:15} {row['arm']:13} {row['step_ms']:8.1f} {row['mb_per_rank']:8.3f} "
+        f"{row['packets']:8.0f} {row['cpu_ms']:7.1f} {row['sockets']:7.0f}"
         for row in rows
     ]
     return "\n".join(lines)
 
 
-def growth_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Exponents as text; 0 stays, 1 doubles as the ranks do."""
+# ---- by the planner's clock ---------------------------------------------------------------------------
 
-    def number(value: float | None) -> str:
-        return f"{'-':>8}" if value is None else f"{value:8.2f}"
 
-    lines = [f"{'growth':8} {'arm':13} {'step':>8} {'beyond':>8} {'MB/rank':>8} {'servers':>8}  over ranks"]
-    names = ("step_ms", "beyond_ms", "mb_per_rank", "mb_by_servers")
-    lines += [
-        f"{row['ladder']:8} {row['arm']:13} {' '.join(number(row[name]) for name in names)}  "
-        f"{', '.join(map(str, row['ranks']))}"
-        for row in rows
-    ]
-    return "\n".join(lines)
+def foretell(nodes: Sequence[int] = FORETOLD) -> dict[str, list[dict[str, float]]]:
+    """For each arm of `flat` that can be planned: MB a step, and ms of it, on so many nodes.
+
+    Computing and coding cost nothing here, but for a millisecond.
+    """
+    from tacit.algorithms import parse
+    from tacit.errors import ConfigError
+    from tacit.planning.cluster_prediction import predict
+    from tacit.planning.profile import ParamReady, Profile, StepProfile
+    from tacit.planning.simulation.costs import without_cost
+    from tacit_lab.cluster import Cluster
+    from tacit_lab.cluster_plans import of_cluster
+
+    shapes = [(WIDTH,), (WIDTH, WIDTH // 2), (WIDTH // 2,), (WIDTH // 2, WIDTH)]
+    parameters = tuple(ParamReady(f"p{i}", shape, "float32", 0.001) for i, shape in enumerate(shapes))
+    profile = Profile(StepProfile(0.0, 0.0, 0.001, 0.0, parameters), 25 << 20, 1, 1, 4, 0.0, 0.0, 0, 0)
+    found: dict[str, list[dict[str, float]]] = {}
+    for arm, text in LADDERS["flat"].arms.items():
+        try:
+            for count in nodes if arm != COMPUTE_ONLY else ():
+                strategy, network = parse(text), of_cluster(Cluster.parse(f"{count}x1@100mbit"), profile)
+                free = without_cost(strategy, profile, count, 1)
+                step = predict(strategy, profile.with_costs([free]), network)
+                about = {"nodes": count, "ms": 1e3 * step.seconds, "mb": step.bytes_out / 1e6}
+                found.setdefault(arm, []).append(about)
+        except ConfigError:  # what it sends depends on the training
+            found.pop(arm, None)
+    return found
 
 
 def main() -> None:
@@ -266,38 +340,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="fewer blocks, and a cluster less")
+    parser.add_argument("--quick", action="store_true", help="fewer blocks, and the largest left out")
+    parser.add_argument("--counts", action="store_true", help="one block, whose seconds are not kept")
     parser.add_argument("--only", choices=list(LADDERS), help="one ladder")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-scaling.json")
-    add_table(parser)
+    parser.add_argument("--table", action="store_true", help="the tables of what was saved last, and no more")
+    parser.add_argument("--publish", action="store_true", help="write the tables into docs/scaling.md")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     parser.add_argument("--blocks", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        rank_main(options.rank, options.blocks)
-        return
-    if options.table is not None:
-        print(scaling_table.table(options.table))
-        return
+        return rank_main(options.rank, options.blocks)
+    if options.table or options.publish:
+        return print(scaling_table.publish() if options.publish else scaling_table.page())
     names = [options.only] if options.only else [*LADDERS]
     refuse_early(LADDERS[names[0]].clusters[0])
     about, kept = hardware(), StateSlice(ROWS)
     failed: list[str] = []
-    rows = [row for name in names for row in climb(name, options.quick, kept, failed)]
+    blocks = 1 if options.counts else 2 if options.quick else 5
+    rows = [row for name in names for row in climb(name, options.quick, blocks, kept, failed)]
     found = growth(rows)
+    if options.counts:
+        rows = [{**row, **dict.fromkeys(("step_ms", "blocks_ms"))} for row in rows]
     result = {
-        "benchmark": "scaling",
+        "benchmark": "scaling" + "-counts" * options.counts,
         "quick": options.quick,
         "hardware": about,
         "parameters": WIDTH * WIDTH + WIDTH // 2 + WIDTH,
         "rows": rows,
         "growth": found,
+        "foretold": foretell(),
     }
-    conclude(result, f"{as_text(rows)}\n\n{growth_table(found)}", options)
+    conclude(result, scaling_table.table(result), options)
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}; the same command tries them again, and no others")
-    kept.forget()
+    return kept.forget()
 
 
 if __name__ == "__main__":
