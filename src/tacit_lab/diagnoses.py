@@ -19,6 +19,7 @@ from tacit_lab.cluster import Cluster
 from tacit_lab.first_steps import run_until_written
 from tacit_lab.measured_costs import with_costs
 from tacit_lab.profile_diagnoses import diagnosis_of
+from tacit_lab.testbed import Testbed
 
 _MODULE = ("-m", "tacit.diagnose")
 
@@ -48,7 +49,8 @@ def of_script(
         return {DIAGNOSE: json.dumps(asdict(request)), **chosen}
 
     unmet = f"there is no diagnosis: {needs(steps)}"
-    return Diagnosis.from_json(run_until_written(cluster, [*_MODULE, *words], variables, unmet, on_line))
+    with Testbed(cluster) as bed:
+        return Diagnosis.from_json(run_until_written(bed, [*_MODULE, *words], variables, unmet, on_line))
 
 
 def of_profile(path: Path, cluster: Cluster, algorithm: str) -> Diagnosis:

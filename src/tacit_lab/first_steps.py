@@ -7,14 +7,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tacit.errors import TestbedError
-from tacit_lab.cluster import Cluster
 from tacit_lab.testbed import Testbed
 
 _SECONDS = 1200.0
 
 
 def run_until_written(
-    cluster: Cluster,
+    bed: Testbed,
     words: Sequence[str],
     variables: Callable[[Path], Mapping[str, str]],
     otherwise: str,
@@ -23,6 +22,7 @@ def run_until_written(
     """Run the script. Returns the text that its session writes before it ends the script.
 
     Args:
+        bed: where it runs; it is up.
         words: the script and its arguments, as for torchrun.
         variables: the environment variables for a path of the file.
         otherwise: the error's text if there is no file: what the script must do.
@@ -33,8 +33,7 @@ def run_until_written(
     """
     with TemporaryDirectory() as folder:
         out = Path(folder) / "written.json"
-        with Testbed(cluster) as bed:
-            result = bed.run(words, env=variables(out), on_line=on_line, timeout=_SECONDS)
+        result = bed.run(words, env=variables(out), on_line=on_line, timeout=_SECONDS)
         if not out.exists():
             raise TestbedError(f"the script has ended with code {result.returncode}, and {otherwise}")
         return out.read_text()

@@ -9,15 +9,15 @@ from pathlib import Path
 from tacit.environment import ALGORITHM, STEP_PROFILE
 from tacit.errors import TestbedError
 from tacit.planning.profile import Profile
-from tacit_lab.cluster import Cluster
 from tacit_lab.first_steps import run_until_written
+from tacit_lab.testbed import Testbed
 
 _QUIET = "localsgd:sync_every=1000000"
 """Trains as DDP would, and sends nothing meanwhile."""
 
 
 def of_script(
-    cluster: Cluster,
+    bed: Testbed,
     words: Sequence[str],
     algorithms: Sequence[str],
     layouts: Sequence[tuple[int, int]],
@@ -27,6 +27,7 @@ def of_script(
     """Run a script until it has been profiled, and end it.
 
     Args:
+        bed: where it runs; it is up.
         words: the script and its arguments, as for torchrun.
         algorithms: the strategies whose cost is measured, for clusters of `layouts`.
         on_line: takes what the ranks print.
@@ -45,22 +46,22 @@ def of_script(
         "there is no profile: it must attach tacit to its model, with its optimizer, and take 20 steps or "
         "more"
     )
-    return Profile.from_json(run_until_written(cluster, words, variables, needs, on_line))
+    return Profile.from_json(run_until_written(bed, words, variables, needs, on_line))
 
 
 def of_recipe(
+    bed: Testbed,
     words: Sequence[str],
-    ranks: int,
     algorithms: Sequence[str],
     layouts: Sequence[tuple[int, int]],
     asked: bool = True,
 ) -> Profile:
-    """Profile a recipe on plain local processes; `words` are its name and its choices, as options."""
+    """Profile a recipe, as `of_script` does; `words` are its name and its choices, as options."""
     worker = ["-m", "tacit_lab.recipes.worker", *words, "--algorithm", _QUIET]
     lines: list[str] = []
     try:
         return of_script(
-            Cluster(1, ranks, namespaces=False),
+            bed,
             worker,
             algorithms,
             layouts,

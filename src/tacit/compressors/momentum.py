@@ -74,7 +74,7 @@ class MomentumCorrection(Wrapper):
 
     def init(self, like: Tensor) -> State:
         """The inner compressor's state, and a velocity of zeros."""
-        velocity = torch.zeros_like(like, dtype=state_dtype(like.dtype))
+        velocity = like.new_zeros(like.shape, dtype=state_dtype(like.dtype))
         return {"velocity": velocity, **outer_state(self.inner.init(like), "inner")}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:

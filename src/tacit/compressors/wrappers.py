@@ -168,7 +168,7 @@ class ErrorFeedback(Feedback):
 
     def init(self, like: Tensor) -> State:
         """The inner compressor's state, and a residual of zeros."""
-        residual = torch.zeros_like(like, dtype=state_dtype(like.dtype))
+        residual = like.new_zeros(like.shape, dtype=state_dtype(like.dtype))
         return {"residual": residual, **outer_state(self.inner.init(like), "inner")}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:

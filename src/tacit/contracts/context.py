@@ -38,7 +38,8 @@ class NoMemory(Workspace):
 
     def spare(self, field: str, like: Tensor) -> Tensor:
         """A meta tensor like the state field."""
-        return torch.empty_like(like, device="meta")
+        # Of `empty_like` and `zeros_like`, torch loads sympy, a third of a second.
+        return torch.empty(like.shape, dtype=like.dtype, device="meta")
 
     def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A meta tensor of that shape and type."""

@@ -28,6 +28,7 @@ class Prediction:
         algorithm: the strategy's text form.
         seconds: of a step.
         compute: of these, the main thread's computing, with other ranks on the same cores.
+        loading: waiting for the training's data.
         far: waiting for a link between nodes.
         near: waiting for a link inside a node.
         encoding: waiting for encoding or decoding.
@@ -40,6 +41,7 @@ class Prediction:
     algorithm: str
     seconds: float
     compute: float
+    loading: float
     far: float
     near: float
     encoding: float
@@ -68,6 +70,7 @@ def predict(strategy: AnyStrategy, profile: Profile, network: Network) -> Predic
         algorithm=strategy.name,
         seconds=seconds,
         compute=seconds - sum(waits.values()) - profile.step.loading,
+        loading=profile.step.loading,
         far=waits[NET],
         near=waits[NODE],
         encoding=waits[ENCODING],

@@ -109,7 +109,10 @@ class _Taking:
             raise SystemExit(0)
 
     def _costs(self, profile: Profile) -> list[StrategyCost]:
-        """Measure the costs on all ranks at once, as in training."""
+        """Measure the costs; the ranks of a machine share them out, and all compute at once, as in training.
+
+        A collective call. Returns those of rank 0's machine, on all ranks.
+        """
         request, tensors, found = self._request, locals_of(self._spec.named), []
         if profile.gpu is not None and not request.algorithms:  # later there is no GPU to measure on
             nodes = layout(self._spec)
@@ -118,7 +121,10 @@ class _Taking:
         texts, refused = fitting_texts(request.algorithms, profile, request.asked)
         for text, why in refused.items() if request.asked else ():
             _log.warning("what %r costs was not measured: %s", text, why)
-        for text in texts:
+        group = self._spec.group
+        machines = gather_texts(machine(), group)
+        mates = [rank for rank, each in enumerate(machines) if each == machines[group.rank()]]
+        for text in texts[mates.index(group.rank()) :: len(mates)]:
             try:
                 found += [
                     measured_cost(parse(text), profile, count, ranks, tensors)
@@ -126,7 +132,11 @@ class _Taking:
                 ]
             except TacitError as error:
                 _log.warning("what %r costs was not measured: %s", text, error)
-        return found
+        everyone = gather_texts(replace(profile, costs=tuple(found)).to_json(), group)
+        here = [
+            Profile.from_json(each) for each, at in zip(everyone, machines, strict=True) if at == machines[0]
+        ]
+        return [cost for each in here for cost in each.costs]
 
 
 def take(timer: StepTimer, options: AttachSpec, ring: RingCost | None = None) -> Profile:

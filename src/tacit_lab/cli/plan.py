@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tacit.errors import ConfigError
 from tacit.files import output, put
+from tacit_lab import recipes
 from tacit_lab.cli import parsing
 from tacit_lab.cli.importing import Modules, import_own
 from tacit_lab.cli.interrupts import interruptible
+from tacit_lab.cluster import Cluster
+from tacit_lab.testbed import Testbed
 
 if TYPE_CHECKING:
     from tacit.planning.profile import Profile
     from tacit.planning.simulation.clock import Network
-    from tacit_lab.cluster import Cluster
     from tacit_lab.cluster_plans import ClusterPlan
 
 EPILOG = (
     "Nothing is measured on that cluster: a few steps of the training are profiled here, and a clock runs "
     "each strategy's messages over links of these rates, by the collectives of Gloo, which are rings, or on "
-    "a GPU by NCCL's. Step "
-    "ms: in these training computes, and waits for links between nodes, for links inside nodes, and for "
-    "encoding. MB: what leaves a node in a step. Memory: of a rank, without activations. Parameter servers "
-    "cannot be planned. With --churn: a member is given up after 5 s; the steps are those without any "
-    "communication."
+    "a GPU by NCCL's. What the columns are stands below the table. Parameter servers cannot be planned. "
+    "With --churn: a member is given up after 5 s; the steps are those without any communication."
 )
 _RANKS = 2
 
@@ -131,29 +133,40 @@ def command(
 
     E.g. tacit plan digits --cluster 64x8@10gbit,0.1ms, or tacit plan --profile profile.json
     """
-    from tacit.planning.step_profiler import measurable
-    from tacit_lab import cluster_plans, measured_costs
-    from tacit_lab.churn_plan import ChurnPlan
-    from tacit_lab.reports import plan as drawing
-
     import_own(modules)
     shape = parsing.cluster(cluster, 0, planned=True)
+    saved = parsing.path("--profile", profile)
+    if (recipe is None) == (saved is None):
+        raise ConfigError(
+            "say what is trained, by one of the two: a recipe, such as tacit plan digits, or a profile of "
+            "your own training, such as tacit plan --profile profile.json (tacit profile makes one)"
+        )
     drawn = parsing.path("--page", page)
     if drawn is not None:
         output(drawn, "--page")
-    texts = [*cluster_plans.CANDIDATES] if algorithms is None else parsing.split_algorithms(algorithms)
-    if texts == ["all"]:
-        texts = cluster_plans.every_algorithm()
     rates = None if sweep is None else _rates(sweep)
     lives, members = _churn(churn, replicas, shape.nodes)
-    wanted = cluster_plans.layouts(shape.nodes, shape.ranks_per_node)
-    if rates is not None:
-        swept = [(nodes, shape.ranks_per_node) for nodes in (2, cluster_plans.LARGEST)]
-        wanted = [*dict.fromkeys([*wanted, *swept])]
-    with interruptible():
-        found, texts, unfit = _profiled(
-            recipe, parsing.path("--profile", profile), model, data, texts, wanted, algorithms is not None
-        )
+    with interruptible(), nullcontext() if recipe is None else _ranks(recipe) as bed:
+        from tacit.planning.step_profiler import measurable
+        from tacit_lab import cluster_plans, measured_costs
+        from tacit_lab.churn_plan import ChurnPlan
+        from tacit_lab.reports import plan as drawing
+
+        texts = [*cluster_plans.CANDIDATES] if algorithms is None else parsing.split_algorithms(algorithms)
+        if texts == ["all"]:
+            texts = cluster_plans.every_algorithm()
+        wanted = cluster_plans.layouts(shape.nodes, shape.ranks_per_node)
+        if rates is not None:
+            swept = [(nodes, shape.ranks_per_node) for nodes in (2, cluster_plans.LARGEST)]
+            wanted = [*dict.fromkeys([*wanted, *swept])]
+        if saved is not None:
+            found, texts, unfit = _completed(saved, texts, wanted, algorithms is not None)
+        else:
+            assert recipe is not None
+            assert bed is not None
+            choices = recipes.Choices(model=model, data=parsing.path("--data", data))
+            found, texts, unfit = _profiled(bed, recipe, choices, texts, wanted, algorithms is not None)
+    _say(f"Predicting {len(texts)} algorithms on {shape}")
     network = _network(shape, found, links, cores, emulated)
     if algorithms is None:
         shapes = cluster_plans.shapes_worth_a_look(found, network)
@@ -193,46 +206,59 @@ def _churn(churn: str | None, replicas: int | None, nodes: int) -> tuple[float |
     return None if churn is None else parsing.duration("--churn", churn, "1h"), members
 
 
+@contextmanager
+def _ranks(recipe: str) -> Iterator[Testbed]:
+    """Where a recipe is profiled; its ranks' imports begin, as those of this process take as long."""
+    recipes.check(recipe)
+    _say(f"Profiling {recipe} on {_RANKS} ranks of this machine")
+    with Testbed(Cluster(1, _RANKS, namespaces=False)) as bed:
+        bed.import_ahead()
+        yield bed
+
+
+def _say(text: str) -> None:
+    """Say what takes a while, to whoever waits for it at a terminal."""
+    if sys.stderr.isatty():
+        typer.echo(text, err=True)
+
+
+def _completed(
+    saved: Path, texts: Sequence[str], layouts: Sequence[tuple[int, int]], asked: bool
+) -> tuple[Profile, list[str], dict[str, str]]:
+    """A profile that was saved, with the costs that it lacks; see `_profiled`."""
+    from tacit.planning.candidates import fitting_texts
+    from tacit.planning.profile import Profile
+    from tacit_lab import cluster_plans, measured_costs
+
+    profile = Profile.load(saved)
+    profile.check_whole()
+    wanted = [*texts, *cluster_plans.FOR_ADAM] if profile.optimizers and not asked else texts
+    if profile.gpu is not None and not asked:  # others could not be measured here
+        wanted = cluster_plans.told_apart(each.algorithm for each in profile.costs)
+    fitting, unfit = fitting_texts(wanted, profile, asked)
+    return measured_costs.with_costs(profile, fitting, layouts, asked), fitting, unfit
+
+
 def _profiled(
-    recipe: str | None,
-    saved: Any,
-    model: str | None,
-    data: str | None,
+    bed: Testbed,
+    recipe: str,
+    choices: recipes.Choices,
     texts: Sequence[str],
     layouts: Sequence[tuple[int, int]],
     asked: bool,
 ) -> tuple[Profile, list[str], dict[str, str]]:
-    """The profile of a recipe, taken now; or one that was saved, with the costs that it lacks.
-
-    `asked`: whether the user has named the texts.
+    """The profile of a recipe, taken now. `asked`: whether the user has named the texts.
 
     Returns:
         The profile, the texts that fit its optimizers, and the reasons against the others.
     """
     from tacit.planning.candidates import fitting_texts
-    from tacit.planning.profile import Profile
-    from tacit_lab import cluster_plans, measured_costs, recipes, step_profiles
-    from tacit_lab.cluster_plans import FOR_ADAM
+    from tacit_lab import cluster_plans, measured_costs, step_profiles
 
-    if (recipe is None) == (saved is None):
-        raise ConfigError(
-            "say what is trained, by one of the two: a recipe, such as tacit plan digits, or a profile of "
-            "your own training, such as tacit plan --profile profile.json (tacit profile makes one)"
-        )
-    if saved is not None:
-        profile = Profile.load(saved)
-        profile.check_whole()
-        wanted = [*texts, *FOR_ADAM] if profile.optimizers and not asked else texts
-        if profile.gpu is not None and not asked:  # others could not be measured here
-            wanted = cluster_plans.told_apart(each.algorithm for each in profile.costs)
-        fitting, unfit = fitting_texts(wanted, profile, asked)
-        return measured_costs.with_costs(profile, fitting, layouts, asked), fitting, unfit
-    assert recipe is not None
-    choices = recipes.Choices(model=model, data=parsing.path("--data", data))
     recipes.get(recipe, choices)
+    wanted = texts if asked else [*texts, *cluster_plans.FOR_ADAM]
     words = ["--recipe", recipe, *choices.words()]
-    wanted = texts if asked else [*texts, *FOR_ADAM]
-    profile = step_profiles.of_recipe(words, _RANKS, measured_costs.predictable(wanted), layouts, asked)
+    profile = step_profiles.of_recipe(bed, words, measured_costs.predictable(wanted), layouts, asked)
     return profile, *fitting_texts(wanted, profile, asked)
 
 
@@ -259,8 +285,6 @@ def _network(
 
 
 def _rates(text: str) -> list[float]:
-    from tacit_lab.cluster import Cluster
-
     name, _, values = text.partition("=")
     words = parsing.split(values)
     if name != "bandwidth" or not words:

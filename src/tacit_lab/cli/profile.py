@@ -50,6 +50,7 @@ def command(
     from tacit_lab import step_profiles
     from tacit_lab.cluster import Cluster
     from tacit_lab.cluster_plans import CANDIDATES, FOR_ADAM
+    from tacit_lab.testbed import Testbed
 
     import_own(modules, folder_of(script or []))
     if not script:
@@ -62,8 +63,8 @@ def command(
     layouts = [
         (each.nodes, each.ranks_per_node) for each in map(Cluster.parse, parsing.split(layout) or ["4x1"])
     ]
-    with interruptible():
-        profile = step_profiles.of_script(shape, script, texts, layouts, asked=bool(algorithms))
+    with interruptible(), Testbed(shape) as bed:
+        profile = step_profiles.of_script(bed, script, texts, layouts, asked=bool(algorithms))
     profile.save(saved)
     typer.echo(_told(profile))
     typer.echo(f"Profile: {saved}")

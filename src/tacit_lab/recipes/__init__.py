@@ -13,7 +13,7 @@ from tacit_lab.recipes.choices import NO_CHOICES, Choices
 if TYPE_CHECKING:
     from tacit_lab.recipes.recipe import Recipe
 
-__all__ = ["NO_CHOICES", "Choices", "fetch", "get", "known"]
+__all__ = ["NO_CHOICES", "Choices", "check", "fetch", "get", "known"]
 
 
 class _Home(NamedTuple):
@@ -40,6 +40,11 @@ _RECIPES = {
 def known() -> list[str]:
     """The names of all recipes, sorted."""
     return sorted(_RECIPES)
+
+
+def check(name: str) -> None:
+    """Raise a `ConfigError`, which names the nearest, if there is no such recipe. Imports nothing."""
+    _home(name)
 
 
 def get(name: str, choices: Choices = NO_CHOICES) -> Recipe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
@@ -12,7 +13,23 @@ from tacit.planning.simulation.timeline import ENCODING, MAIN, WAITING
 from tacit_lab.cluster_plans import FRAMES, ClusterPlan, without_rate
 from tacit_lab.reports.document import document
 
-_HEAD = ("step ms", "computes", "between", "inside", "encodes", "MB", "memory MB", "x ddp", "of limit")
+_HEAD = (
+    "step ms",
+    "computes",
+    "loads",
+    "between",
+    "inside",
+    "encodes",
+    "MB",
+    "memory MB",
+    "x ddp",
+    "of limit",
+)
+_LEGEND = (
+    "A step is the sum of five: the training computes, waits for its data (loads), for links between nodes "
+    "and inside them, and for encoding and decoding. MB: what leaves a node in a step. Memory: of a rank, "
+    "without activations. Of limit: how fast a step is, of what it would be if communication cost nothing."
+)
 _ROWS = {MAIN: "training", ENCODING: "encoding", NET: "between nodes", NODE: "inside nodes"}
 _COLOURS = {
     MAIN: "hsl(210 50% 50%)",
@@ -45,6 +62,7 @@ def to_json(plan: ClusterPlan, title: str, grid: Sequence[ClusterPlan] = ()) -> 
                 "algorithm": each.algorithm,
                 "seconds": each.seconds,
                 "compute": each.compute,
+                "loading": each.loading,
                 "between_nodes": each.far,
                 "inside_nodes": each.near,
                 "encoding": each.encoding,
@@ -81,6 +99,7 @@ def to_text(plan: ClusterPlan, title: str, grid: Sequence[ClusterPlan] = ()) -> 
         f"{each.algorithm:{width}}" + "".join(f"{cell:>11}" for cell in _cells(plan, each))
         for each in plan.predictions
     ]
+    lines += ["", *textwrap.wrap(_LEGEND, 110)]
     lines += ["", f"If communication cost nothing: {1e3 * plan.compute:.1f} ms. {_assumed(plan)}"]
     lines += [f"{each.algorithm}: {note}" for each in plan.predictions for note in each.notes]
     lines += [f"Left out: {name}: {why}" for name, why in plan.refused.items()]
@@ -97,7 +116,7 @@ def _assumed(plan: ClusterPlan) -> str:
 
 
 def _cells(plan: ClusterPlan, each: Prediction) -> Iterator[str]:
-    for seconds in (each.seconds, each.compute, each.far, each.near, each.encoding):
+    for seconds in (each.seconds, each.compute, each.loading, each.far, each.near, each.encoding):
         yield f"{1e3 * seconds:.1f}"
     yield f"{each.bytes_out / 1e6:.2f}"
     yield f"{each.memory / 1e6:.0f}"
@@ -149,7 +168,7 @@ def page(plan: ClusterPlan, title: str, grid: Sequence[ClusterPlan], command: st
         f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>',
         f"<p>Predicted, not measured. {escape(_assumed(plan))} What no algorithm can beat, as communication "
         f"would cost nothing: {1e3 * plan.compute:.1f} ms.</p>",
-        f'<section><h2>A step</h2><div class="scroll">{_table(plan)}</div></section>',
+        f'<section><h2>A step</h2><div class="scroll">{_table(plan)}</div><p>{escape(_LEGEND)}</p></section>',
         _map(grid),
         "<section><h2>When what happens</h2><p>Training in blue, in grey where it waits; below it encoding "
         "and decoding, and messages between nodes and inside them.</p>"

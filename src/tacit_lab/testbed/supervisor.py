@@ -79,6 +79,8 @@ class Supervisor:
         message, files = received
         if message["do"] == "start":
             self._start(message, files)
+        elif message["do"] == "import":
+            _import(message["env"], for_recipes=True)
         elif message["do"] == "load":
             self._start_load(message["node"], message["rate"])
         elif message["do"] == "relay":
@@ -156,8 +158,9 @@ class Supervisor:
 
     def _start(self, message: Mapping[str, Any], files: Sequence[int]) -> None:
         if _launches(message["argv"]):
-            if len(self._networks) > 1 or self._launched or _trains_a_recipe(message["argv"]):
-                _import(message)
+            recipe = _trains_a_recipe(message["argv"])
+            if len(self._networks) > 1 or self._launched or recipe:
+                _import(message["env"], recipe)
             self._launched = True
         process = os.fork()
         if process == 0:
@@ -240,13 +243,13 @@ def _trains_a_recipe(argv: Sequence[str]) -> bool:
     return ("-m", _WORKER) in itertools.pairwise(argv)
 
 
-def _import(message: Mapping[str, Any]) -> None:
+def _import(env: Mapping[str, str], for_recipes: bool) -> None:
     """Once for all nodes: to import torch is most of what a launcher costs, in time and in memory."""
-    wanted = [_LAUNCHER, *(_SLOW if _trains_a_recipe(message["argv"]) else ())]
+    wanted = [_LAUNCHER, *(_SLOW if for_recipes else ())]
     if all(name in sys.modules for name in wanted):
         return
     before = dict(os.environ)
-    os.environ.update(message["env"])  # how much torch says is read while it is imported
+    os.environ.update(env)  # how much torch says is read while it is imported
     with contextlib.suppress(Exception):  # a launcher or rank of its own then says what is wrong
         for name in wanted:
             importlib.import_module(name)

@@ -97,6 +97,11 @@ class Testbed:
         if self._scratch and not self.cluster.namespaces:  # else it is inside of them, and gone with them
             shutil.rmtree(self._scratch, ignore_errors=True)  # the supervisor was killed, perhaps
 
+    def import_ahead(self) -> None:
+        """Have what ranks of a recipe import be imported now, while the caller does something else."""
+        assert self._control is not None
+        wire.send(self._control, {"do": "import", "env": launch.environment(self.cluster, 0, _NOTHING)})
+
     def run(
         self,
         argv: Sequence[str],

@@ -1,7 +1,9 @@
 """`tacit plan` and `tacit profile`: predictions, their page, and what cannot be planned."""
 
 import json
+import sys
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from in_process_command import called
 from tacit.optimizer_hooks.optimizer_facts import facts_of
 from tacit.planning.profile import Profile
 from tacit.planning.step_profiler import processor
+from tacit_lab.cli import plan
 from tacit_lab.cli.profile import _told
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples" / "01_ddp_topk.py")
@@ -66,6 +69,26 @@ def test_the_table_says_what_it_assumes_and_where_which_one_wins(profile: str) -
     assert "100 Gbit/s" in done.out
     rows = [line.split() for line in done.out.splitlines() if line.split()[:1] in (["2"], ["4"])]
     assert [row[1] for row in rows if row[1] in ("ddp", "topk")] == ["topk", "topk"]
+
+
+def test_waiting_for_data_has_a_column_and_the_columns_are_explained(profile: str) -> None:
+    replace(made.profile(loading=0.5), processor=processor()).save(Path(profile))
+    done = called("plan", "--profile", profile, "--cluster", "2x1@1mbit", "--algorithms", "ddp")
+    head, row = (line.split() for line in done.out.splitlines() if line.startswith(("algorithm", "ddp")))
+    assert row[head[1:].index("loads")] == "500.0"  # `step ms` is two words
+    step, *parts = map(float, row[1:7])
+    assert sum(parts) == pytest.approx(step, abs=0.3)
+    assert "waits for its data (loads)" in done.out
+    assert not done.err
+
+
+def test_it_says_what_it_does_at_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for at_terminal in (True, False):
+        stream = StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda at_terminal=at_terminal: at_terminal)
+        monkeypatch.setattr(sys, "stderr", stream)
+        plan._say("Predicting")
+        assert stream.getvalue() == ("Predicting\n" if at_terminal else "")
 
 
 def test_a_plan_says_that_it_knows_nothing_of_loss(profile: str) -> None:
