@@ -8,9 +8,9 @@
 
 What many ranks on few cores cannot show is left small: a rank's step computes next to nothing (one sample
 through two layers), but exchanges 1.05 million parameters, on links of 100 Mbit/s, one thread a rank. All
-arms of a cluster run interleaved in one launch.
+arms of a cluster run interleaved in one launch, in 0.9 GB a rank; with --counts one after the other.
 
-* `flat`: Nx1 for N = 2, 4, 8, 16, 32.
+* `flat`: Nx1 for N = 2, 4, 8, 16, with --counts 32.
 * `nodes`: nodes of 2 ranks, 2x2, 4x2 and 8x2; and 4x4.
 * `server`: Nx1 for N = 2, 4, 8, with a parameter server.
 
@@ -20,8 +20,8 @@ Bytes are what a node's interface has sent, shared out over its ranks, in whole 
 what was under way; packets likewise, as TCP counts them, with its acknowledgements; for `ps` bytes also what
 the server's interface has sent. Processor time is of all of a rank's threads, the mean over ranks. Seconds
 are those of the slowest rank. Sockets and threads are what an algorithm has opened until its second block.
-Memory is what a rank holds with all arms attached. Growth is the exponent e of ranks^e that fits best (least
-squares of the logarithms), over clusters with equal nodes.
+Memory is what a rank holds with all arms attached, by --counts the most with one. Growth is the exponent e of
+ranks^e that fits best (least squares of the logarithms), over clusters with equal nodes.
 
 Beside them stands what the planner's clock foretells for up to 1,024 nodes of these links: the bytes, and the
 seconds if computing and coding cost nothing.
@@ -30,6 +30,7 @@ seconds if computing and coding cost nothing.
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import os
 import statistics
@@ -37,7 +38,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import process_time
+from time import monotonic, process_time, sleep
 from typing import TYPE_CHECKING, Any
 
 import scaling_table
@@ -64,11 +65,13 @@ class Ladder:
     Attributes:
         clusters: the smallest first; `slow`: those that --quick leaves out.
         arms: name -> what is attached.
+        counted: larger ones, for --counts alone, where not all arms are in memory at once.
     """
 
     clusters: Sequence[str]
     arms: Mapping[str, str]
     slow: Sequence[str] = ()
+    counted: Sequence[str] = ()
 
 
 SYNCHRONOUS = {
@@ -83,7 +86,7 @@ SYNCHRONOUS = {
 }
 LADDERS = {
     "flat": Ladder(
-        ("2x1@100mbit", "4x1@100mbit", "8x1@100mbit", "16x1@100mbit", "32x1@100mbit"),
+        ("2x1@100mbit", "4x1@100mbit", "8x1@100mbit", "16x1@100mbit"),
         {
             **SYNCHRONOUS,
             "powersgd-hd": "powersgd:rank=2,topology=halving-doubling",
@@ -92,7 +95,7 @@ LADDERS = {
             "localsgd": f"localsgd:sync_every={PERIOD}",
             "sgp": "sgp",
         },
-        slow=("32x1@100mbit",),
+        counted=("32x1@100mbit",),
     ),
     "nodes": Ladder(
         ("2x2@100mbit", "4x2@100mbit", "8x2@100mbit", "4x4@100mbit"),
@@ -152,11 +155,29 @@ def resident() -> float:
 
 
 def rank_main(ladder: str, blocks: int) -> None:
-    """Measure all arms on this cluster; rank 0 prints the result."""
+    """Measure all arms on this cluster, one block of each in turn, or several interleaved; rank 0 tells."""
+    from arms import ranks
+
+    arms = LADDERS[ladder].arms
+    with ranks() as rank:
+        found: dict[str, dict[str, Any]] = {}
+        sockets, _ = held()
+        for names in [[name] for name in arms] if blocks == 1 else [[*arms]]:
+            found |= measured({name: arms[name] for name in names}, blocks)
+            gc.collect()
+            until = monotonic() + 5
+            while held()[0] > sockets and monotonic() < until:  # connections end a little later
+                sleep(0.05)
+        if rank == 0:
+            tell(found)
+
+
+def measured(texts: Mapping[str, str], blocks: int) -> dict[str, dict[str, Any]]:
+    """What so many blocks of these arms take, and what they have opened; all are attached at once."""
     import torch
     import torch.distributed as dist
 
-    from arms import Blocks, Trainer, ranks, timed
+    from arms import Blocks, Trainer, timed
     from tacit.transports.network_interfaces import segments
 
     class Counted(Blocks):
@@ -171,42 +192,42 @@ def rank_main(ladder: str, blocks: int) -> None:
             self.packets += segments().sent - packets
             self.cpu += process_time() - cpu
 
-    with ranks() as rank:
-        arms, opened = {}, list[float]()
-        for name, text in LADDERS[ladder].arms.items():
-            dist.barrier()
-            before = held()
-            arms[name] = Counted(
-                Trainer(text, epochs=(1, FOREVER), work=small_work()), STEPS.get(name, PERIOD)
-            )
-            # Buckets settle in the fourth round of what is synchronous, and ddp's buckets in the second step.
-            arms[name].trainer.steps(min(PERIOD, 2 * arms[name].steps))
-            opened += [after - first for after, first in zip(held(), before, strict=True)]
-        by_server = {name: by_servers(arm) for name, arm in arms.items()} if rank == 0 else {}
-        seconds = timed(arms, blocks)
-        most = torch.tensor([*opened, resident()], dtype=torch.float64)
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        cpu = torch.tensor([arm.cpu / blocks / arm.steps for arm in arms.values()], dtype=torch.float64)
-        dist.all_reduce(cpu)
-        if rank == 0:
-            mates = int(os.environ["LOCAL_WORLD_SIZE"])
-            tell(
-                {
-                    name: {
-                        "step_ms": [1e3 * each for each in seconds[name]],
-                        "mb_per_rank": arm.megabytes / mates,
-                        "mb_by_servers": (by_servers(arm) - by_server[name]) / (blocks * arm.steps) / 1e6,
-                        "packets": arm.packets / blocks / arm.steps / mates,
-                        "cpu_ms": 1e3 * float(cpu[i]) / dist.get_world_size(),
-                        "sockets": float(most[2 * i]),
-                        "threads": float(most[2 * i + 1]),
-                        "resident_mb": float(most[-1]),
-                    }
-                    for i, (name, arm) in enumerate(arms.items())
-                }
-            )
-        for arm in arms.values():
-            arm.trainer.close()
+    arms, opened = {}, list[float]()
+    for name, text in texts.items():
+        dist.barrier()
+        before = held()
+        steps = STEPS.get(name, PERIOD)
+        arms[name] = Counted(Trainer(text, epochs=(1, FOREVER), work=small_work()), steps)
+        # Buckets settle in the fourth round of what is synchronous, and ddp's buckets in the second step.
+        arms[name].trainer.steps(min(PERIOD, 2 * steps))
+        opened += [after - first for after, first in zip(held(), before, strict=True)]
+    first = dist.get_rank() == 0
+    by_server = {name: by_servers(arm) for name, arm in arms.items()} if first else {}
+    seconds = timed(arms, blocks)
+    most = torch.tensor([*opened, resident()], dtype=torch.float64)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    cpu = torch.tensor([arm.cpu / blocks / arm.steps for arm in arms.values()], dtype=torch.float64)
+    dist.all_reduce(cpu)
+    mates = int(os.environ["LOCAL_WORLD_SIZE"])
+    found = {
+        name: {
+            "step_ms": [1e3 * each for each in seconds[name]],
+            "mb_per_rank": arm.megabytes / mates,
+            "mb_by_servers": (by_servers(arm) - by_server[name]) / (blocks * arm.steps) / 1e6
+            if first
+            else 0.0,
+            "packets": arm.packets / blocks / arm.steps / mates,
+            "cpu_ms": 1e3 * float(cpu[i]) / dist.get_world_size(),
+            "sockets": float(most[2 * i]),
+            "threads": float(most[2 * i + 1]),
+            "resident_mb": float(most[-1]),
+        }
+        for i, (name, arm) in enumerate(arms.items())
+    }
+    dist.barrier()
+    for arm in arms.values():
+        arm.trainer.close()
+    return found
 
 
 # ---- in the testbed -----------------------------------------------------------------------------------
@@ -215,7 +236,7 @@ def rank_main(ladder: str, blocks: int) -> None:
 def climb(name: str, quick: bool, blocks: int, kept: StateSlice, failed: list[str]) -> list[dict[str, Any]]:
     """All clusters of a ladder: a row for each and each arm; those without are told to `failed`."""
     ladder, rows = LADDERS[name], []
-    for cluster in ladder.clusters:
+    for cluster in (*ladder.clusters, *(ladder.counted if blocks == 1 else ())):
         if quick and cluster in ladder.slow:
             continue
         try:

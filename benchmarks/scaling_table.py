@@ -76,9 +76,13 @@ def table(result: Mapping[str, Any], shown: set[str] | None = None) -> str:
             some = [row for row in rows if row.get(name) is not None]
             if some and (shown is None or name in shown):
                 parts += [f"**{text}: {title[0].lower()}{title[1:]}**", _ladder(some, grown, name, form)]
-        memory = {row["cluster"]: f"{row['resident_mb']:.0f}" for row in rows if "resident_mb" in row}
+        memory = dict[str, float]()
+        for row in rows:
+            if "resident_mb" in row:
+                memory[row["cluster"]] = max(row["resident_mb"], memory.get(row["cluster"], 0.0))
         if memory and shown != {"step_ms"}:
-            parts.append(f"With all of these attached at once a rank holds {', '.join(memory.values())} MB.")
+            held = ", ".join(f"{each:.0f}" for each in memory.values())
+            parts.append(f"A rank held at most {held} MB.")
         sent = [f"{row['mb_by_servers']:.1f}" for row in rows if row["mb_by_servers"]]
         if sent and shown != {"step_ms"}:
             parts.append(f"What the server's interface sends in a step of `ps`: {', '.join(sent)} MB.")
