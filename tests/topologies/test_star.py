@@ -144,10 +144,9 @@ def test_the_bytes_of_a_push_are_the_payloads_and_the_union_fits_the_answer(text
 
     x = bucket.like()
     work = DryRun()
-    nonfinite_flags = (
-        torch.empty(4, device="meta") if bucket.compressor.hides_nonfinite or strategy.independent else None
-    )
-    ctx = tacit.contracts.Context(out=x, work=work, peers=4, nonfinite_flags=nonfinite_flags, name="b")
+    told = bucket.compressor.hides_nonfinite or strategy.independent
+    flags = tacit.contracts.flags(torch.empty(4, device="meta")) if told else None
+    ctx = tacit.contracts.Context(out=x, work=work, peers=4, nonfinite_flags=flags, name="b")
     talk = strategy.topology.conduct(x, bucket.compressor, bucket.compressor.init(x), ctx)
     _, cost = run_dry(watched(talk), lambda axis: AxisRank(0, 4))
     (ask,) = asked

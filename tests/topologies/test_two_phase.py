@@ -142,7 +142,7 @@ def bytes_of(peers: int, numel: int = 1 << 18, strategy: Strategy = SIGNS) -> in
         LoopbackTransport(Loopback(peers), 0),
         [["w"]],
     )
-    nonfinite_flags = (peers - 1) * 4 * peers
+    nonfinite_flags = (peers - 1) * 4  # each rank's own
     return session.store.costs[0].sent[WORLD] - nonfinite_flags
 
 

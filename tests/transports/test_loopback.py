@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tacit.contracts import AllGather, AllReduce, AllToAll, Permute, Request
+from tacit.contracts import AllGather, AllReduce, AllToAll, Permute, Request, flags
 from tacit.exchange.joined_requests import conducted, fuse
 from tacit.transports.loopback import Loopback
 from tacit.transports.message_layout import nbytes, pack_, unpack
@@ -105,6 +105,47 @@ def test_a_small_mean_rides_in_a_gather_and_a_large_one_does_not() -> None:
         for gathered, averaged in got:
             assert [p[0].item() for p in gathered[0]] == [1.0, 2.0]
             assert bool((averaged[0][0] == 1.5).all())
+
+
+@pytest.mark.parametrize("first", ["gather", "all-to-all", "mean"])
+@pytest.mark.parametrize("each", [1, 2])
+def test_a_rank_sends_its_own_flags_in_a_gather_and_their_mean_is_that_of_all(first: str, each: int) -> None:
+    """Two spans of `each` numbers a rank, which are its own, and between them three that all have."""
+    peers, sizes, got = 3, [], {}
+    width = each * peers
+
+    def told(rank: int) -> torch.Tensor:
+        numbers = torch.zeros(2 * width + 3)
+        numbers[each * rank] = numbers[width + 3 + each * rank] = 7.0 + rank
+        numbers[width : width + 3] = torch.tensor([rank, 1.0, 0.0])
+        return numbers
+
+    def noted(exchange):
+        answer = None
+        while True:
+            try:
+                request = exchange.send(answer)
+            except StopIteration as end:
+                return end.value
+            sent = request.payloads[0] if isinstance(request, AllToAll) else request.payload
+            sizes.append(sum(part.numel() for part in sent))
+            answer = yield request
+
+    asked = {
+        "gather": lambda r: AllGather((torch.tensor([r]),)),
+        "all-to-all": lambda r: AllToAll(((torch.tensor([r]),),) * peers),
+        "mean": lambda r: AllReduce((torch.tensor([float(r)]),)),
+    }
+    for owned in (((0, width), (width + 3, 2 * width + 3)), ()):
+        found = [flags(told(r), owned, r, peers) for r in range(peers)]
+        talks = [conducted(talk(asked[first](r)), "world", flags=found[r]) for r in range(peers)]
+        Loopback(peers).run([noted(talks[0]), *talks[1:]])
+        got[bool(owned)] = [each.numbers for each in found]
+    for own, whole in zip(got[True], got[False], strict=True):
+        assert torch.equal(own, whole)
+        assert torch.equal(own, sum(told(r) / peers for r in range(peers)))
+    all_of_them = 1 + 2 * width + 3
+    assert sizes == [all_of_them if first == "mean" else 1 + 2 * each + 3, all_of_them]
 
 
 @pytest.mark.parametrize(("numel", "messages"), [(4, 1), (100_000, 2)])

@@ -6,7 +6,16 @@ topologies do no I/O: they are generators that yield requests and are sent the a
 on every transport.
 """
 
-from tacit.contracts.collectives import AllGather, AllGatherInto, AllReduce, AllToAll, Permute, ReduceScatter
+from tacit.contracts.collectives import (
+    AllGather,
+    AllGatherInto,
+    AllReduce,
+    AllToAll,
+    Flags,
+    Permute,
+    ReduceScatter,
+    flags,
+)
 from tacit.contracts.common import (
     NET,
     NODE,
@@ -86,6 +95,7 @@ __all__ = [
     "Exact",
     "Exchange",
     "Factors",
+    "Flags",
     "FusedCodec",
     "Grouped",
     "LinkRates",
@@ -125,6 +135,7 @@ __all__ = [
     "add_mean_",
     "add_rescaled",
     "cut_factors",
+    "flags",
     "formed",
     "made_for",
     "on_meta",

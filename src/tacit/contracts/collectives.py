@@ -1,4 +1,4 @@
-"""The collectives that an exchange asks for, and the answer to each, which a transport gives."""
+"""The collectives that an exchange asks for, the answer to each, and the flags that ranks send beside."""
 
 from __future__ import annotations
 
@@ -107,3 +107,40 @@ class Permute:
     def arriving(self) -> Payload:
         """Tensors of the shapes of what arrives."""
         return self.into or self.payload
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """Numbers that are averaged with an exchange's first message; made by `flags`, once.
+
+    Attributes:
+        mean: all of them.
+        part: what travels inside a gather: of `owned` this rank's part alone. P numbers of each of P peers
+            would be more than all gradients, for thousands of ranks.
+        owned: the spans of which each rank of the axis has an equal part, in rank order, that is 0 on all
+            others.
+        shared: what is between them.
+    """
+
+    numbers: Tensor
+    mean: AllReduce
+    part: AllReduce | AllGather
+    owned: Spans
+    shared: Payload
+
+
+def flags(numbers: Tensor, owned: Spans = (), rank: int = 0, peers: int = 1) -> Flags:
+    """The flags of this rank among so many peers; see `Flags`."""
+    mean = AllReduce((numbers,))
+    if not owned:
+        return Flags(numbers, mean, mean, (), ())
+    mine, shared, before = [], [], 0
+    for start, stop in owned:
+        each = (stop - start) // peers
+        mine.append(numbers[start + rank * each : start + (rank + 1) * each])
+        if start > before:
+            shared.append(numbers[before:start])
+        before = stop
+    if before < numbers.numel():
+        shared.append(numbers[before:])
+    return Flags(numbers, mean, AllGather((*mine, *shared)), owned, tuple(shared))

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from tacit.contracts.collectives import Flags
 from tacit.contracts.common import Factors, Spans
 
 
@@ -89,7 +90,7 @@ class Context:
     rank: int = 0
     near: AxisRank = AxisRank()
     spans: Spans = ()
-    nonfinite_flags: Tensor | None = None
+    nonfinite_flags: Flags | None = None
     finite_probe: Tensor | None = None
     share: float = 1.0
     step: int = 0
@@ -110,7 +111,8 @@ class Context:
     @property
     def knows_of_nonfinite(self) -> bool:
         """Whether `nonfinite_flags` shows a NaN or an infinity of any replica."""
-        return self.nonfinite_flags is not None and bool(self.nonfinite_flags[: self.replicas or None].any())
+        flags = self.nonfinite_flags
+        return flags is not None and bool(flags.numbers[: self.replicas or None].any())
 
     def spare(self, field: str, like: Tensor) -> Tensor:
         """The second buffer of the state field `field`, of the shape of `like` (the first)."""

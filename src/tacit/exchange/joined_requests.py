@@ -15,6 +15,7 @@ from tacit.contracts import (
     AllReduce,
     AllToAll,
     Collective,
+    Flags,
     Grouped,
     Payload,
     Permute,
@@ -35,6 +36,7 @@ _BYTES = attrgetter("nbytes")
 _FOR_TOPOLOGIES = ReduceEncoded, Grouped
 _OF_ONE_PEER = AllReduce, Permute
 _CARRIED = AllReduce, AllGather
+_GATHERS = AllGather, AllToAll
 _Joins: TypeAlias = AllReduce | AllGather | AllToAll | Permute
 
 
@@ -46,7 +48,7 @@ def conducted(
     exchange: Generator[Request, Any, T],
     axis: str = "",
     reduce: Reduce | None = None,
-    flags: Tensor | None = None,
+    flags: Flags | None = None,
     finite_probe: Tensor | None = None,
 ) -> Generator[Request, Any, T]:
     """Run `exchange`: set the axis of its requests, and answer or extend them.
@@ -59,15 +61,14 @@ def conducted(
             after the n-th add to the last. So the rank that had a NaN first can be found: a later input of a
             rank may depend on an earlier mean.
     """
-    beside = None if flags is None else AllReduce((flags,))
-    means = 0
+    beside, means = flags, 0
     reply: Any = None
     while True:
         try:
             request = exchange.send(reply)
         except StopIteration as end:
             if beside is not None:
-                yield replace(beside, axis=axis)
+                yield replace(beside.mean, axis=axis)
             result: T = end.value
             return result
         asked = [request]
@@ -165,7 +166,7 @@ def answered(
 
 
 def fuse(
-    exchanges: Sequence[Request | Generator[Request, Any, Any]], beside: Request | None = None
+    exchanges: Sequence[Request | Generator[Request, Any, Any]], beside: Flags | None = None
 ) -> Generator[Request, Any, list[Any]]:
     """Run several exchanges at the same time, request by request; like requests travel as one message.
 
@@ -197,33 +198,41 @@ def fuse(
             answers = yield from _joined(requests, beside)
             beside = None
     if beside is not None:
-        yield beside
+        yield beside.mean
     return outcomes
 
 
-def _joined(requests: Sequence[Request], beside: Request | None = None) -> Generator[Request, Any, list[Any]]:
+def _joined(requests: Sequence[Request], beside: Flags | None = None) -> Generator[Request, Any, list[Any]]:
     """Post all requests, in as few messages as possible; returns their answers. `beside` joins the first."""
     if beside is None and len(requests) == 1:
         return [(yield requests[0])]
     for request in requests:
         if isinstance(request, _FOR_TOPOLOGIES):  # server requests join themselves
-            every = requests if beside is None else (*requests, beside)
+            every = requests if beside is None else (*requests, beside.mean)
             return list((yield Grouped(tuple(every))))[: len(requests)]
     answers: list[Any] = [None] * len(requests)
     for group in _alike(requests) if len(requests) > 1 else [[0]]:
         some: Any = [requests[i] for i in group]
-        alone = None
+        riding, alone = None, None
         if beside is not None:
-            if len(_alike([*some, beside])) == 1:
-                some.append(beside)
+            gathers = False
+            for each in some:
+                gathers = gathers or isinstance(each, _GATHERS)
+            part = beside.part if gathers else beside.mean
+            if len(_alike([*some, part])) == 1:
+                some.append(part)
+                riding = beside if gathers else None
             else:
-                alone = beside
+                alone = beside.mean
             beside = None
         if len(some) == 1:
             answers[group[0]] = yield some[0]
         else:
             message = _message(some)
-            for i, answer in zip(group, _cut(some, message, (yield message)), strict=False):
+            found = _cut(some, message, (yield message))
+            if riding is not None:
+                _place_(riding, found[-1])
+            for i, answer in zip(group, found, strict=False):
                 answers[i] = answer
         if alone is not None:
             yield alone
@@ -303,6 +312,17 @@ def _cut(requests: Sequence[_Joins], message: Collective, answer: Any) -> list[A
             found.append(_mean_(request.payload, parts) if isinstance(request, AllReduce) else parts)
         start = stop
     return found
+
+
+def _place_(flags: Flags, parts: Sequence[Payload]) -> None:
+    """Overwrite flags with their mean, by what all peers have sent of them in a gather."""
+    if not flags.owned or flags.numbers.is_meta:
+        return
+    for i, (start, stop) in enumerate(flags.owned):
+        torch.cat([part[i] for part in parts], out=flags.numbers[start:stop])
+    flags.numbers.div_(len(parts))  # the mean of one number and zeros
+    if flags.shared:
+        _mean_(flags.shared, [part[len(flags.owned) :] for part in parts])
 
 
 def mean_in_few_launches_(parts: Sequence[Tensor], out: Tensor) -> None:

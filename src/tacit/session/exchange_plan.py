@@ -14,6 +14,7 @@ from tacit.contracts import (
     Context,
     Spans,
     Workspace,
+    flags,
     on_meta,
     state_dtype,
 )
@@ -76,7 +77,11 @@ class Plan:
 
         If a payload could hide a NaN, or parameters may be idle, `nonfinite_flags` are in it.
         """
-        bucket = self.buckets[i]
+        bucket, ranks = self.buckets[i], len(self.session_context.ranks)
+        owned: Spans = ()
+        if self.session_context.in_order:
+            more = self.session_context.in_stream  # numbers of overflow
+            owned = ((0, ranks), (nonfinite_flags.numel() - ranks, nonfinite_flags.numel()))[: 1 + more]
         carries_flags = (
             bucket.compressor.hides_nonfinite
             or self.session_context.strategy.independent
@@ -90,8 +95,8 @@ class Plan:
             rank=coordinate.here.rank,
             near=coordinate.near,
             spans=self.spans[i],
-            nonfinite_flags=nonfinite_flags if carries_flags else None,
-            replicas=len(self.session_context.ranks),
+            nonfinite_flags=flags(nonfinite_flags, owned, *coordinate.here) if carries_flags else None,
+            replicas=ranks,
             name=bucket.name,
             seed=self.session_context.training.seed,
         )
@@ -127,7 +132,13 @@ class Plan:
             return self._run_dry(i, work, coordinate, step, place)
 
         settings = context.topology, context.apart, context.training.idle is None, context.in_stream, step
-        place_and_size = len(context.ranks), self.buckets[i], self.spans[i], tuple(coordinate)
+        place_and_size = (
+            len(context.ranks),
+            context.in_order,
+            self.buckets[i],
+            self.spans[i],
+            tuple(coordinate),
+        )
         key = (*settings, warmed_up_for(), *place_and_size)  # a run compiles kernels, too, for that device
         return _RUNS.run(key, dry_run, place, run)
 

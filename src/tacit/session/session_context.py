@@ -120,6 +120,18 @@ class SessionContext:
         return [where[rank] for rank in self.ranks]
 
     @cached_property
+    def in_order(self) -> bool:
+        """Whether `ranks` are, in equal parts, those of the first rank of the axis, of the second, and so on.
+
+        With nodes: those of the first node, and so on.
+        """
+        here = self.coordinate.here.peers
+        each, rest = divmod(len(self.ranks), here)
+        if not self.by_node:
+            return True
+        return not rest and all(at.here.rank == i // each for i, at in enumerate(self.coordinates))
+
+    @cached_property
     def coordinate(self) -> Coordinate:
         """The coordinate of this rank."""
         if not self.by_node:

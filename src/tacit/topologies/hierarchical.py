@@ -23,6 +23,7 @@ from tacit.contracts import (
     Context,
     Exact,
     Exchange,
+    Flags,
     LinkRates,
     NodeTopology,
     Options,
@@ -170,7 +171,7 @@ class Hierarchical(NodeTopology, ByLinks):
         if not ctx.replicated_in_node:
             yield from self._scattered(spans, ctx)
         if ctx.nonfinite_flags is not None:
-            yield from average_(ctx.nonfinite_flags, NODE)
+            yield from average_(ctx.nonfinite_flags.numbers, NODE)
         start, stop = spans[ctx.near.rank]
         mine = ctx.out[start:stop]
         done = Outcome(mine, Exact(mine), state)
@@ -214,15 +215,15 @@ class Hierarchical(NodeTopology, ByLinks):
         return tuple((n * (i > first), n * (i >= first)) for i in range(ctx.near.peers))
 
 
-def _pass_on(nonfinite_flags: Tensor | None, spans: Spans) -> Generator[Request, Any, None]:
+def _pass_on(flags: Flags | None, spans: Spans) -> Generator[Request, Any, None]:
     """Share the NaN flags in the node: ranks that exchanged nothing between nodes have only its flags."""
     speaks = [stop > start for start, stop in spans]
-    if nonfinite_flags is None or all(speaks) or not any(speaks):
+    if flags is None or all(speaks) or not any(speaks):
         return
     first = speaks.index(True)
-    n = nonfinite_flags.numel()
+    n = flags.numbers.numel()
     yield AllGatherInto(
-        nonfinite_flags, tuple((n * (i > first), n * (i >= first)) for i in range(len(spans))), NODE
+        flags.numbers, tuple((n * (i > first), n * (i >= first)) for i in range(len(spans))), NODE
     )
 
 
