@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
+from in_stream import IN_STREAM
 
 CUDA = torch.device("cuda", 0)
 
@@ -55,6 +56,18 @@ BY_ADAM = [
     "localsgd:sync_every=3,variance=scaled",
 ]
 """What changes Adam's variance, or is for Adam alone."""
+ONLY_BY_ADAM = "onebit-adam", "zeroone-adam"
+
+NEVER_RUN = [
+    text
+    for text in IN_STREAM
+    if text.partition(":")[0]
+    in (
+        "gtopk", "threshold", "uneven", "fusion", "priority", "dear", "gossip", "sgp", "gossip-pga", "choco",
+        "dcd", "deepsqueeze", "wagma", "prague", "noloco", "gradient-tracking", "natural-dithering", "sparta",
+    )
+]  # fmt: skip
+"""Written where there was no GPU."""
 
 
 def adamw(model: nn.Module) -> torch.optim.AdamW:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("kernels", "planning")]
+sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("kernels", "planning", "suite")]
 from nccl_ranks import CHECKS, LOST
 
 from tacit.levels.gpu_checks import nccl_version
