@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tacit.contracts import Compressor, Context, Outcome, State, Topology
+from tacit.contracts import Compressor, Context, Exchange, Outcome, State, Topology
 from tacit.testing.ranks import FreshBuffers as Bench
 from tacit.topologies import Flat
 from tacit.transports.loopback import Loopback
@@ -35,13 +35,17 @@ class Peers:
         outs = xs if in_place else [torch.full_like(x, torch.nan) for x in xs]
         outcomes = self.net.run(
             [
-                self.topology.conduct(x, self.compressor, state, self._context(rank, out))
+                self.conduct(x, state, self._context(rank, out))
                 for rank, (x, state, out) in enumerate(zip(xs, self.states, outs, strict=True))
             ]
         )
         self.states = [outcome.state for outcome in outcomes]
         self.round += 1
         return outcomes
+
+    def conduct(self, x: Tensor, state: State, ctx: Context) -> Exchange:
+        """A rank's exchange."""
+        return self.topology.conduct(x, self.compressor, state, ctx)
 
     def _context(self, rank: int, out: Tensor) -> Context:
         where = {"peers": len(self.states), "rank": rank, "step": self.step, "round": self.round}

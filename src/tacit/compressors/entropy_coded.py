@@ -12,7 +12,14 @@ from tacit import checks
 from tacit.compressors.blockwise import VECTOR_BITS, Blockwise
 from tacit.contracts import Compressor, Payload
 from tacit.errors import PayloadError
-from tacit.kernels.entropy import decode_codes, encode_codes, longest
+from tacit.kernels.dispatch import on_host
+from tacit.kernels.entropy import (
+    decode_codes,
+    decode_on_device,
+    encode_codes,
+    encode_on_device,
+    longest,
+)
 from tacit.kernels.payload_layout import block_count
 
 
@@ -26,7 +33,7 @@ class EntropyCoded(Blockwise):
     `Blockwise` and five bytes. Biases and norms are sent in 8 bits, uncoded.
     """
 
-    on_device: ClassVar[bool] = False
+    on_device: ClassVar[bool] = True
     varies: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -46,11 +53,23 @@ class EntropyCoded(Blockwise):
         message = encode_codes(codes.view(-1), self.bits, numel)
         return torch.cat((units.view(torch.uint8), message))
 
+    def shortened_on_device(self, payload: Payload, numel: int) -> tuple[Tensor, Tensor]:
+        """The same bytes."""
+        codes, units = payload
+        size = 2 * block_count(numel)
+        message = torch.empty(self.longest(payload, numel), dtype=torch.uint8, device=codes.device)
+        message[:size].copy_(units.view(torch.uint8))
+        return message, encode_on_device(codes.view(-1), self.bits, numel, message[size:]) + size
+
     def restore_(self, message: Tensor, numel: int, payload: Payload) -> None:
-        """Write codes, and then units."""
+        """Write codes, and then units; on a device NaN, if the message is damaged."""
         codes, units = payload
         size = 2 * block_count(numel)
         if message.numel() < size:
             raise PayloadError(f"a message of {message.numel()} bytes about {numel} entries is cut short")
-        decode_codes(message[size:], self.bits, numel, codes)
         units.view(torch.uint8).copy_(message[:size])
+        if on_host(codes):
+            decode_codes(message[size:], self.bits, numel, codes)
+        else:
+            good = decode_on_device(message[size:], self.bits, numel, codes)
+            units.masked_fill_(good == 0, torch.nan)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,11 +19,14 @@ from tacit.contracts import (
     Exchange,
     Matrix,
     Outcome,
+    Read,
     ReduceEncoded,
+    Request,
     State,
     Transmitted,
 )
 from tacit.exchange.finite_checks import refuse_overflow
+from tacit.kernels.dispatch import on_host
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class LAG(Compressor):
 
     A round has two messages: first whether each rank has a new gradient, 2 (P - 1) / P x 4 bytes; then, if
     any has, an all-reduce of all ranks' current gradients, 2 (P - 1) / P x n b bytes. If none has,
-    nothing else is sent, and the mean is that of the round before. So bytes are saved in rounds in which no
+    nothing else is sent, and the mean is that of the round before. On a GPU the host waits for the flags,
+    once for all buckets of a backward. So bytes are saved in rounds in which no
     rank has a new gradient, and only there: a rank that has none takes part in an all-reduce all the same.
 
     State: `held`, this rank's current gradient, rank-local; `mean`, of these, and `norms`, those of
@@ -62,6 +67,7 @@ class LAG(Compressor):
     window: int = 10
     matrices: tuple[Matrix, ...] = ()
 
+    on_device: ClassVar[bool] = True
     shared: ClassVar[frozenset[str]] = frozenset({"mean", "norms"})
     varies: ClassVar[bool] = True
 
@@ -88,11 +94,8 @@ class LAG(Compressor):
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Average a flag for "new"; if any rank's is set, average the held gradients."""
-        held = self._held(x, state, ctx)
-        news = ctx.scratch("news", x, (1,), torch.float32)
-        news.fill_(held is not state["held"])
-        yield AllReduce((news,))  # of zeros and ones: above zero on all ranks, or on none
-        mean, fresh = state["mean"], x.is_meta or bool(news > 0)
+        held, is_new = self._held(x, state, ctx)
+        mean, fresh = state["mean"], (yield from _is_new_anywhere(is_new, x, ctx))
         if fresh:
             mean = ctx.spare("mean", mean)
             mean.copy_(held)
@@ -101,13 +104,16 @@ class LAG(Compressor):
         ctx.out.copy_(mean)
         return Outcome(ctx.out, HeldGradient(held), {"held": held, "mean": mean, "norms": norms})
 
-    def _held(self, x: Tensor, state: State, ctx: Context) -> Tensor:
-        """This rank's held gradient from now on."""
+    def _held(self, x: Tensor, state: State, ctx: Context) -> tuple[Tensor, bool | Tensor]:
+        """This rank's held gradient from now on, and whether it is new: on a device as a number there."""
         fresh = ctx.spare("held", state["held"])
         torch.sub(x, state["held"], out=fresh)
-        if not x.is_meta and not _square(fresh) > self.xi * _square(state["norms"]):
-            return state["held"]
-        return fresh.copy_(x)
+        if x.is_meta:
+            return fresh, True
+        is_new = _norm(fresh) ** 2 > self.xi * _norm(state["norms"]) ** 2
+        if isinstance(is_new, Tensor):
+            return torch.where(is_new, x, state["held"], out=fresh), is_new
+        return (fresh.copy_(x) if is_new else state["held"]), is_new
 
     def _norms(self, mean: Tensor | None, state: State, ctx: Context) -> Tensor:
         """For each parameter those of the last D means, newest first; `mean` is None where it is the last."""
@@ -117,9 +123,10 @@ class LAG(Compressor):
         if mean is None:
             after[:, 0] = before[:, 0]
             return norms
+        most = torch.finfo(norms.dtype).max
         for row, m in zip(after, self.matrices, strict=True):
             norm = _norm(mean[m.start : m.start + m.rows * m.columns])
-            row[0] = min(norm, torch.finfo(row.dtype).max)
+            row[0] = norm.clamp(max=most) if isinstance(norm, Tensor) else min(norm, most)
         return norms
 
 
@@ -148,17 +155,16 @@ class LAQ(LAG):
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Average a flag for "new"; if any rank's is set, average the changes."""
-        is_new = self._held(x, state, ctx) is not state["held"]
+        _, is_new = self._held(x, state, ctx)
         held, mean = (ctx.spare(name, state[name]) for name in ("held", "mean"))
         change = ctx.scratch("change", x, x.shape, x.dtype)
         torch.sub(x, state["held"], out=change)
         refuse_overflow(change, ctx)
-        if not (is_new or x.is_meta):
+        if isinstance(is_new, Tensor):
+            change.masked_fill_(is_new.logical_not(), 0)
+        elif not is_new:
             change.zero_()
-        news = ctx.scratch("news", x, (1,), torch.float32)
-        news.fill_(is_new)
-        yield AllReduce((news,))
-        if not x.is_meta and not bool(news > 0):
+        if not (yield from _is_new_anywhere(is_new, x, ctx)):
             ctx.out.copy_(state["mean"])
             after = {**state, "norms": self._norms(None, state, ctx)}
             return Outcome(ctx.out, HeldGradient(state["held"]), after)
@@ -172,13 +178,24 @@ class LAQ(LAG):
         return Outcome(ctx.out, HeldGradient(held), {"held": held, "mean": mean, "norms": norms})
 
 
-def _square(x: Tensor) -> float:
-    return _norm(x) ** 2
-
-
-def _norm(x: Tensor) -> float:
+def _is_new_anywhere(is_new: bool | Tensor, x: Tensor, ctx: Context) -> Generator[Request, Any, bool]:
+    """Whether any rank has a new gradient. On a device the host waits: else it launches no message."""
+    news = ctx.scratch("news", x, (1,), torch.float32)
+    news.copy_(is_new) if isinstance(is_new, Tensor) else news.fill_(is_new)
+    yield AllReduce((news,))  # of zeros and ones: above zero on all ranks, or on none
     if x.is_meta:
-        return 0.0
+        return True
+    if on_host(x):
+        return bool(news > 0)
+    (found,) = yield Read((news > 0).int())
+    return bool(found)
+
+
+def _norm(x: Tensor) -> float | Tensor:
+    """On a device in fp64, and there."""
+    if not on_host(x):
+        there: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
+        return there
     norm = float(torch.linalg.vector_norm(x))
     # Only squares near the largest number need the memory that a wider type takes.
     return norm if math.isfinite(norm) else float(torch.linalg.vector_norm(x, dtype=torch.float64))

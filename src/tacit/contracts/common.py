@@ -98,3 +98,14 @@ def _moving(freeze_step: int, refresh: int) -> Spans:
             spans.append((int(start), int(start) + refresh))
         start *= 1.5
     return tuple(spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Answer: the whole numbers of a small tensor on a device, as a list; never asked for on the host.
+
+    The host waits for them: once for all exchanges that are submitted together, which are launched up to
+    theirs before.
+    """
+
+    numbers: Tensor

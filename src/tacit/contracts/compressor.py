@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tacit.contracts.collectives import AllGather, AllGatherInto, AllReduce, AllToAll, Permute, ReduceScatter
-from tacit.contracts.common import SERVER, Matrix, Momentum, Payload, ScheduleState, Spans, State
+from tacit.contracts.common import SERVER, Matrix, Momentum, Payload, Read, ScheduleState, Spans, State
 from tacit.contracts.context import Context, NoMemory
 from tacit.contracts.transmitted import Transmitted
 from tacit.errors import ConfigError, PayloadError, first_line
@@ -115,7 +115,7 @@ def stage_of(request: Collective) -> str:
     return f"{request.axis}/Permute" if isinstance(request, Permute) else request.axis
 
 
-Request: TypeAlias = "Collective | ReduceEncoded | Grouped"
+Request: TypeAlias = "Collective | ReduceEncoded | Grouped | Read"
 
 
 class Outcome(NamedTuple):
@@ -179,13 +179,11 @@ class Compressor(ABC):
     sent with the factor of a GradScaler, so that it does not underflow in fp16."""
     weighed: ClassVar[bool] = False
     """Whether each rank also sends a weight, as in push-sum, so that it may receive more than it gives; see
-    `counted_`.
-    """
+    `counted_`."""
 
     sent_lasts: ClassVar[bool] = False
     """Whether `Outcome.sent` is as good once the mean has overwritten `x`, until the next exchange: as it
-    follows from the payload alone.
-    """
+    follows from the payload alone."""
     adds_residual: ClassVar[bool] = False
     """Whether it has `exchange_with_feedback`."""
 
@@ -293,8 +291,7 @@ class OneShot(Compressor):
 
     additive: ClassVar[bool]
     """Whether the mean of payloads, entry by entry, decodes to the mean of the tensors (they travel by
-    `AllReduce`).
-    """
+    `AllReduce`)."""
     unbiased: ClassVar[bool] = False
     """Whether what is decoded is unbiased, except for clipping; it is then used without error feedback."""
     sliceable: ClassVar[bool] = False
@@ -373,6 +370,10 @@ class OneShot(Compressor):
 
     def shortened(self, payload: Payload, numel: int) -> Tensor:
         """If it `varies`: the message (uint8) of a payload of `numel` entries, which does not change."""
+        raise NotImplementedError
+
+    def shortened_on_device(self, payload: Payload, numel: int) -> tuple[Tensor, Tensor]:
+        """If it `varies` on a device: as `shortened`, in as many bytes as the `longest`; and its length."""
         raise NotImplementedError
 
     def message_parts(self, payload: Payload, numel: int) -> list[Tensor]:

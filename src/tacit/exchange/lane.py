@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from tacit import ranges
-from tacit.contracts import Collective, Posted, Request, Transport, stage_of
+from tacit.contracts import Collective, Posted, Read, Request, Transport, stage_of
 from tacit.torch_compat import is_profiling
 
 
@@ -31,6 +31,7 @@ class Job:
         failed: called with the error.
         inline: whether encoding and decoding cost so little that any thread may do it at once.
         request: the request that the exchange waits for, until it is posted.
+        read: numbers of a device that it waits for; `advance` then gets them.
         posted: the posted request.
         sent: bytes that this rank has sent, by formulas.
     """
@@ -42,6 +43,7 @@ class Job:
     inline: bool = False
     exchange: Generator[Request, Any, Any] | None = None
     request: Collective | None = None
+    read: Read | None = None
     posted: Posted | None = None
     stages: Counter[str] = field(default_factory=Counter)
     sent: int = 0
@@ -51,18 +53,24 @@ class Job:
         """Have it run by whichever thread submits it or brings an answer."""
         self.inline = True
 
-    def advance(self) -> bool:
-        """Begin it, or go on with the answer to what was posted, up to the next request; False at the end."""
+    def advance(self, answer: list[int] | None = None) -> bool:
+        """Begin it, or go on with the answer to what was posted, up to the next request; False at the end.
+
+        `answer`: that to `read`.
+        """
         if self.exchange is None:
             self.exchange = self.open()
-        posted, self.posted = self.posted, None
-        answer = None if posted is None else posted.answer()
+        posted, self.posted, self.read = self.posted, None, None
+        answer = answer if posted is None else posted.answer()
         try:
             request = self.exchange.send(answer)
         except StopIteration as end:
             self.completed(end.value, self.sent)
             self.ended = True
             return False
+        if isinstance(request, Read):
+            self.read = request
+            return True
         assert isinstance(request, Collective), f"a {type(request).__name__} reached the lane"
         self.request = request
         return True
@@ -219,7 +227,10 @@ class Lane:
     def _advance(self, job: Job) -> None:
         if job.exchange is None:
             self._under_way.append(job)
-        if not job.advance():
+        more = job.advance()
+        while job.read is not None:  # only in emulation, where tensors of the host count as a device's, too
+            more = job.advance(job.read.numbers.tolist())
+        if not more:
             self._under_way.remove(job)
             self._done()
 

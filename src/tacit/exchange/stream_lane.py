@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tacit import ranges
 from tacit.contracts import Transport, stage_of
@@ -52,6 +53,7 @@ class StreamLane:
         self._device = device
         self.submitted, self.submitted_at = 0, time.monotonic()
         self._failure: BaseException | None = None
+        self._reading: list[tuple[Job, _Copied]] = []
         self.stream = stream_on(device)
 
     def submit(self, job: Job) -> None:
@@ -60,17 +62,42 @@ class StreamLane:
         if self._failure is None:
             if self.stream is not None:
                 self.stream.wait_stream(torch.cuda.current_stream(self._device))
-            with self.inside(), ranges.within(self._name, "exchange"):
-                try:
-                    while job.advance():
-                        assert job.request is not None
-                        done = threading.Lock()  # in the hot path: an Event takes ten times as long
-                        done.acquire()
-                        job.post(self._transport, stage_of(job.request)).on_done(done.release)
-                        done.acquire()  # a device's is at once; replicas of one process wait for each other
-                    return
-                except Exception as error:
-                    self._failure = self._explain(error)
+            self._run(job)
+        else:
+            job.failed(self._failure)
+
+    def settle(self) -> None:
+        """Launch the rest of exchanges that wait for numbers of the device: the host waits, once for all.
+
+        If they ask again, it waits again, for all that do.
+        """
+        while self._reading:
+            reading, self._reading = self._reading, []
+            if self._failure is None:
+                reading[-1][1].wait()  # what was copied before is there, too
+            for job, numbers in reading:
+                if self._failure is None:
+                    self._run(job, numbers.found.tolist())
+                else:
+                    job.fail(self._failure)
+
+    def _run(self, job: Job, answer: list[int] | None = None) -> None:
+        """Launch its messages, up to its end, or to where it asks for numbers of the device."""
+        with self.inside(), ranges.within(self._name, "exchange"):
+            try:
+                while job.advance(answer):
+                    answer = None
+                    if job.read is not None:
+                        self._reading.append((job, _Copied(job.read.numbers)))
+                        return
+                    assert job.request is not None
+                    done = threading.Lock()  # in the hot path: an Event takes ten times as long
+                    done.acquire()
+                    job.post(self._transport, stage_of(job.request)).on_done(done.release)
+                    done.acquire()  # a device's is at once; replicas of one process wait for each other
+                return
+            except Exception as error:
+                self._failure = self._explain(error)
         job.failed(self._failure)
 
     def inside(self) -> AbstractContextManager[object]:
@@ -78,7 +105,8 @@ class StreamLane:
         return torch.cuda.stream(self.stream)
 
     def join(self) -> None:
-        """Make this thread's current stream wait for what the lane has launched."""
+        """Make this thread's current stream wait for what was submitted to the lane."""
+        self.settle()
         if self.stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self.stream)
 
@@ -88,9 +116,33 @@ class StreamLane:
         return self.stream is not None and not self.stream.query()
 
     def flush(self) -> None:
-        """Return at once: on the host nothing is ever under way."""
+        """Launch all that was submitted: on the host nothing else is ever under way."""
+        self.settle()
 
     def close(self) -> None:
         """Wait until the stream has run: its memory may be freed then."""
+        self.settle()
         if self.stream is not None:
             self.stream.synchronize()
+
+
+class _Copied:
+    """Numbers of a device, on their way to the host.
+
+    Attributes:
+        found: they, once the copy is made.
+    """
+
+    def __init__(self, numbers: Tensor) -> None:
+        self.found, self._made = numbers, None
+        if numbers.is_cuda:
+            host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self.found = host.copy_(numbers, non_blocking=True)
+            cuda: Any = torch.cuda
+            self._made = cuda.Event()
+            self._made.record(torch.cuda.current_stream(numbers.device))
+
+    def wait(self) -> None:
+        """Wait until the copy is made."""
+        if self._made is not None:
+            self._made.synchronize()

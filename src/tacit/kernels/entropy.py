@@ -15,6 +15,7 @@ eight streams that take turns, for a processor's sake. The length is known only 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,41 @@ def decode_codes(message: Tensor, bits: int, numel: int, codes: Tensor) -> None:
             f"a message about {numel} codes of {bits} bits does not end as it began: it is damaged"
         )
     _ungroup(groups, bits, numel, codes.numpy())
+
+
+def encode_on_device(codes: Tensor, bits: int, numel: int, message: Tensor) -> Tensor:
+    """`encode_codes` into `message`, of the `longest`, without waiting; returns the length (int32), there."""
+    return _on_device("encode_codes", _encode_by_host, codes, bits, numel, message)
+
+
+def decode_on_device(message: Tensor, bits: int, numel: int, codes: Tensor) -> Tensor:
+    """`decode_codes` without waiting; returns a number there that is 0 where the message is damaged."""
+    length = torch.full((), message.numel(), dtype=torch.int32, device=codes.device)
+    return _on_device("decode_codes", _decode_by_host, message, length, bits, numel, codes)
+
+
+def _on_device(name: str, by_host: Callable[..., Tensor], *given: Any) -> Tensor:
+    if dispatch.active_backend(given[0].device.type) == "triton":
+        found: Tensor = dispatch.run_triton(f"entropy.{name}", by_host, *given)
+        return found
+    return by_host(*given)
+
+
+def _encode_by_host(codes: Tensor, bits: int, numel: int, message: Tensor) -> Tensor:
+    """Without Triton: the host waits for the codes, and codes them."""
+    found = encode_codes(codes.cpu(), bits, numel)
+    message[: len(found)].copy_(found)
+    return torch.full((), len(found), dtype=torch.int32, device=codes.device)
+
+
+def _decode_by_host(message: Tensor, length: Tensor, bits: int, numel: int, codes: Tensor) -> Tensor:
+    found = torch.empty(codes.shape, dtype=torch.uint8)
+    try:
+        decode_codes(message.cpu(), bits, numel, found)
+    except PayloadError:
+        return torch.zeros_like(length)
+    codes.copy_(found)
+    return torch.ones_like(length)
 
 
 def group_count(numel: int, bits: int) -> int:

@@ -172,6 +172,7 @@ def _exchanged(
     with session.lanes.inside():
         begun = echo.watch.now()
         session.submit(i, x, over.set, unsent, out=out)
+        session.lanes.settle()
         launched = echo.watch.now()
         over.wait()
         ended = echo.watch.settled()

@@ -34,6 +34,7 @@ class PendingRound(RoundTimer):
         diverged_in_node: whether the tensors of the ranks of a node may differ.
         rates: the new learning rates of the parameters whose residual it rescales.
         outcomes: the outcomes of the buckets that are complete.
+        begun_buckets: how many of its buckets are submitted.
         beside: how many of its exchanges of something else than buckets have not ended.
         sent: the bytes that this rank has sent in it, by the collectives' formulas.
         skipped: whether its states are dropped, as a scaled gradient was not finite.
@@ -52,6 +53,7 @@ class PendingRound(RoundTimer):
     diverged_in_node: bool = False
     rates: Mapping[str, float] = field(default_factory=dict)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
+    begun_buckets: int = 0
     beside: int = 0
     sent: int = 0
     skipped: bool = False
@@ -69,6 +71,11 @@ class PendingRound(RoundTimer):
             self.begun = time.perf_counter()
         if device is not None and self.began is None:
             self.began = mark(device)
+
+    def bucket_submitted(self) -> bool:
+        """Note that one of its buckets is submitted; whether that was the last one."""
+        self.begun_buckets += 1
+        return self.begun_buckets == len(self.buckets)
 
     def submitted_beside(self) -> None:
         """Note that an exchange of something else than a bucket is submitted."""

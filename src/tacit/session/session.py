@@ -287,6 +287,8 @@ class Session:
 
         inline = bucket.compressor.inline and ready is None
         self._lane.submit(Job(bucket.name, open, complete, fail, inline))
+        if self._stream_device is not None and pending.bucket_submitted():
+            self.lanes.settle()
 
     def submit_beside(
         self, pending: PendingRound, open: Open[T], key: str, completed: Callable[[T], None]

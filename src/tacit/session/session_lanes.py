@@ -114,10 +114,16 @@ class Lanes:
         lane = self._host if on_host else self.buckets
         for i, (open, key) in enumerate(asked):
             lane.submit(self.job(key, open, partial(complete, i), over[i].set))
+        self.settle()
         for each in over:
             each.wait()
         self._failure.raise_first()
         return [answers[i] for i in range(len(asked))]
+
+    def settle(self) -> None:
+        """In stream order: launch the rest of exchanges that wait for numbers of the device."""
+        if self._stream is not None:
+            self._stream.settle()
 
     def join(self) -> None:
         """Make this thread's current stream wait for that of the exchanges, if there is one."""

@@ -1,7 +1,8 @@
 """Collectives of payloads whose length depends on their values: peers exchange the lengths first.
 
 A collective expects equal shapes. So each peer's lengths are sent first, four bytes a message, and then all
-messages, padded to the longest; they differ little among replicas of one model.
+messages, padded to the longest; they differ little among replicas of one model. On a device the host must
+wait for the lengths, as it launches with them: see `Read`.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tacit.contracts import AllGather, AllToAll, OneShot, Payload, Request
+from tacit.contracts import AllGather, AllToAll, OneShot, Payload, Read, Request
+from tacit.errors import PayloadError
+from tacit.kernels.dispatch import on_host
 
 Lengths = list[list[int]]
 
 
 def all_gathered(codec: OneShot, payload: Payload, numel: int) -> Generator[Request, Any, Sequence[Payload]]:
     """Every peer's payload of `numel` entries, in rank order; as long as they are."""
-    message = _message(codec, payload, numel)
-    lengths = yield from _lengths([message])
+    message, mine = _message(codec, payload, numel)
+    lengths = yield from _lengths([message], [mine])
     longest = max(length for (length,) in lengths)
-    messages = yield AllGather((pad(message, (0, longest - message.numel())),))
+    messages = yield AllGather((_as_long(message, longest),))
     return [
         _restored(codec, each[:length], numel, payload)
         for (each,), (length,) in zip(messages, lengths, strict=True)
@@ -39,12 +42,11 @@ def all_to_all(
         payloads: one for each peer; `numels`: how many entries each of them encodes.
         rank: this one among the peers.
     """
-    messages = [_message(codec, *each) for each in zip(payloads, numels, strict=True)]
-    lengths = yield from _lengths(messages)
+    made = [_message(codec, *each) for each in zip(payloads, numels, strict=True)]
+    messages, mine = [message for message, _ in made], [length for _, length in made]
+    lengths = yield from _lengths(messages, mine)
     longest = [max(column) for column in zip(*lengths, strict=True)]
-    padded = tuple(
-        (pad(each, (0, most - each.numel())),) for each, most in zip(messages, longest, strict=True)
-    )
+    padded = tuple((_as_long(each, most),) for each, most in zip(messages, longest, strict=True))
     theirs = yield AllToAll(padded)
     return [
         _restored(codec, each[: row[rank]], numels[rank], payloads[rank])
@@ -52,19 +54,38 @@ def all_to_all(
     ]
 
 
-def _message(codec: OneShot, payload: Payload, numel: int) -> Tensor:
-    """What travels; without data, the most that it may be."""
+def _message(codec: OneShot, payload: Payload, numel: int) -> tuple[Tensor, int | Tensor]:
+    """What travels, and its length; without data, the most that it may be. A device has as much room."""
     if payload[0].is_meta:
-        return torch.empty(codec.longest(payload, numel), dtype=torch.uint8, device="meta")
-    return codec.shortened(payload, numel)
+        most = codec.longest(payload, numel)
+        return torch.empty(most, dtype=torch.uint8, device="meta"), most
+    if not on_host(payload[0]):
+        return codec.shortened_on_device(payload, numel)
+    message = codec.shortened(payload, numel)
+    return message, message.numel()
 
 
-def _lengths(messages: Sequence[Tensor]) -> Generator[Request, Any, Lengths]:
-    """Of each peer, in rank order, the lengths of its messages."""
-    mine = [each.numel() for each in messages]
-    lengths = torch.tensor(mine, dtype=torch.int32, device=messages[0].device)
-    answered = yield AllGather((lengths,))
-    return [mine if lengths.is_meta else each.tolist() for (each,) in answered]
+def _as_long(message: Tensor, most: int) -> Tensor:
+    return message[:most] if message.numel() >= most else pad(message, (0, most - message.numel()))
+
+
+def _lengths(messages: Sequence[Tensor], mine: Sequence[Any]) -> Generator[Request, Any, Lengths]:
+    """Of each peer, in rank order, the lengths of its messages; `mine` are numbers on a device."""
+    if not isinstance(mine[0], Tensor):
+        lengths = torch.tensor(mine, dtype=torch.int32, device=messages[0].device)
+        answered = yield AllGather((lengths,))
+        return [[*mine] if lengths.is_meta else each.tolist() for (each,) in answered]
+    answered = yield AllGather((torch.stack([*mine]),))
+    numbers = yield Read(torch.cat([each for (each,) in answered]))
+    found: Lengths = [numbers[at : at + len(mine)] for at in range(0, len(numbers), len(mine))]
+    for row in found:
+        for length, message in zip(row, messages, strict=True):
+            if not 0 <= length <= message.numel():
+                raise PayloadError(
+                    f"a peer's message is {length} bytes long, and {message.numel()} are the most: the "
+                    "length is damaged"
+                )
+    return found
 
 
 def _restored(codec: OneShot, message: Tensor, numel: int, like: Payload) -> Payload:

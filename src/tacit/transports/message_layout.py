@@ -19,6 +19,7 @@ from tacit.contracts import (
     Payload,
     Permute,
     PushPull,
+    Read,
     ReduceScatter,
     Request,
 )
@@ -180,8 +181,9 @@ def counted(
             request = exchange.send(answer)
         except StopIteration as end:
             return end.value, sent
-        assert isinstance(request, Collective), f"a {type(request).__name__} reached the meter"
-        sent += ring_bytes(request, place(request.axis))
+        assert isinstance(request, Collective | Read), f"a {type(request).__name__} reached the meter"
+        if not isinstance(request, Read):
+            sent += ring_bytes(request, place(request.axis))
         answer = yield request
 
 
