@@ -12,6 +12,7 @@ import torch
 from simulated_gpu import HOST, Event, Future, Gpu, Stream, key, simulated
 from torch import Tensor
 
+from in_stream import IN_STREAM
 from tacit.algorithms import parse
 from tacit.contracts import (
     WORLD,
@@ -30,7 +31,7 @@ from tacit.exchange.lane import Job
 from tacit.exchange.stream_lane import StreamLane
 from tacit.gradients import ddp_hook, host_copies
 from tacit.gradients.ddp_hook import GradientHook
-from tacit.kernels import dispatch
+from tacit.kernels import dispatch, entropy
 from tacit.replicas.fragments import fragments
 from tacit.replicas.rounds_after_step import OptimizerHook
 from tacit.session import Session, Training
@@ -75,7 +76,19 @@ PROGRESS = [
     "sgp:late=1",
     "wagma:global_every=2",
     "choco",
+    "lowbit:bits=2,entropy=true,sync_every=2",
 ]
+ASKS = ["lag", "laq"]
+"""Of gradients, too: the host must know whether there is anything to send."""
+ELSEWHERE = (
+    *("ddp", "pipesgd"),  # nothing is exchanged; and a case below
+    *("fusion", "priority", "dear"),  # test_layerwise_streams
+    *("adacomm", "qsr"),  # they exchange words of the host too, for which this twin has no lane
+    *("daso", "ednncomm", "postlocal"),  # by nodes, of which it has none; and as `localsgd`
+)
+SEEN = {text.partition(":")[0] for text in (*GRADIENTS, *PROGRESS, *ASKS, *ELSEWHERE)}
+OTHERS = [text for text in IN_STREAM if text.partition(":")[0] not in SEEN]
+"""All else of the registry; of those with several levels, the last one's rounds."""
 
 
 @pytest.fixture
@@ -84,9 +97,24 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     dispatch.find_backend.cache_clear()
     dispatch.active_backend.cache_clear()
     with simulated(monkeypatch) as found:
+        monkeypatch.setattr(entropy, "_on_device", lambda name, _, *given: KERNELS[name](*given))
         yield found
     dispatch.find_backend.cache_clear()
     dispatch.active_backend.cache_clear()
+
+
+@torch.library.custom_op("tacit_simulated::entropy", mutates_args=("message",))
+def coded(codes: Tensor, bits: int, numel: int, message: Tensor) -> Tensor:
+    """A kernel: of what it does inside, a stream sees nothing."""
+    return entropy._encode_by_host(codes, bits, numel, message)
+
+
+@torch.library.custom_op("tacit_simulated::entropy_back", mutates_args=("codes",))
+def decoded(message: Tensor, length: Tensor, bits: int, numel: int, codes: Tensor) -> Tensor:
+    return entropy._decode_by_host(message, length, bits, numel, codes)
+
+
+KERNELS = {"encode_codes": coded, "decode_codes": decoded}
 
 
 class Twin:
@@ -331,7 +359,7 @@ class Backward:
 
     def __init__(self, gpu: Gpu, algorithm: str, patch: pytest.MonkeyPatch, in_stream: bool = True) -> None:
         self.gpu = gpu
-        (strategy,) = parse(algorithm).levels
+        strategy = parse(algorithm).levels[-1]
         self.strategy: Strategy = strategy.for_training({"steps_per_epoch": 5.0, "epochs": 4.0})
         self.named = {name: torch.zeros(shape, device=gpu.device) for name, shape in SHAPES.items()}
         parts = fragments(self.named, self.strategy.parts)
@@ -390,6 +418,8 @@ class Backward:
         for _ in range(steps):
             self.backward()
             self.step()
+
+    def close(self) -> None:
         self.session.flush()
         for p in self.named.values():
             p.add(0)
@@ -398,10 +428,21 @@ class Backward:
         self.session.close()
 
 
-@pytest.mark.parametrize("algorithm", [*GRADIENTS, "pipesgd", *PROGRESS])
+@pytest.mark.parametrize("algorithm", [*GRADIENTS, "pipesgd", *ASKS, *PROGRESS, *OTHERS])
 def test_in_whole_steps_nothing_races(algorithm: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with gradients of this step the host waits once, for the notes; once more where it must know."""
     model = Backward(gpu, algorithm, monkeypatch)
-    model.train()
+    model.train(STEPS - 1)
+    gpu.waited.clear()
+    model.backward()
+    in_backward = [*gpu.waited]
+    model.step()
+    if model.gradient is not None and algorithm != "pipesgd":
+        lane = model.session.lanes.buckets.stream.name  # type: ignore[union-attr]
+        asked = [f"an event of {lane}"] * (algorithm in ASKS)
+        assert in_backward == asked
+        assert gpu.waited == [*asked, f"an event of {lane}"]
+    model.close()
     assert not gpu.races, "\n".join(dict.fromkeys(gpu.races))
     assert model.session.round >= 2
     assert any(each.startswith("stream") for each in gpu.clocks), "nothing ran beside"
@@ -413,23 +454,24 @@ def test_on_copies_on_the_host_nothing_races(
 ) -> None:
     model = Backward(gpu, algorithm, monkeypatch, in_stream=False)
     model.train()
+    model.close()
     assert not gpu.races, "\n".join(dict.fromkeys(gpu.races))
     assert model.session.buckets[0].device.type == "cpu"
     assert {"stream 1", "stream 2"} & gpu.clocks.keys()
 
 
-@pytest.mark.parametrize("algorithm", GRADIENTS)
-def test_a_step_waits_for_the_device_once(algorithm: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Backward(gpu, algorithm, monkeypatch)
-    for _ in range(STEPS):
-        model.backward()
-        model.step()
+def test_a_round_of_lengths_waits_once_for_each_message(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all buckets together: two messages in two phases."""
+    model = Backward(gpu, "lowbit:bits=2,entropy=true,topology=two-phase,sync_every=1", monkeypatch)
+    model.backward()
+    model.step()
     gpu.waited.clear()
     model.backward()
     assert gpu.waited == []
     model.step()
     lane = model.session.lanes.buckets.stream.name  # type: ignore[union-attr]
-    assert gpu.waited == [f"an event of {lane}"]
+    assert gpu.waited[:2] == [f"an event of {lane}"] * 2
+    assert len(model.session.buckets) > 1
     model.session.close()
 
 
@@ -550,6 +592,7 @@ def test_a_wait_that_is_left_out_is_found(
     model = Backward(gpu, algorithm, monkeypatch)
     left_out(monkeypatch)
     model.train(4)
+    model.close()
     assert any(race in each for each in gpu.races), gpu.races
 
 
