@@ -430,6 +430,11 @@ def scale_on_device(scaler: GradScaler) -> Callable[[], Tensor | None]:
     return scaler._get_scale_async
 
 
+def spin(seconds: float) -> None:
+    """Have the current stream of the GPU wait for about so long, or longer where its clock is slower."""
+    torch.cuda._sleep(int(2e9 * seconds))  # type: ignore[no-untyped-call]  # cycles
+
+
 def has_bf16_products() -> bool:
     """Whether oneDNN multiplies bf16 matrices here; by `torch.ops.mkldnn._is_mkldnn_bf16_supported`."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -88,6 +88,10 @@ class Gpu(TorchDispatchMode):
         self.current.now = max(self.current.now, self.host) + seconds
         return found
 
+    def sleep(self, cycles: int) -> None:
+        """As `torch.cuda._sleep`."""
+        self.current.now = max(self.current.now, self.host) + _TICK * round(cycles / 2e9 / _TICK)
+
     @contextmanager
     def inside(self, stream: Stream | None) -> Iterator[None]:
         """As `torch.cuda.stream`."""
@@ -116,6 +120,7 @@ def made_gpu(wire: float = 1e9) -> Iterator[Gpu]:
         "Event": lambda **_: Event(gpu),
         "Stream": lambda device=None: Stream(gpu),
         "stream": gpu.inside,
+        "_sleep": gpu.sleep,
         "current_stream": lambda device=None: gpu.current,
         "get_device_name": lambda device=None: "a made GPU",
         "get_device_capability": lambda device=None: (7, 0),

@@ -144,6 +144,11 @@ def test_on_a_gpu_the_host_the_products_and_the_exchange_are_looked_at() -> None
     assert (three.kind, three.seconds) == ("links", pytest.approx(0.02))
     assert (four.kind, four.seconds) == ("launches", 0.0)
     assert kinds(of_gpus(0.02, GPU, tf32_gain=0.01)) == ["links"]
+    bound = of_gpus(0.033, GPU)
+    for queued, costs in ((0.07, [0.1 / 3 + 0.1 / 2 - 0.07]), (0.0833, [])):
+        ranks = tuple(replace(each, queued=queued) for each in bound.ranks)
+        said = [each.seconds for each in found(replace(bound, ranks=ranks)) if each.kind == "launches"]
+        assert said == [pytest.approx(each) for each in costs]
 
 
 GPU = GpuProfile("a GPU", True, True, down=2e10, up=2e10, links=GpuLinks(1e9, 1e-5, 1e11, 1e-5))

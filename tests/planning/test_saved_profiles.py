@@ -147,7 +147,10 @@ def test_steps_on_a_gpu_are_timed_by_its_clock(monkeypatch: pytest.MonkeyPatch, 
     model[1].weight.register_hook(lambda grad: gpu.launch(0.2))
     optimizer.register_step_pre_hook(lambda *_: gpu.launch(0.04))  # after the timer's: the optimizer's work
     gpu.launch(1.0)
-    for _ in range(4):
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: gpu.launch(cycles / 2e9))
+    for number in range(5):
+        if number == 4:
+            timer.run_ahead()
         loss = model(torch.ones(3, 4)).sum()
         loss.backward()
         gpu.launch(0.3)  # an exchange
@@ -155,6 +158,8 @@ def test_steps_on_a_gpu_are_timed_by_its_clock(monkeypatch: pytest.MonkeyPatch, 
         optimizer.zero_grad()
         if host:
             gpu.host = max(gpu.host, gpu.now)  # as .item() would
+    assert len(timer.steps) == 3, "neither the first nor the one that is queued"
+    assert timer.queued == pytest.approx(0.201 if host else 0.3)
     step = timer.steps[-1]
     assert step.backward == pytest.approx(0.2)
     assert step.ready["0.weight"] == pytest.approx(0.2)

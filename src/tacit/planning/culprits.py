@@ -303,12 +303,15 @@ def _launches(facts: Facts, _: Shares) -> Iterable[Finding]:
     """A GPU that is never behind the host waits for it."""
     launching = median_low(each.launching for each in facts.ranks)
     forward = typical(facts, "forward")
-    if launching >= _BEHIND * forward > 0:
+    queued = median_low(each.queued for each in facts.ranks)
+    costs = max(0.0, forward + typical(facts, "backward") - queued) if queued else 0.0
+    if launching >= _BEHIND * forward > 0 and (not queued or costs >= WORTH * facts.seconds):
         yield Finding(
             "launches",
             f"the host takes {in_ms(launching)} to launch a forward pass, and the GPU is done with it after "
             f"{in_ms(forward)}: it waits for the host",
             'a larger batch, torch.compile(model), or torch.compile(model, mode="reduce-overhead")',
+            costs,
         )
 
 

@@ -42,6 +42,7 @@ class RankSteps(Saved):
         cores: the number of cores of the machine.
         gpu: the name of the GPU that computes; "": the processor does.
         launching: the host's seconds of a forward pass that a GPU computes.
+        queued: the GPU's seconds of both passes where the host had launched them before; 0: not measured.
         passes: the number of forward passes in a step.
         sent: the bytes a step that the busiest interface of its node has sent.
         interface: the name of that interface.
@@ -67,6 +68,7 @@ class RankSteps(Saved):
     cores: int
     gpu: str = ""
     launching: float = 0.0
+    queued: float = 0.0
     passes: int = 1
     sent: float = 0.0
     interface: str = ""
@@ -205,15 +207,13 @@ class Diagnosis(Saved):
     def __str__(self) -> str:
         """A table of the parts, and the findings."""
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
-        lines = [
-            f"{self.algorithm} on {ranks}: a step takes {in_ms(self.seconds)}, the mean of {self.steps}",
-            "",
-        ]
+        told = f"the mean of {self.steps}" if self.steps > 1 else "as predicted"
+        lines = [f"{self.algorithm} on {ranks}: a step takes {in_ms(self.seconds)}, {told}", ""]
         for name in PARTS:
             share = self.parts[name] / self.seconds
             bar = "#" * round(_BAR * share)
             words = ACCUMULATING if name == "data" and self.passes > 1 else _WORDS[name]
-            lines.append(f"  {words:36}{in_ms(self.parts[name]):>12}{100 * share:6.0f} %  {bar}")
+            lines.append(f"  {words:36}{in_ms(self.parts[name]):>12}{100 * share:6.0f} %  {bar}".rstrip())
         lines += [
             "",
             f"If communication cost nothing, a step would take {in_ms(self.limit)}.",

@@ -132,6 +132,8 @@ class Diagnosing:
         if repr(self._session.options.strategy) != self._strategy:  # 'auto' has chosen
             self._timer.close()
             self._begin()
+        elif self._count == SETTLING - 1:
+            self._timer.run_ahead()
         elif self._count == SETTLING:
             self._before, self._segments = interfaces(), segments()
         elif self._count == SETTLING + self._steps:
@@ -202,6 +204,7 @@ class Diagnosing:
             cores=cores(),
             gpu=torch.cuda.get_device_name(self._device) if self._timer.on_gpu else "",
             launching=self._timer.launching.forward if self._timer.on_gpu else 0.0,
+            queued=self._timer.queued,
             passes=max(step.passes for step in steps),
             resent=segments().resent_since(self._segments),
             congestion_control=congestion_control(),

@@ -20,6 +20,7 @@ from tacit.model.not_copied import OnlyHere
 from tacit.model.trained_model import local
 from tacit.moments import Moment, Watch
 from tacit.planning.profile import Launching, ParamReady, StepProfile
+from tacit.torch_compat import spin
 
 KEPT = 50
 """The number of last steps that are recorded."""
@@ -130,6 +131,8 @@ class StepTimer:
         self._last_ready: Moment | None = None
         self._stepping: Moment | None = None
         self._passes = 0
+        self._ahead: float | None = None
+        self._queued: _Step | None = None
         self._handles: list[Any] = [
             module.register_forward_pre_hook(OnlyHere(lambda *_: self._forward_begins())),
             module.register_forward_hook(OnlyHere(lambda *_: self._forward_ends())),
@@ -148,6 +151,21 @@ class StepTimer:
             self._steps[-1].ended.event.synchronize()
         return [each.times() for each in self._steps]
 
+    def run_ahead(self) -> None:
+        """Have the GPU begin the next step's passes when the host has launched about all of them.
+
+        So that step, which is not among `steps`, tells what the GPU takes where it never waits for the host.
+        """
+        if self.on_gpu and self._steps:
+            last = self._steps[-1]
+            self._ahead = last.forward.host_until(last.last_ready)
+
+    @property
+    def queued(self) -> float:
+        """The GPU's seconds of the passes of such a step; 0 if there was none."""
+        step = self._queued
+        return step.forward.work_until(step.last_ready) if step is not None and self.steps else 0.0
+
     def close(self) -> None:
         """Remove its hooks."""
         for handle in self._handles:
@@ -155,6 +173,8 @@ class StepTimer:
         self._handles.clear()
 
     def _forward_begins(self) -> None:
+        if self._ahead is not None:
+            spin(self._ahead)
         self._forward, self._ready = self._watch.now(), {}
         self._passes += torch.is_grad_enabled()
         self.autocast = self.on_gpu and torch.is_autocast_enabled("cuda")
@@ -179,7 +199,10 @@ class StepTimer:
         # end.
         last = self._last_ready or stepping
         step = _Step(before, forward, forward_done, self._ready, last, stepping, now, passes)
-        self._steps.append(step)
+        if self._ahead is not None:
+            self._queued, self._ahead = step, None
+        else:
+            self._steps.append(step)
 
     @property
     def launching(self) -> Launching:
