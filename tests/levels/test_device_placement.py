@@ -127,9 +127,10 @@ ON_DEVICE = [
     "choco",
     "wagma",
     "uneven",
+    "lag",
 ]
 ON_HOST = {
-    "lag": "LAG needs values on the host",
+    "oktopk": "OkTopK needs values on the host",
     "ps": "Star is on the host",
     "wnn": "Nowcast needs values on the host",
 }
@@ -273,8 +274,8 @@ def test_attach_hands_it_on() -> None:
         assert "on the host" not in session.active_path
     with emulated_device(), tacit.attach(ddp, sgd, "topk") as session:
         assert "gloo, on the GPU in stream order, kernels: " in session.active_path
-    with emulated_device(), tacit.attach(ddp, sgd, "lag") as session:
-        assert "gloo, on the host by gloo (LAG needs values on the host), " in session.active_path
+    with emulated_device(), tacit.attach(ddp, sgd, "oktopk") as session:
+        assert "gloo, on the host by gloo (OkTopK needs values on the host), " in session.active_path
 
 
 @pytest.mark.usefixtures("world")

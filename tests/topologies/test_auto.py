@@ -249,8 +249,8 @@ def test_bytes_grow_by_a_quarter_from_4_ranks_to_16_and_by_five_times_in_an_all_
             undecided("efsign"), {"w": torch.zeros(512, 2048)}, LoopbackTransport(Loopback(peers), 0), [["w"]]
         )
         assert session.strategy.topology == TwoPhase()
-        # Less the word that tells of a NaN, a float a rank to each peer in either way.
-        sent[peers] = {each: n - 4 * peers * (peers - 1) for each, n in session.choice.sent.items()}
+        # Less the word that tells of a NaN, a float to each peer in either way.
+        sent[peers] = {each: n - 4 * (peers - 1) for each, n in session.choice.sent.items()}
         payload = (1 << 20) // 8 + 4 * (1 << 20) // 512
         assert sent[peers][TwoPhase()] == 2 * (peers - 1) * payload // peers
     assert sent[16][TwoPhase()] / sent[4][TwoPhase()] == 1.25

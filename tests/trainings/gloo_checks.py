@@ -668,8 +668,8 @@ def the_bytes_are_those_of_the_formula() -> None:
             )
             k = -(-bucket.numel // 100)
             entries = 4 * k + position_bytes(bucket.numel, k)
-            if weights:  # values and positions, biases, and one float a peer that tells of a NaN
-                expected += (peers - 1) * (entries + 4 * biases + 4 * peers)
+            if weights:  # values and positions, biases, and a float that tells of a NaN
+                expected += (peers - 1) * (entries + 4 * biases + 4)
             else:
                 expected += -(-2 * (peers - 1) * 4 * biases // peers)
         assert session.session.stats.records[-1].bytes_out == expected

@@ -319,8 +319,8 @@ def _place_(flags: Flags, parts: Sequence[Payload]) -> None:
     if not flags.owned or flags.numbers.is_meta:
         return
     for i, (start, stop) in enumerate(flags.owned):
-        torch.cat([part[i] for part in parts], out=flags.numbers[start:stop])
-    flags.numbers.div_(len(parts))  # the mean of one number and zeros
+        every = torch.cat([part[i] for part in parts])  # a copy: they may lie where the mean is written
+        torch.div(every, len(parts), out=flags.numbers[start:stop])  # the mean of one number and zeros
     if flags.shared:
         _mean_(flags.shared, [part[len(flags.owned) :] for part in parts])
 
