@@ -35,6 +35,7 @@ IN_THE_HOOK = 15.0
 """Milliseconds that the host should spend there in a step, at most."""
 FIRST, REST = tuple(GOALS), ("topk:chunk=4096",)
 LATER = (
+    "lowbit:bits=2,entropy=true",
     "efsign",
     "gtopk:ratio=0.01",
     "threshold:tau=0.001",
@@ -44,6 +45,7 @@ LATER = (
     "dear",
     "gossip",
     "choco",
+    "lag",
 )
 """For which a run of 12 minutes has no time; a second one has."""
 WIRED = ("dense", "topk", "powersgd", "efsign")
