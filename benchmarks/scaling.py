@@ -38,7 +38,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, process_time, sleep
+from time import process_time
 from typing import TYPE_CHECKING, Any
 
 import scaling_table
@@ -161,19 +161,20 @@ def rank_main(ladder: str, blocks: int) -> None:
     arms = LADDERS[ladder].arms
     with ranks() as rank:
         found: dict[str, dict[str, Any]] = {}
-        sockets, _ = held()
+        alone = held()
         for names in [[name] for name in arms] if blocks == 1 else [[*arms]]:
-            found |= measured({name: arms[name] for name in names}, blocks)
+            found |= measured({name: arms[name] for name in names}, blocks, alone)
             gc.collect()
-            until = monotonic() + 5
-            while held()[0] > sockets and monotonic() < until:  # connections end a little later
-                sleep(0.05)
         if rank == 0:
             tell(found)
 
 
-def measured(texts: Mapping[str, str], blocks: int) -> dict[str, dict[str, Any]]:
-    """What so many blocks of these arms take, and what they have opened; all are attached at once."""
+def measured(texts: Mapping[str, str], blocks: int, alone: tuple[float, float]) -> dict[str, dict[str, Any]]:
+    """What so many blocks of these arms take, and what they have opened; all are attached at once.
+
+    Args:
+        alone: what was `held` before any; what the arm before these had may be gone only when they attach.
+    """
     import torch
     import torch.distributed as dist
 
@@ -192,10 +193,11 @@ def measured(texts: Mapping[str, str], blocks: int) -> dict[str, dict[str, Any]]
             self.packets += segments().sent - packets
             self.cpu += process_time() - cpu
 
-    arms, opened = {}, list[float]()
+    arms: dict[str, Counted] = {}
+    opened = list[float]()
     for name, text in texts.items():
         dist.barrier()
-        before = held()
+        before = held() if arms else alone
         steps = STEPS.get(name, PERIOD)
         arms[name] = Counted(Trainer(text, epochs=(1, FOREVER), work=small_work()), steps)
         # Buckets settle in the fourth round of what is synchronous, and ddp's buckets in the second step.
