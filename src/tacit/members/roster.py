@@ -237,8 +237,8 @@ class Roster:
             number = now.number + 1
             if may_come and (arrived_for, arrived_at) != (number, self.ask.since):  # it may be empty again
                 ready = mine.ready and now.number == self.period.number
-                self.ask.store(partial(_arrive, number=number, mine=replace(mine, ready=ready)))
                 arrived_for, arrived_at = number, self.ask.since
+                self.ask.store(partial(_arrive, number=number, mine=replace(mine, ready=ready)))
             if text == known:
                 others = {each.id: each for each in now.members} | there
                 text, there, late = self._looked(number, lives, others)
