@@ -31,7 +31,7 @@ from tacit.exchange.lane import Job
 from tacit.exchange.stream_lane import StreamLane
 from tacit.gradients import ddp_hook, host_copies
 from tacit.gradients.ddp_hook import GradientHook
-from tacit.kernels import dispatch, entropy
+from tacit.kernels import byte_planes, dispatch, entropy
 from tacit.replicas.fragments import fragments
 from tacit.replicas.rounds_after_step import OptimizerHook
 from tacit.session import Session, Training
@@ -78,8 +78,8 @@ PROGRESS = [
     "choco",
     "lowbit:bits=2,entropy=true,sync_every=2",
 ]
-ASKS = ["lag", "laq"]
-"""Of gradients, too: the host must know whether there is anything to send."""
+ASKS = {"lag": 1, "laq": 1, "three-lc": 2, "int8:entropy=true": 1, "topk:ratio=0.1,entropy=true": 1}
+"""Of gradients, too: how often the host must know whether there is anything to send, or how much."""
 ELSEWHERE = (
     *("ddp", "pipesgd"),  # nothing is exchanged; and a case below
     *("fusion", "priority", "dear"),  # test_layerwise_streams
@@ -97,7 +97,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     dispatch.find_backend.cache_clear()
     dispatch.active_backend.cache_clear()
     with simulated(monkeypatch) as found:
-        monkeypatch.setattr(entropy, "_on_device", lambda name, _, *given: KERNELS[name](*given))
+        monkeypatch.setattr(dispatch, "run_opaque", lambda name, _, *given: KERNELS[name](*given))
         yield found
     dispatch.find_backend.cache_clear()
     dispatch.active_backend.cache_clear()
@@ -114,7 +114,22 @@ def decoded(message: Tensor, length: Tensor, bits: int, numel: int, codes: Tenso
     return entropy._decode_by_host(message, length, bits, numel, codes)
 
 
-KERNELS = {"encode_codes": coded, "decode_codes": decoded}
+@torch.library.custom_op("tacit_simulated::planes", mutates_args=("message",))
+def planes_coded(planes: Tensor, message: Tensor, at: Tensor) -> Tensor:
+    return byte_planes._encode_by_host(planes, message, at)
+
+
+@torch.library.custom_op("tacit_simulated::planes_back", mutates_args=("planes",))
+def planes_decoded(message: Tensor, at: Tensor, planes: Tensor) -> Tensor:
+    return byte_planes._decode_by_host(message, at, planes)
+
+
+KERNELS = {
+    "entropy.encode_codes": coded,
+    "entropy.decode_codes": decoded,
+    "byte_planes.encode": planes_coded,
+    "byte_planes.decode": planes_decoded,
+}
 
 
 class Twin:
@@ -439,7 +454,7 @@ def test_in_whole_steps_nothing_races(algorithm: str, gpu: Gpu, monkeypatch: pyt
     model.step()
     if model.gradient is not None and algorithm != "pipesgd":
         lane = model.session.lanes.buckets.stream.name  # type: ignore[union-attr]
-        asked = [f"an event of {lane}"] * (algorithm in ASKS)
+        asked = [f"an event of {lane}"] * ASKS.get(algorithm, 0)
         assert in_backward == asked
         assert gpu.waited == [*asked, f"an event of {lane}"]
     model.close()

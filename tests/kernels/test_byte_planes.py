@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tacit.errors import PayloadError
-from tacit.kernels import dispatch
+from tacit.kernels import dispatch, entropy
 from tacit.kernels.byte_planes import decode_planes, encode_planes, most_bytes
 
 TYPES = (torch.uint8, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int32)
@@ -39,6 +39,21 @@ def test_what_is_coded_is_decoded_with_and_without_numba(
             assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
     assert torch.equal(*messages)
     assert messages[0].numel() <= most_bytes(payload)
+
+
+def test_a_plane_is_coded_in_pieces_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which each takes 34 bytes more, and no table."""
+    x = tensor(5000, torch.uint8, 0)
+    whole, messages = encode_planes([x]), []
+    monkeypatch.setattr(entropy, "PIECE", 1024)
+    for backend in ("numba", "torch"):
+        monkeypatch.setattr(dispatch, "active_backend", lambda device="cpu", found=backend: found)
+        messages.append(encode_planes([x]))
+        back = torch.zeros_like(x)
+        decode_planes(messages[-1], [back])
+        assert torch.equal(back, x)
+    assert torch.equal(*messages)
+    assert abs(len(messages[0]) - len(whole) - 4 * 34) <= 4 * 16
 
 
 def test_exponents_take_the_entropy_and_little_more() -> None:

@@ -131,6 +131,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], capabi
     from triton.compiler import ASTSource, compile
 
     from tacit.kernels.triton import (
+        byte_planes,
         entropy,
         launch,
         mp2_network,
@@ -161,7 +162,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], capabi
             assert made.asm["cubin"]
             written.append(made.asm["ptx"])
 
-    for module in (entropy, launch, mp2_network, orthogonal, positions, products, select, signs):
+    for module in (byte_planes, entropy, launch, mp2_network, orthogonal, positions, products, select, signs):
         monkeypatch.setattr(module, "launch", launched)
     call()
     return written
@@ -235,7 +236,16 @@ def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
 
 def calls_of_fp32() -> dict[str, Callable[[], object]]:
     """Those that take fp32 only, or no entries."""
-    from tacit.kernels.triton import entropy, narrow, orthogonal, positions, products, select, signs
+    from tacit.kernels.triton import (
+        byte_planes,
+        entropy,
+        narrow,
+        orthogonal,
+        positions,
+        products,
+        select,
+        signs,
+    )
 
     matrices = ((0, 16, 32), (512, 32, 16))
     x, many, units = torch.ones(1024), torch.ones(512 * 1025), torch.ones(1024, dtype=torch.bfloat16)
@@ -274,6 +284,12 @@ def calls_of_fp32() -> dict[str, Callable[[], object]]:
         "entropy of one": lambda: [
             entropy.encode_codes(codes[:2], 4, 3, coded),
             entropy.decode_codes(coded, length, 4, 3, codes[:2]),
+        ],
+        "byte planes": lambda: [byte_planes.encode(codes.view(2, -1), coded, length)],
+        "byte planes back": lambda: [byte_planes.decode(coded, length, codes.view(2, -1))],
+        "byte planes of one": lambda: [
+            byte_planes.encode(codes[:1].view(1, 1), coded, length),
+            byte_planes.decode(coded[:1], length, codes[:1].view(1, 1)),
         ],
         "scale": lambda: orthogonal.scale_(x, (100, 156), 4),
         "orthogonalize": lambda: orthogonal.orthogonalize_(x, (100, 156), 4),

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tacit.kernels import (
     blockwise,
+    byte_planes,
     entropy,
     exponents,
     fp8,
@@ -337,6 +338,36 @@ def test_entropy_coded_as_on_the_host(numel: int, bits: int, monkeypatch: pytest
             assert entropy.decode_on_device(damaged, bits, numel, kept) == 0
             same([kept], rubbish((codes.numel(), torch.uint8)))
         assert entropy.decode_on_device(told[:-2], bits, numel, back) == 0
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.uint8, *([torch.float32, torch.int32] if LARGE else [])]
+)
+def test_entropy_of_planes_as_on_the_host(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tensor after the other, of each kind of plane; and a damaged message ends nowhere."""
+    if not LARGE:
+        monkeypatch.setattr(entropy, "PIECE", 192)
+    levels = (5 * torch.randn(500, generator=torch.Generator().manual_seed(0))).abs().to(dtype)
+    parts = [levels, levels[:70], levels[:0], torch.ones(200).to(dtype)]
+    parts += [numbers(numel).abs().to(dtype) for numel in LARGE]
+    message = byte_planes.encode_planes(parts)
+    (told,) = there(rubbish((byte_planes.most_bytes(parts), torch.uint8)))
+    at = torch.zeros((), dtype=torch.int32, device=ON)
+    for part in parts:
+        at = byte_planes.encode_on_device(part.to(ON), told, at)
+    assert int(at) == message.numel()
+    told, at = told[: len(message)], torch.zeros_like(at)
+    same([told], [message])
+    found = there(rubbish(*((len(part), dtype) for part in parts)))
+    for each in found:
+        at = byte_planes.decode_on_device(told, at, each)
+    assert at == len(message)
+    same(found, parts)
+    for spot, by in ((0, 8), (40, 1), (90, 128)) if LARGE or dtype == torch.uint8 else ():
+        damaged = told.clone()
+        damaged[spot] ^= by
+        assert byte_planes.decode_on_device(damaged, torch.zeros_like(at), found[0]) == -1
+    assert byte_planes.decode_on_device(told, torch.full_like(at, -1), found[1]) == -1
 
 
 @pytest.mark.parametrize("numel", SIZES)

@@ -320,7 +320,7 @@ TABLE = {
         ErrorFeedback(ByteCoded(BF16())), gather(2 * NUMEL + 2 + 4), 2e-2, conserves=True, rounding=2**-7
     ),
     "byte coded topk 30% + ef": Row(
-        ErrorFeedback(ByteCoded(TopK(ratio=0.3))), gather(300 * 4 + 125 + 1 + 4 + 1 + 4), 1.0, conserves=True
+        ErrorFeedback(ByteCoded(TopK(ratio=0.3))), gather(300 * 4 + 125 + 1 + 4 + 4), 1.0, conserves=True
     ),
     "topk 30% in parts + ef": Row(
         ErrorFeedback(InParts(TopK(ratio=0.3))), gather(16 * (19 * 4 + 22) + 4), 1.0, conserves=True

@@ -49,7 +49,7 @@ from tacit.contracts import (
 )
 from tacit.errors import Overflow
 from tacit.exchange.finite_checks import OVERFLOWN
-from tacit.kernels import entropy
+from tacit.kernels import dispatch
 from tacit.kernels.dispatch import emulated_device
 from tacit.prediction import MP2, LeastSquares, PredictiveCoding
 from tacit.topologies import (
@@ -69,13 +69,8 @@ from tacit.topologies import (
 from tacit.transports.loopback import Loopback
 
 ON_HOST = {
-    # How many bytes travel depends on them.
-    "byte coded int8 + ef",
-    "byte coded qsgd",
-    "byte coded bf16 + ef",
-    "byte coded topk 30% + ef",
+    # What is sorted, and in how many parts, is looked at.
     "topk 30% in parts + ef",
-    "3lc + ef",
     # What is chosen is looked at, or drawn, on the host.
     "adacomp + ef",
     "adacomp of small bins, full, + ef",
@@ -204,7 +199,7 @@ class Devices(Peers):
 
 @pytest.fixture(autouse=True)
 def _kernels_are_opaque(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entropy coder of a GPU has no version in torch: the host's stands for it."""
+    """The entropy coders of a GPU have no version in torch: the host's stand for them."""
 
     def unseen(name: str, by_host: Callable[..., Tensor], *given: object) -> Tensor:
         with looking():
@@ -212,7 +207,7 @@ def _kernels_are_opaque(monkeypatch: pytest.MonkeyPatch) -> None:
 
     if torch.cuda.is_available():
         return
-    monkeypatch.setattr(entropy, "_on_device", unseen)
+    monkeypatch.setattr(dispatch, "run_opaque", unseen)
 
 
 @contextmanager
@@ -262,7 +257,7 @@ def test_these_rows_run_on_a_device_and_no_others() -> None:
 
 
 def test_a_part_that_does_not_makes_the_whole_not() -> None:
-    away = TABLE["3lc + ef"].compressor
+    away = TABLE["adacomp + ef"].compressor
     assert not away.on_device
     assert not any(
         each.on_device

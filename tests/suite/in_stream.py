@@ -8,7 +8,8 @@ from tacit.levels.device_placement import needs_host
 from tacit.session.buckets import fitting
 
 OPTIONS = {
-    "topk": ("ratio=0.05", "ratio=0.05,chunk=1000"),
+    "topk": ("ratio=0.05", "ratio=0.05,chunk=1000", "ratio=0.05,entropy=true"),
+    "int8": ("", "entropy=true"),
     "streaming-diloco": ("sync_every=4,fragments=2,fragment_sync_delay=2,bits=4",),
     "diloco": ("sync_every=3,bits=4",),
     "uneven": ("rates=1000/1000/1000/100",),

@@ -12,11 +12,23 @@ from torch import Tensor
 
 from cases import for_each
 from tacit.algorithms import parse
-from tacit.compressors import BF16, QSGD, Blockwise, ByteCoded, EntropyCoded, ErrorFeedback, Int8, TopK
+from tacit.compressors import (
+    BF16,
+    QSGD,
+    Blockwise,
+    ByteCoded,
+    EntropyCoded,
+    ErrorFeedback,
+    Int8,
+    ThreeLC,
+    TopK,
+)
 from tacit.contracts import Compressor, Context, Exchange, OneShot, Payload, State, Topology
 from tacit.errors import ConfigError, PayloadError
+from tacit.kernels.dispatch import emulated_device
 from tacit.session import Session
 from tacit.strategy import Strategy
+from tacit.testing.ranks import FreshBuffers
 from tacit.topologies import Auto, Flat, Hierarchical, TwoPhase
 from tacit.transports.loopback import Loopback, LoopbackTransport
 from tacit.transports.message_layout import counted
@@ -104,6 +116,25 @@ class Gathered(BF16):
 def test_what_has_no_payload_of_a_known_length_cannot_be_coded(inner: Any) -> None:
     with pytest.raises(ConfigError, match=r"is no codec with payloads of a known length.*such as Int8\(\)"):
         ByteCoded(inner)
+
+
+@for_each("codec", [ByteCoded(BF16()), ByteCoded(Int8()), ByteCoded(TopK(0.1)), ThreeLC()])
+def test_on_a_device_what_is_damaged_is_nan(codec: OneShot) -> None:
+    """And the bytes are the host's, and what is right comes back."""
+    x = torch.randn(3000, generator=torch.Generator().manual_seed(0))
+    payload = codec.encode(x, Context(out=x, work=FreshBuffers(), peers=1))
+    message = codec.shortened(payload, 3000)
+    with emulated_device():
+        longer, length = codec.shortened_on_device(payload, 3000)
+        assert torch.equal(longer[: int(length)], message)
+        back = tuple(torch.full_like(each, 7) for each in payload)
+        codec.restore_(message, 3000, back)
+        assert all(torch.equal(a, b) for a, b in zip(back, payload, strict=True))
+        for damaged in (message[:-1], torch.cat((message, message[-1:]))):
+            codec.restore_(damaged, 3000, back)
+            out = torch.zeros(3000)
+            codec.decode_(back, out)
+            assert out.isnan().any()
 
 
 @for_each(

@@ -177,6 +177,8 @@ def in_stream_and_on_the_host_bits_are_the_same() -> None:
         "diloco:sync_every=3,bits=4",
         "diloco:sync_every=3,anchor_bits=16",
         "lowbit:bits=2,entropy=true,anchor_bits=16",
+        "topk:ratio=0.1,entropy=true",
+        "three-lc",
         "lag:xi=30",
         "laq:xi=30",
         "qsr:sync_every=2,bits=4",

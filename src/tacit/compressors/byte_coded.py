@@ -9,11 +9,19 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tacit.compressors.sparse_entries import Entries
 from tacit.contracts import Compressor, Context, FusedCodec, OneShot, Payload, Transmitted
 from tacit.errors import ConfigError, PayloadError
-from tacit.kernels.byte_planes import decode_planes, encode_planes, most_bytes
+from tacit.kernels.byte_planes import (
+    decode_on_device,
+    decode_planes,
+    encode_on_device,
+    encode_planes,
+    most_bytes,
+)
+from tacit.kernels.dispatch import on_host
 from tacit.kernels.positions import pack_positions, unpack_positions
 
 
@@ -46,8 +54,7 @@ class ByteCoded(FusedCodec):
 
     @property
     def on_device(self) -> bool:
-        """Never, as a length follows from values."""
-        return False
+        return self.inner.on_device
 
     @cached_property
     def hides_nonfinite(self) -> bool:  # type: ignore[override]
@@ -123,7 +130,7 @@ class ByteCoded(FusedCodec):
 
     def longest(self, payload: Payload, numel: int) -> int:
         """All bytes as they are, and what marks them so."""
-        return most_bytes(payload) + isinstance(self.inner, Entries)
+        return most_bytes(payload)
 
     def shortened(self, payload: Payload, numel: int) -> Tensor:
         """The coded bytes of each tensor; of positions a byte that says how, and these."""
@@ -133,10 +140,31 @@ class ByteCoded(FusedCodec):
         gaps = encode_planes((_gaps(packed, numel, self.inner.most(numel)),))
         shorter = len(gaps) <= len(packed)
         how = torch.tensor([_GAPS if shorter else _PACKED], dtype=torch.uint8)
-        return torch.cat((how, gaps if shorter else encode_planes((packed,)), encode_planes(written)))
+        return torch.cat((how, gaps if shorter else packed, encode_planes(written)))
+
+    def shortened_on_device(self, payload: Payload, numel: int) -> tuple[Tensor, Tensor]:
+        """The same bytes."""
+        device = payload[0].device
+        message = torch.empty(self.longest(payload, numel), dtype=torch.uint8, device=device)
+        end, written = torch.zeros((), dtype=torch.int32, device=device), [*payload]
+        if isinstance(self.inner, Entries):
+            *written, packed = payload
+            size, gaps = len(packed), (_gaps(packed, numel, self.inner.most(numel)),)
+            room = message.new_empty(most_bytes(gaps))
+            end = encode_on_device(gaps[0], room, end)
+            is_longer = end > size
+            message[:1].copy_(torch.where(is_longer, _PACKED, _GAPS))
+            message[1 : 1 + size].copy_(torch.where(is_longer, packed, room[:size]))
+            end = torch.where(is_longer, size, end) + 1
+        for each in written:
+            end = encode_on_device(each, message, end)
+        return message, end
 
     def restore_(self, message: Tensor, numel: int, payload: Payload) -> None:
-        """Read all planes, and pack positions again."""
+        """Read all planes, and pack positions; on a device scales and values are NaN if it is damaged."""
+        if not on_host(payload[0]):
+            self._restore_on_device(message, numel, payload)
+            return
         if not isinstance(self.inner, Entries):
             decode_planes(message, payload)
             return
@@ -144,7 +172,8 @@ class ByteCoded(FusedCodec):
         if not message.numel() or int(message[0]) not in (_GAPS, _PACKED):
             raise PayloadError(f"a message of {message.numel()} bytes does not say how positions are written")
         if int(message[0]) == _PACKED:
-            decode_planes(message[1:], (packed, *written))
+            decode_planes(message[1 + len(packed) :], written)
+            packed.copy_(message[1 : 1 + len(packed)])
             return
         most = self.inner.most(numel)
         gaps = torch.empty(most, dtype=torch.int32)
@@ -155,6 +184,29 @@ class ByteCoded(FusedCodec):
             raise PayloadError(f"positions of a peer are not {most} that rise among {numel}: it is damaged")
         pack_positions(positions[:there].int(), numel, most, packed)
 
+    def _restore_on_device(self, message: Tensor, numel: int, payload: Payload) -> None:
+        end, written = torch.zeros((), dtype=torch.int32, device=message.device), [*payload]
+        if isinstance(self.inner, Entries):
+            *written, packed = payload
+            size, most = len(packed), self.inner.most(numel)
+            known = pad(message, (0, max(0, 1 + size - len(message))))
+            gaps = torch.empty(most, dtype=torch.int32, device=message.device)
+            after = decode_on_device(message, end + 1, gaps)
+            positions, there = gaps.cumsum(0, dtype=torch.int64) - 1, gaps > 0
+            wrong = (gaps < 0).any() | (there[1:] > there[:-1]).any() | (positions[-1:] >= numel).any()
+            fine = (known[0] == _GAPS) & (after >= 0) & ~wrong
+            others = torch.arange(most, device=message.device)  # whatever is among the entries
+            positions = torch.where(fine, torch.where(there, positions, -1), others).int()
+            pack_positions(positions, numel, most, packed)
+            is_packed = known[0] == _PACKED
+            packed.copy_(torch.where(is_packed, known[1 : 1 + size], packed))
+            end = torch.where(is_packed, 1 + size, torch.where(fine, after, -1))
+        for each in written:
+            end = decode_on_device(message, end, each)
+        for each in written:
+            if each.is_floating_point():
+                each.masked_fill_(end != len(message), torch.nan)
+
 
 _GAPS, _PACKED = 0, 1
 """How positions are written."""
@@ -163,8 +215,7 @@ _GAPS, _PACKED = 0, 1
 def _gaps(packed: Tensor, numel: int, most: int) -> Tensor:
     """How far each position is from the one before it, 1 or more; 0 for those that the payload lacks."""
     positions = unpack_positions(packed, numel, most)
-    gaps = torch.zeros(most, dtype=torch.int32)
-    torch.sub(positions[1:], positions[:-1], out=gaps[1 : len(positions)])
-    if len(positions):
-        gaps[0] = positions[0] + 1
+    gaps = torch.zeros(most, dtype=torch.int32, device=packed.device)
+    before = positions.new_full((1,), -1)
+    gaps[: len(positions)] = torch.diff(positions, prepend=before).clamp_(min=0)  # -1 stands last on a device
     return gaps

@@ -33,6 +33,7 @@ class InParts(ByteCoded):
 
     count: int = 16
 
+    on_device: ClassVar[bool] = False
     partial: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
 from tacit.errors import PayloadError
+from tacit.kernels.dispatch import on_host
 from tacit.kernels.payload_layout import BLOCK, TRITS, block_count, pack_trits, unpack_trits
 from tacit.kernels.payloads import expect_parts
 
@@ -40,6 +41,7 @@ class ThreeLC(OneShot):
     sparsity: float = 1.75
 
     additive: ClassVar[bool] = False
+    on_device: ClassVar[bool] = True
     sliceable: ClassVar[bool] = True
     varies: ClassVar[bool] = True
 
@@ -103,17 +105,40 @@ class ThreeLC(OneShot):
         message = torch.stack((last, ends), dim=1).view(-1).repeat_interleave(repeats).to(torch.uint8)
         return torch.cat((units.view(torch.uint8), message))
 
-    def restore_(self, message: Tensor, numel: int, payload: Payload) -> None:
+    def shortened_on_device(self, payload: Payload, numel: int) -> tuple[Tensor, Tensor]:
+        """The same bytes: of a run those at which a byte for it ends are sent, and of the others all."""
         codes, units = payload
-        if message.numel() >= units.nbytes:
-            found = message[units.nbytes :].long()
-            counts = torch.where(found >= _FIRST, found - _FIRST + 2, 1)
-        if message.numel() < units.nbytes or int(counts.sum()) != codes.numel():
+        zeros, place = codes == _ZEROS, torch.arange(1, len(codes) + 1, device=codes.device)
+        run = place - torch.where(zeros, 0, place).cummax(0).values
+        run = (run - 1) % _LONGEST + 1
+        last = torch.ones_like(zeros)
+        last[:-1] = ~zeros[1:]
+        ends = ~zeros | last | (run == _LONGEST)
+        found = torch.where(zeros & (run > 1), _FIRST - 2 + run, codes).to(torch.uint8)
+        message = codes.new_empty(units.nbytes + len(codes) + 1)
+        message[: units.nbytes].copy_(units.view(torch.uint8))
+        to = torch.where(ends, ends.cumsum(0) - 1, len(codes))
+        message[units.nbytes :].scatter_(0, to, found)
+        return message[:-1], (ends.sum() + units.nbytes).to(torch.int32)
+
+    def restore_(self, message: Tensor, numel: int, payload: Payload) -> None:
+        """Write codes and Ms; on a device an M is NaN if the message is damaged."""
+        codes, units = payload
+        size, found = len(codes), message[units.nbytes :].long()
+        counts = torch.where(found >= _FIRST, found - _FIRST + 2, 1)
+        damaged = counts.sum() != size
+        if message.numel() < units.nbytes + min(size, 1) or (on_host(codes) and damaged):
             raise PayloadError(
                 f"a message of {message.numel()} bytes about {numel} entries is damaged, or cut short"
             )
+        if not on_host(codes):
+            one = torch.zeros_like(counts)
+            one[:1].fill_(size)
+            counts = torch.where(damaged, one, counts)  # as many as there is room for, whatever they are
+        found = torch.where(found >= _FIRST, _ZEROS, found)
+        codes.copy_(found.repeat_interleave(counts, output_size=size))
         units.view(torch.uint8).copy_(message[: units.nbytes])
-        codes.copy_(torch.where(found >= _FIRST, _ZEROS, found).repeat_interleave(counts))
+        units.masked_fill_(damaged, torch.nan)
 
 
 def _spread(units: Tensor, numel: int) -> Tensor:

@@ -307,3 +307,11 @@ def run_triton(name: str, otherwise: Callable[..., Any], *given: object) -> Any:
                 stacklevel=3,
             )
     return otherwise(*given)
+
+
+def run_opaque(name: str, by_host: Callable[..., Tensor], *given: Any) -> Tensor:
+    """Call a function of `kernels.triton` that has no twin in torch; without Triton, `by_host` waits."""
+    if active_backend(given[0].device.type) == "triton":
+        found: Tensor = run_triton(name, by_host, *given)
+        return found
+    return by_host(*given)

@@ -15,7 +15,6 @@ eight streams that take turns, for a processor's sake. The length is known only 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -95,20 +94,13 @@ def decode_codes(message: Tensor, bits: int, numel: int, codes: Tensor) -> None:
 
 def encode_on_device(codes: Tensor, bits: int, numel: int, message: Tensor) -> Tensor:
     """`encode_codes` into `message`, of the `longest`, without waiting; returns the length (int32), there."""
-    return _on_device("encode_codes", _encode_by_host, codes, bits, numel, message)
+    return dispatch.run_opaque("entropy.encode_codes", _encode_by_host, codes, bits, numel, message)
 
 
 def decode_on_device(message: Tensor, bits: int, numel: int, codes: Tensor) -> Tensor:
     """`decode_codes` without waiting; returns a number there that is 0 where the message is damaged."""
     length = torch.full((), message.numel(), dtype=torch.int32, device=codes.device)
-    return _on_device("decode_codes", _decode_by_host, message, length, bits, numel, codes)
-
-
-def _on_device(name: str, by_host: Callable[..., Tensor], *given: Any) -> Tensor:
-    if dispatch.active_backend(given[0].device.type) == "triton":
-        found: Tensor = dispatch.run_triton(f"entropy.{name}", by_host, *given)
-        return found
-    return by_host(*given)
+    return dispatch.run_opaque("entropy.decode_codes", _decode_by_host, message, length, bits, numel, codes)
 
 
 def _encode_by_host(codes: Tensor, bits: int, numel: int, message: Tensor) -> Tensor:

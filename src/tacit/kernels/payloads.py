@@ -11,7 +11,7 @@ from tacit.errors import PayloadError
 
 SignPayload = tuple[Tensor, Tensor, Tensor | None]
 """Bits, highs, and lows where they are not the highs negated. A single high counts for all blocks."""
-FORMAT = 4
+FORMAT = 5
 """Of all payloads' bytes, and of their places in a message; ranks compare it when they attach.
 
 One more when any of these change.

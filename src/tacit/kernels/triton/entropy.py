@@ -17,8 +17,8 @@ from tacit.kernels.payload_layout import BLOCK, TRITS, block_bytes
 from tacit.kernels.reference.entropy import LANES, LOWEST, SCALE_BITS, SLOTS, STREAMS
 from tacit.kernels.triton.launch import jit, launch
 
-SOME, PIECES, SIZE, TABLE, PART = 4096, 4, 1024, 256, 128
-"""Groups that a program counts, pieces that one codes, bytes that one writes, rows of the table, slots."""
+SOME, PIECES, SIZE, TABLE = 4096, 4, 1024, 256
+"""Groups that a program counts, pieces that one codes, bytes that one writes, rows of the table."""
 SCALE, LOW, ALL, S = (tl.constexpr(each) for each in (SCALE_BITS, LOWEST, SLOTS, STREAMS))
 SHARES = tl.constexpr(entropy.SHARES)
 FEW, WIDE, MIDDLE = tl.constexpr(block_bytes(BLOCK, 2)), tl.constexpr(LANES), tl.constexpr(3 ** (TRITS - 1))
@@ -126,8 +126,15 @@ def encode_kernel(
     groups: tensor, pieces: tensor, size: tensor, blocks: tensor,
     PIECE: tl.constexpr, PIECES: tl.constexpr, BITS: tl.constexpr, TABLE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The words of some pieces, from the end of each one's room backwards, their number, and the states."""
-    piece = tl.program_id(0) * PIECES + tl.arange(0, PIECES)
+    """The words of some pieces, from the end of each one's room backwards, their number, and the states.
+
+    Where there are several planes, each of `groups` groups, all that belongs to one lies in a row of its own.
+    """
+    per = (pieces + PIECES - 1) // PIECES
+    plane = (tl.program_id(0) // per).to(tl.int64)
+    codes, table, words = codes + plane * groups, table + plane * 2 * TABLE, words + plane * pieces * PIECE
+    states, counts = states + plane * pieces * S, counts + plane * pieces
+    piece = tl.program_id(0) % per * PIECES + tl.arange(0, PIECES)
     stream = tl.arange(0, S)[None, :]
     inside, begin = (piece < pieces)[:, None], (piece.to(tl.int64) * PIECE)[:, None]
     x, taken = tl.full((PIECES, S), LOW, tl.uint32), piece * 0
@@ -199,7 +206,7 @@ def got(message: tensor, at: tensor, BYTES: tl.constexpr, there: tensor) -> tens
 
 @jit
 def read_kernel(
-    message: tensor, length: tensor, table: tensor, counts: tensor, good: tensor,
+    message: tensor, length: tensor, table: tensor, counts: tensor, heads: tensor, good: tensor,
     size: tensor, pieces: tensor, head: tensor, ahead: tensor,
     RADIX: tl.constexpr, DIGITS: tl.constexpr, TABLE: tl.constexpr, CODES: tl.constexpr, PIECES: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -218,29 +225,27 @@ def read_kernel(
         left -= tl.sum(ahead_of, axis=0)
     tl.store(counts + pieces - 1, left)
     coded = coded & (tl.sum(shares, axis=0) == SHARES) & (left >= 0)
+    tl.store(heads, head)
     tl.store(good, tl.where(packed, 2, coded.to(tl.int32)))
 
 
 @jit
-def owners_kernel(table: tensor, owners: tensor, TABLE: tl.constexpr, PART: tl.constexpr) -> None:
-    """Which group each slot belongs to."""
-    slot = tl.program_id(0) * PART + tl.arange(0, PART)
-    row = tl.arange(0, TABLE)
-    ends = tl.load(table + row) + tl.load(table + TABLE + row)
-    before = tl.sum((ends[None, :] <= slot[:, None]).to(tl.int32), axis=1)
-    tl.store(owners + slot, tl.minimum(before, TABLE - 1).to(tl.uint8))
-
-
-@jit
 def decode_kernel(
-    message: tensor, table: tensor, owners: tensor, counts: tensor, ends: tensor, good: tensor, out: tensor,
-    groups: tensor, pieces: tensor, head: tensor, blocks: tensor,
+    message: tensor, table: tensor, owners: tensor, counts: tensor, ends: tensor, heads: tensor, good: tensor,
+    out: tensor, groups: tensor, pieces: tensor, blocks: tensor,
     PIECE: tl.constexpr, PIECES: tl.constexpr, BITS: tl.constexpr, TABLE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The groups of some pieces; a message that does not end as it began is told in `good`."""
-    piece = tl.program_id(0) * PIECES + tl.arange(0, PIECES)
+    """The groups of some pieces; a message that does not end as it began is told in `good`.
+
+    `heads`: where the words of each plane begin, behind its states.
+    """
+    per = (pieces + PIECES - 1) // PIECES
+    plane = (tl.program_id(0) // per).to(tl.int64)
+    table, owners, out = table + plane * 2 * TABLE, owners + plane * ALL, out + plane * groups
+    counts, ends, good = counts + plane * pieces, ends + plane * pieces, good + plane
+    piece = tl.program_id(0) % per * PIECES + tl.arange(0, PIECES)
     stream = tl.arange(0, S)[None, :]
-    coded = tl.load(good) == 1
+    head, coded = tl.load(heads + plane), tl.load(good) == 1
     inside, begin = ((piece < pieces) & coded)[:, None], (piece.to(tl.int64) * PIECE)[:, None]
     x = got(message, head - 4 * S * (pieces - piece)[:, None] + 4 * stream, 4, inside)
     count, end = tl.load(counts + piece, piece < pieces, 0), tl.load(ends + piece, piece < pieces, 0)
@@ -296,6 +301,13 @@ def _empty(codes: Tensor, *shape: int, dtype: torch.dtype = torch.int32) -> Tens
     return torch.empty(shape, dtype=dtype, device=codes.device)
 
 
+def owners_of(table: Tensor) -> Tensor:
+    """Which group each slot belongs to (uint8), in each plane."""
+    ends = table.view(-1, 2, TABLE).sum(1, dtype=torch.int32)
+    slots = torch.arange(SLOTS, dtype=torch.int32, device=table.device).repeat(len(ends), 1)
+    return torch.searchsorted(ends, slots, right=True).clamp_(max=TABLE - 1).to(torch.uint8)
+
+
 def encode_codes(codes: Tensor, bits: int, numel: int, message: Tensor) -> Tensor:
     """Write the message of packed codes into `message`, of `entropy.longest`; returns its length (int32)."""
     radix, digits = entropy.GROUPS[bits]
@@ -330,21 +342,21 @@ def decode_codes(message: Tensor, length: Tensor, bits: int, numel: int, codes: 
     """Write the packed codes of a message; returns a number that is 0 where it is damaged (int32)."""
     radix, digits = entropy.GROUPS[bits]
     groups, pieces = entropy.group_count(numel, bits), entropy.piece_count(numel, bits)
-    table, counts, good = _empty(codes, 2 * TABLE), _empty(codes, pieces), _empty(codes)
+    table, counts, heads, good = (_empty(codes, each) for each in (2 * TABLE, pieces, 1, 1))
     size, blocks = codes.numel(), numel // BLOCK
     head, ahead = entropy.head_bytes(numel, bits), 1 + 2 * ((1 << bits) - 1)
     launch(
-        read_kernel, 1, codes, message, length, table, counts, good, size, pieces, head, ahead,
+        read_kernel, 1, codes, message, length, table, counts, heads, good, size, pieces, head, ahead,
         RADIX=radix, DIGITS=digits, TABLE=TABLE, CODES=(1 << bits) - 1, PIECES=SIZE,
     )  # fmt: skip
-    owners, found = _empty(codes, SLOTS, dtype=torch.uint8), _empty(codes, groups, dtype=torch.uint8)
-    launch(owners_kernel, SLOTS // PART, codes, table, owners, TABLE=TABLE, PART=PART)
+    owners, found = owners_of(table), _empty(codes, groups, dtype=torch.uint8)
     ends = counts.cumsum(0, dtype=torch.int32)
     launch(
-        decode_kernel, triton.cdiv(pieces, PIECES), codes, message, table, owners, counts, ends, good, found,
-        groups, pieces, head, blocks, PIECE=entropy.PIECE, PIECES=PIECES, BITS=bits, TABLE=TABLE, num_warps=1,
+        decode_kernel, triton.cdiv(pieces, PIECES), codes, message, table, owners, counts, ends, heads, good,
+        found, groups, pieces, blocks, PIECE=entropy.PIECE, PIECES=PIECES, BITS=bits, TABLE=TABLE,
+        num_warps=1,
     )  # fmt: skip
     launch(
         pack_kernel, triton.cdiv(size, SIZE), codes, message, found, good, codes, size, BITS=bits, SIZE=SIZE
     )
-    return good
+    return good[0]
