@@ -51,11 +51,12 @@ def test_what_need_not_travel_to_another_member_is_left_out(store: str, algorith
     assert not any(key.startswith("rank0/") or "topology" in key.split("/")[-1] for key in new.session)
 
 
-def test_while_replicas_are_equal_a_newcomer_takes_their_parameters(store: str) -> None:
-    """Later it begins where they agree in rounds; before the first there is no such point."""
-    with at_work(store, "postlocal:start_step=4") as session:
+@pytest.mark.parametrize("algorithm", ["postlocal:start_step=4", "snoo"])
+def test_while_replicas_are_equal_another_one_takes_their_parameters(store: str, algorithm: str) -> None:
+    """Where they step alone it begins where they agree in rounds; an outer step is no such point."""
+    with at_work(store, algorithm) as session:
         spec, levels = session.options, session.levels
-        whole = carried.with_replica(carried.present(spec, levels), spec, levels, newcomer=True)
+        whole = carried.with_replica(carried.present(spec, levels), spec, levels, newcomer=False)
         trained = {name: p.detach().clone() for name, p in spec.named.items()}
         for p in spec.named.values():
             torch.nn.init.zeros_(p)

@@ -185,9 +185,8 @@ class ShardAtWork:
 
     def to_common_point(self) -> None:
         """Give the model the parameters on which all members last agreed."""
-        for level in self.levels:
-            if level.progress is not None and carried.has_common_point(level, level.session.step):
-                level.progress.go_to_anchor()
+        for progress in carried.common_points(self.levels, self.levels[0].session.step).values():
+            progress.go_to_anchor()
 
     def _dispatcher(self) -> HookDispatcher | None:
         """What answers for gradients, if they are exchanged: they are between backward and step."""

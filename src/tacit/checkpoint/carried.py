@@ -17,6 +17,7 @@ from tacit.contracts import WORLD, Request
 from tacit.levels.level import Level
 from tacit.levels.spec import AttachSpec
 from tacit.model.trained_model import local, sharded_as
+from tacit.replicas.rounds_after_step import OptimizerHook
 from tacit.session.bucket_states import is_topologys
 
 T = TypeVar("T")
@@ -75,11 +76,11 @@ def with_replica(
     step, mixing = state.session["steps"][-1], _mixing(levels)
     useless = {key for key in state.session if _is_of_a_rank(key) or _begins_anew(key, mixing)}
     session = {key: value for key, value in state.session.items() if key not in useless}
-    known = spec.named if any(has_common_point(level, step) for level in levels) else {}
+    known = spec.named if common_points(levels, step) else {}
     whole = spec.model.module.state_dict()
     model = {name: local(each.detach()).clone() for name, each in whole.items() if name not in known}
     local_momenta = all(level.strategy.momentum == "local" for level in levels)
-    apart = local_momenta and any(_steps_alone(level, step) for level in levels)
+    apart = local_momenta and bool(_step_alone(levels, step))
     own = apart and all(level.strategy.renewals is None for level in levels)
     optimizers = [
         {
@@ -150,12 +151,11 @@ def take(
     if not own:
         _put(state, spec)
     session_state.load({**session, **tensors}, spec.strategy, levels)
-    for i, level in enumerate(levels):
-        if level.progress is None:
-            continue
-        level.progress.catch_up(step - 1, state.session["ranks"])
-        if not own and has_common_point(level, level.session.step):
-            level.progress.go_to_anchor({} if late is None else late.moved[i])
+    for level in levels:
+        if level.progress is not None:
+            level.progress.catch_up(step - 1, state.session["ranks"])
+    for i, progress in common_points(levels, step - unacted).items() if not own else ():
+        progress.go_to_anchor({} if late is None else late.moved[i])
 
 
 def _sent(value: Any, halved: bool) -> Any:
@@ -167,14 +167,24 @@ def _sent(value: Any, halved: bool) -> Any:
     return mine.clone() if torch.is_tensor(mine) else mine  # of a view the whole memory would travel
 
 
-def _steps_alone(level: Level, step: int) -> bool:
-    """Whether replicas differ between its rounds after so many steps."""
-    return level.progress is not None and not level.session.schedule.inactive(step)
+def _step_alone(levels: Sequence[Level], step: int) -> dict[int, OptimizerHook]:
+    """The hooks of levels, by number, between whose rounds replicas differ after so many steps."""
+    if levels[0].progress is None and levels[0].session.schedule.always:  # gradients of all, as with `snoo`
+        return {}
+    return {
+        i: level.progress
+        for i, level in enumerate(levels)
+        if level.progress is not None and not level.session.schedule.inactive(step)
+    }
 
 
-def has_common_point(level: Level, step: int) -> bool:
-    """Whether there is a point at which all replicas agree when a round has ended, after so many steps."""
-    return _steps_alone(level, step) and not level.strategy.topology.mixes
+def common_points(levels: Sequence[Level], step: int) -> dict[int, OptimizerHook]:
+    """Those of levels that have a point at which all replicas agree when a round has ended."""
+    return {
+        i: progress
+        for i, progress in _step_alone(levels, step).items()
+        if not levels[i].strategy.topology.mixes
+    }
 
 
 def _put(state: CarriedState, spec: AttachSpec) -> None:
