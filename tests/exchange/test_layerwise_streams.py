@@ -13,15 +13,20 @@ from test_stream_order import BUCKETS, LR, SHAPES, Bucket, Now, Twin
 from torch import Tensor
 
 from tacit.algorithms import parse
+from tacit.compressors import LAG
 from tacit.contracts import Collective, Posted, ReduceScatter
 from tacit.gradients import ddp_hook
 from tacit.gradients.layerwise import hook as layerwise_hook
 from tacit.gradients.layerwise.hook import LayerwiseHook
 from tacit.gradients.layerwise.message_plan import MessagePlan
 from tacit.kernels import dispatch
+from tacit.overlap import Fused
 from tacit.session import Session, Training
+from tacit.strategy import Strategy
 
 ALGORITHMS = ("fusion", "priority", "dear")
+ASKS = Strategy(compressor=LAG(xi=0.0), overlap=Fused(credit=1e-6))
+"""One message at a time, and the host must know of each whether there is anything to send."""
 ROUNDS = 6
 """In the third DDP's buckets are known to stay, and gradients leave by the plan."""
 
@@ -50,9 +55,9 @@ class Halves(Twin):
 class Layers:
     """DDP's buckets, autograd's hooks and the optimizer on the main stream, which steps layer by layer."""
 
-    def __init__(self, gpu: Gpu, algorithm: str, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, gpu: Gpu, algorithm: str | Strategy, patch: pytest.MonkeyPatch) -> None:
         self.gpu = gpu
-        (strategy,) = parse(algorithm).levels
+        (strategy,) = (parse(algorithm) if isinstance(algorithm, str) else algorithm).levels
         self.named = {name: torch.zeros(shape, device=gpu.device) for name, shape in SHAPES.items()}
         rates = lambda: dict.fromkeys(SHAPES, LR)  # noqa: E731
         self.session = Session(
@@ -128,14 +133,15 @@ class Layers:
             if not self.hook.into_forward or not self.hook.is_at_work:
                 self.session.pending.check()
             self.forward()
+            self.session.commit_checked()
             self.session.advance()
         self.hook.settle()
         self.session.flush()
         self.session.close()
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_nothing_races(algorithm: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, ASKS])
+def test_nothing_races(algorithm: str | Strategy, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     training = Layers(gpu, algorithm, monkeypatch)
     training.train()
     assert training.hook.is_at_work

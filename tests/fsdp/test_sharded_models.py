@@ -11,6 +11,7 @@ from rank_processes import Ended, assert_passed, ranks
 from tacit.algorithms import parse
 from tacit.attaching.failures import Failures
 from tacit.errors import AttachError
+from tacit.fsdp.gradients import ShardedGradients
 from tacit.fsdp.model import _check_placed, far_level
 
 WORLD = 4
@@ -39,6 +40,18 @@ def test_what_is_offloaded_to_the_cpu_is_refused() -> None:
         AttachError, match=r"w is on cpu, and its mesh is for cuda \(CPU offload\).*leave offload_policy out"
     ):
         _check_placed("w", p)
+
+
+def test_exchanges_that_wait_for_the_device_are_settled_before_a_mean_is_waited_for() -> None:
+    """Where FSDP2 adds or converts a module's gradient at once, before the last bucket has left."""
+    calls = []
+    model: Any = SimpleNamespace(module=torch.nn.Linear(2, 2))
+    unused: Any = None
+    gradients = ShardedGradients(model, {}, unused, "mean", lambda: calls.append("settle"))
+    future: Any = SimpleNamespace(wait=lambda: calls.append("wait"))
+    gradients._landing.append((future, torch.zeros(2)))
+    gradients._land()
+    assert calls == ["settle", "wait"]
 
 
 def test_an_average_by_node_is_refused_in_the_words_of_a_text() -> None:

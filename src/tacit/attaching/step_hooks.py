@@ -187,7 +187,8 @@ class StepHooks:
         if spec.sharded is not None:
             from tacit.fsdp.gradients import ShardedGradients
 
-            of_shards = ShardedGradients(spec.sharded, spec.named, dispatcher, spec.reduction)
+            settle = near.session.lanes.settle
+            of_shards = ShardedGradients(spec.sharded, spec.named, dispatcher, spec.reduction, settle)
             of_shards.install()
             self._undo.append(of_shards.remove)
             self._before.append(of_shards.check)

@@ -189,9 +189,9 @@ class Compressor(ABC):
 
     @property
     def on_device(self) -> bool:
-        """Whether an exchange never needs a value on the host, and makes its tensors on the device of `x`.
+        """Whether an exchange takes values to the host by `Read` alone, and makes its tensors where `x` is.
 
-        On a GPU it is then launched without waiting. Otherwise it runs on the host, on copies.
+        On a GPU it is then launched without any other wait. Otherwise it runs on the host, on copies.
         """
         return False
 

@@ -58,7 +58,7 @@ class Topology(ABC):
 
     @property
     def on_device(self) -> bool:
-        """Whether `conduct` never needs a value on the host; see `Compressor.on_device`."""
+        """Whether `conduct` takes values to the host by `Read` alone; see `Compressor.on_device`."""
         return False
 
     @property

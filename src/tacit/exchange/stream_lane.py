@@ -1,4 +1,4 @@
-"""Exchanges on a CUDA stream: each is launched as a whole, and the host waits for none."""
+"""Exchanges on a CUDA stream: the host launches them, and waits for nothing but what they read."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class StreamLane:
     The host waits for nothing: the stream waits for what the submitting thread has launched so far, the whole
     exchange is launched on it, and a thread that uses an answer makes its stream wait for this one (`join`).
     So there is one order of launches, that of the calls, on every rank; a second thread that launches
-    collectives can make ranks wait for each other for ever (pytorch#175145). An exchange must therefore never
-    need a value on the host. The first failure ends everything that comes later, with that error.
+    collectives can make ranks wait for each other for ever (pytorch#175145). An exchange that needs a value
+    on the host asks for it (`Read`), and stops there until all ranks call `settle`, in the same place of that
+    order. The first failure ends everything that comes later, with that error.
 
     Args:
         transport: takes the messages; its collectives count as done when they are launched.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -71,6 +71,7 @@ class ShardedGradients:
         named: its parameters.
         dispatcher: answers, as for DDP's hook.
         reduction: whether gradients are averaged along the far axis, or added.
+        settle: launches the rest of exchanges that wait for numbers of the device (`Lanes.settle`).
 
     Raises:
         AttachError: a module has an all-reduce hook already.
@@ -82,7 +83,9 @@ class ShardedGradients:
         named: Mapping[str, Tensor],
         dispatcher: HookDispatcher,
         reduction: Reduction,
+        settle: Callable[[], None],
     ) -> None:
+        self._settle = settle
         self._groups = [*ReduceGroup.all_of(model.module)]
         self._names = {id(p): name for name, p in named.items()}
         self._dispatcher = dispatcher
@@ -180,6 +183,7 @@ class ShardedGradients:
         A failure is raised when backward ends: a rank that left it earlier would not take part in what FSDP2
         does for its other modules, and the ranks of its replica would wait for it.
         """
+        self._settle()  # else a mean whose bucket is not the last one of the round never comes
         for future, flat in self._landing:
             try:
                 future.wait()

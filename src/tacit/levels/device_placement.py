@@ -87,8 +87,8 @@ def placed(
     """Decide where the exchanges of a level run; `wanted`: "device" or "host" if the user has chosen.
 
     They run on the GPU if its backend launches collectives in stream order (NCCL) and neither compressors nor
-    topology ever need a value on the host. Otherwise they run on the host, from copies made while the GPU
-    computes.
+    topology need a value on the host but by `Read`. Otherwise they run on the host, from copies made while
+    the GPU computes.
 
     Raises:
         AttachError: the user has chosen the GPU, and that is not possible.

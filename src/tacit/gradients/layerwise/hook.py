@@ -266,6 +266,7 @@ class LayerwiseHook:
         self._under_way += size
         completed = self._completed(message, last, size)
         self._session.submit(i, message.flat, completed, halves=message.halves)
+        self._session.lanes.settle()  # others may not leave before it has ended
 
     def _completed(self, message: LayerMessage, last: bool, size: int) -> Callable[[], None]:
         def completed() -> None:
