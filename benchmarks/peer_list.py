@@ -205,7 +205,8 @@ PEERS = (
     Peer(
         "detonation-demo-matrices",
         "demo_matrices",
-        f"the same, convolutions seen as matrices; {DEMO_TOPK} of {DEMO_CHUNK}x{DEMO_CHUNK} entries",
+        "`DeToSGD`, `DeMoReplicator`, convolutions seen as matrices; "
+        f"{DEMO_TOPK} of {DEMO_CHUNK}x{DEMO_CHUNK} entries",
         "detonation",
         DETONATION,
         ours=f"topk:ratio={DEMO_TOPK / DEMO_CHUNK**2}",
