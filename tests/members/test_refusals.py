@@ -76,6 +76,7 @@ def test_no_store(model: DistributedDataParallel, monkeypatch: pytest.MonkeyPatc
     [
         ({"min": 0}, "members: min=0 is not a whole number"),
         ({"min": 3, "max": 2}, "members: max=2 is not a whole number"),
+        ({"store": "a:1", "hub": "b:1"}, "members: store and hub exclude each other: write one of them"),
         ({"silence": 0.1}, r"members: silence=0\.1 is no number of seconds from 1 up"),
         ({"patience": float("nan")}, "members: patience=nan is no number of seconds"),
         ({"quorum": 65}, "members: quorum=65 is not a whole number"),

@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
+from textwrap import shorten
 from typing import Annotated, Any, TypeVar
 
 from tacit import checks, described
@@ -92,8 +93,9 @@ class Members:
         checks.whole("members: max", self.max, self.min, None, "it is how many may take part, at least min")
         checks.whole("members: shards", self.shards, 1, None, "it is how many ranks share a sharded replica")
         checks.flag("members: semi_synchronous", self.semi_synchronous)
-        if self.quorum is not None and self.semi_synchronous:
-            raise ConfigError("members: quorum and semi_synchronous exclude each other: write one of them")
+        for one, other in (("store", "hub"), ("quorum", "semi_synchronous")):
+            if getattr(self, one) and getattr(self, other):
+                raise ConfigError(f"members: {one} and {other} exclude each other: write one of them")
         if self.quorum is not None:
             checks.whole("members: quorum", self.quorum, 1, self.max, "it is how many may end a round")
         for name, least in (("silence", 4 * BEAT), ("patience", 0.0), ("grace", BEAT)):
@@ -110,10 +112,8 @@ class Members:
         text = self.store or os.environ.get(MEMBERS, "")
         host, _, port = text.rpartition(":")
         if not text:
-            raise ConfigError(
-                f"members have no store: start one by python -m tacit.members.store --port 29400, and write "
-                f"Members(store='HOST:29400') or set {MEMBERS}=HOST:29400"
-            )
+            write = f"write Members(store='HOST:29400') or set {MEMBERS}=HOST:29400"
+            raise ConfigError(f"members have no store: start python -m tacit.members.store, and {write}")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise ConfigError(f"members: store={text!r} is no host:port: write Members(store='HOST:29400')")
         return host.strip("[]"), int(port)
@@ -190,10 +190,10 @@ class Roster:
         differing = [what for what in described_by if theirs.get(what) != described_by[what]]
         if differing:
             what = differing[0]
+            mine, other = (shorten(each.get(what, "nothing"), 90) for each in (described_by, theirs))
             raise AttachError(
                 f"this replica has another {what} than the training for which the members' store was first "
-                "used: give it the same one, or start another store, one for each training "
-                f"({described_by[what]:.90} here, {theirs.get(what, 'nothing')!s:.90} there)"
+                f"used: give it the same one, or start another store for it ({mine} here, {other} there)"
             )
         self._described = text
         with contextlib.suppress(OSError, RuntimeError):  # without them, silence tells who has died
