@@ -113,7 +113,7 @@ class Members:
         host, _, port = text.rpartition(":")
         if not text:
             write = f"write Members(store='HOST:29400') or set {MEMBERS}=HOST:29400"
-            raise ConfigError(f"members have no store: start python -m tacit.members.store, and {write}")
+            raise ConfigError(f"no store: start one by python -m tacit.members.store --port 29400, {write}")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise ConfigError(f"members: store={text!r} is no host:port: write Members(store='HOST:29400')")
         return host.strip("[]"), int(port)
