@@ -51,18 +51,20 @@ def test_a_rank_that_has_ended_is_named() -> None:
         Loopback(2).run([talk(mean(1)), talk()])
 
 
+def watched(exchange, see):
+    """The same exchange; `see` gets each request."""
+    answer = None
+    while True:
+        try:
+            request = exchange.send(answer)
+        except StopIteration as end:
+            return end.value
+        see(request)
+        answer = yield request
+
+
 def test_like_wishes_travel_together() -> None:
     seen: list[Request] = []
-
-    def spy(exchange):
-        answer = None
-        while True:
-            try:
-                request = exchange.send(answer)
-            except StopIteration as end:
-                return end.value
-            seen.append(request)
-            answer = yield request
 
     def ranks(r: float):
         return [
@@ -70,7 +72,7 @@ def test_like_wishes_travel_together() -> None:
             conducted(talk(AllReduce((torch.full((1,), 10 * r),))), "world"),
         ]
 
-    first, second = Loopback(2).run([spy(fuse(ranks(1.0))), fuse(ranks(3.0))])
+    first, second = Loopback(2).run([watched(fuse(ranks(1.0)), seen.append), fuse(ranks(3.0))])
     assert [len(w.payload) for w in seen if isinstance(w, AllReduce)] == [2, 1]
     for talks in (first, second):
         assert talks[0][0][0].tolist() == [2.0, 2.0]
@@ -79,18 +81,7 @@ def test_like_wishes_travel_together() -> None:
 
 def test_a_small_mean_rides_in_a_gather_and_a_large_one_does_not() -> None:
     for numel, messages in ((4, 1), (100_000, 2)):
-        seen = 0
-
-        def count(exchange):
-            nonlocal seen
-            answer = None
-            while True:
-                try:
-                    request = exchange.send(answer)
-                except StopIteration as end:
-                    return end.value
-                seen += 1
-                answer = yield request
+        seen: list[Request] = []
 
         def both(r: float, n: int = numel):
             return fuse(
@@ -100,8 +91,8 @@ def test_a_small_mean_rides_in_a_gather_and_a_large_one_does_not() -> None:
                 ]
             )
 
-        got = Loopback(2).run([count(both(1.0)), both(2.0)])
-        assert seen == messages
+        got = Loopback(2).run([watched(both(1.0), seen.append), both(2.0)])
+        assert len(seen) == messages
         for gathered, averaged in got:
             assert [p[0].item() for p in gathered[0]] == [1.0, 2.0]
             assert bool((averaged[0][0] == 1.5).all())
@@ -120,16 +111,9 @@ def test_a_rank_sends_its_own_flags_in_a_gather_and_their_mean_is_that_of_all(fi
         numbers[width : width + 3] = torch.tensor([rank, 1.0, 0.0])
         return numbers
 
-    def noted(exchange):
-        answer = None
-        while True:
-            try:
-                request = exchange.send(answer)
-            except StopIteration as end:
-                return end.value
-            sent = request.payloads[0] if isinstance(request, AllToAll) else request.payload
-            sizes.append(sum(part.numel() for part in sent))
-            answer = yield request
+    def note(request) -> None:
+        sent = request.payloads[0] if isinstance(request, AllToAll) else request.payload
+        sizes.append(sum(part.numel() for part in sent))
 
     asked = {
         "gather": lambda r: AllGather((torch.tensor([r]),)),
@@ -139,7 +123,7 @@ def test_a_rank_sends_its_own_flags_in_a_gather_and_their_mean_is_that_of_all(fi
     for owned in (((0, width), (width + 3, 2 * width + 3)), ()):
         found = [flags(told(r), owned, r, peers) for r in range(peers)]
         talks = [conducted(talk(asked[first](r)), "world", flags=found[r]) for r in range(peers)]
-        Loopback(peers).run([noted(talks[0]), *talks[1:]])
+        Loopback(peers).run([watched(talks[0], note), *talks[1:]])
         got[bool(owned)] = [each.numbers for each in found]
     for own, whole in zip(got[True], got[False], strict=True):
         assert torch.equal(own, whole)
@@ -203,14 +187,7 @@ def test_peers_swap_and_what_is_swapped_alike_travels_together() -> None:
     def two(rank: float):
         requests = [Permute((torch.full((n,), rank),), (1, 0, None), "world") for n in (2, 3)]
         talks = fuse([talk(requests[0]), talk(requests[1])])
-        answer = None
-        while True:
-            try:
-                request = talks.send(answer)
-            except StopIteration as end:
-                return end.value
-            seen.append(len(request.payload))
-            answer = yield request
+        return watched(talks, lambda request: seen.append(len(request.payload)))
 
     net = Loopback(3)
     one, other, idle = net.run([two(r) for r in (0.0, 1.0, 2.0)])
