@@ -24,6 +24,7 @@ from tacit.contracts import (
     Collective,
     Permute,
     Posted,
+    Read,
 )
 from tacit.errors import PeerLost
 from tacit.exchange import stream_lane
@@ -265,6 +266,22 @@ def test_a_failure_in_a_lane_ends_all_that_comes_later(gpu: Gpu) -> None:
     assert [str(error) for error in errors] == ["explained: the wire is cut"] * 2
     assert errors[0] is errors[1]
     assert gpu.current is gpu.main
+
+
+def test_a_failure_while_the_host_waits_ends_all_that_wait(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    lane, errors = StreamLane(Twin(), explained, gpu.device), list[BaseException]()
+
+    def reads() -> Iterator[Any]:
+        yield Read(torch.zeros(1, device=gpu.device))
+
+    def broken(_: object) -> None:
+        raise ConnectionError("the wire is cut")
+
+    monkeypatch.setattr(stream_lane._Copied, "wait", broken)
+    for _ in range(2):
+        lane.submit(Job("bucket", reads, lambda _, __: pytest.fail("it landed"), errors.append))
+    lane.settle()
+    assert [str(error) for error in errors] == ["explained: the wire is cut"] * 2
 
 
 def test_copies_come_down_behind_the_gradient_and_are_ready_behind_themselves(gpu: Gpu) -> None:

@@ -75,7 +75,10 @@ class StreamLane:
         while self._reading:
             reading, self._reading = self._reading, []
             if self._failure is None:
-                reading[-1][1].wait()  # what was copied before is there, too
+                try:
+                    reading[-1][1].wait()  # what was copied before is there, too
+                except Exception as error:
+                    self._failure = self._explain(error)
             for job, numbers in reading:
                 if self._failure is None:
                     self._run(job, numbers.found.tolist())
