@@ -417,9 +417,12 @@ class Backward:
     def rates(self) -> dict[str, float]:
         return dict.fromkeys(self.named, LR)
 
-    def backward(self) -> None:
+    def backward(self, until: int = len(BUCKETS)) -> None:
+        """`until`: it fails before this bucket."""
         futures = []
         for i, (names, buffer) in enumerate(zip(BUCKETS, self.buffers, strict=True)):
+            if i == until:
+                return
             buffer.copy_(torch.linspace(-1, 1, buffer.numel(), device=self.gpu.device))
             if self.gradient is not None:
                 bucket: Any = Bucket(i, [self.named[name] for name in names], buffer)
@@ -504,6 +507,18 @@ def test_a_round_of_lengths_waits_once_for_each_message(gpu: Gpu, monkeypatch: p
     lane = model.session.lanes.buckets.stream.name  # type: ignore[union-attr]
     assert gpu.waited[:2] == [f"an event of {lane}"] * 2
     assert len(model.session.buckets) > 1
+    model.session.close()
+
+
+def test_a_round_that_is_given_up_launches_nothing_later(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its buckets wait for their lengths, and its last one never comes."""
+    model = Backward(gpu, "topk:ratio=0.1,entropy=true", monkeypatch)
+    model.backward(until=2)
+    model.session.pending.begin_anew()
+    late = list[str]()
+    monkeypatch.setattr(Twin, "post", lambda self, request, stage, key: late.append(key))
+    model.session.lanes.settle()
+    assert late == []
     model.session.close()
 
 

@@ -161,5 +161,6 @@ class DeviceRounds(PendingRounds):
         return torch.stack([self._healths[i].broken for i in self._unverified[-1].buckets]).any()
 
     def begin_anew(self) -> None:
+        self._lanes.settle()  # what stopped at numbers of the device ends in its own round
         self.verify()
         super().begin_anew()
