@@ -13,7 +13,7 @@ from test_stream_order import BUCKETS, LR, SHAPES, Bucket, Now, Twin
 from torch import Tensor
 
 from tacit.algorithms import parse
-from tacit.compressors import LAG
+from tacit.compressors import LAG, ErrorFeedback, TopK
 from tacit.contracts import Collective, Posted, ReduceScatter
 from tacit.gradients import ddp_hook
 from tacit.gradients.layerwise import hook as layerwise_hook
@@ -173,6 +173,30 @@ def test_a_layer_waits_for_its_message_and_the_host_for_none(
     assert all(gpu.covers("main", each) for each in others)
     assert gpu.waited == []
     training.session.close()
+
+
+def test_a_round_of_other_buckets_is_committed_before_the_plan(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no step was taken of its means, nobody has asked what the device has noted."""
+    strategy = Strategy(compressor=ErrorFeedback(TopK(ratio=0.1)), overlap=Fused())
+
+    def residuals(asked: bool) -> dict[str, Tensor]:
+        training = Layers(gpu, strategy, monkeypatch)
+        for _ in range(3):
+            if asked:
+                training.session.pending.verify()
+            training.backward()
+        assert training.hook.is_at_work
+        training.session.flush()
+        assert training.session.round == 3
+        training.session.close()
+        return {name: each.tensor for (name, _), each in training.session.whole_state().items()}
+
+    asked, unasked = residuals(asked=True), residuals(asked=False)
+    assert asked.keys() == {"a", "c", "e"}
+    for name, residual in asked.items():
+        assert torch.equal(unasked[name], residual), name
 
 
 def test_an_event_that_is_not_waited_for_is_a_race(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,10 +209,10 @@ class LayerwiseHook:
             message.over.wait()
         self.settle()
         session.failure.raise_first()
+        session.pending.begin_anew()  # before the plan: rounds are committed to the buckets that they had
         self._try_plan()
         self.times.begin()
         if self._flats:
-            session.pending.begin_anew()
             shapes = zip(self._flats, session.buckets, strict=True)
             self._messages = [
                 LayerMessage(flat, len(bucket.names), Halves() if self._split else None)
