@@ -1,7 +1,4 @@
-"""What is sent: compressors, one-shot codecs, and the requests by which an exchange asks for answers.
-
-A compressor's exchange yields requests, some of which name a codec: so they are in one file.
-"""
+"""What is sent: compressors, one-shot codecs, and the requests of exchanges, some of which name a codec."""
 
 from __future__ import annotations
 
@@ -116,6 +113,7 @@ def stage_of(request: Collective) -> str:
 
 
 Request: TypeAlias = "Collective | ReduceEncoded | Grouped | Read"
+"""What an exchange may yield."""
 
 
 class Outcome(NamedTuple):
@@ -131,6 +129,7 @@ class Outcome(NamedTuple):
 
 
 Exchange: TypeAlias = Generator[Request, Any, Outcome]
+"""What a compressor's `exchange` returns: it yields requests, and is sent the answer to each."""
 
 
 # ---- compressors --------------------------------------------------------------------------------------
