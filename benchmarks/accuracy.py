@@ -23,19 +23,21 @@ PATH holds cifar10 (an archive or a folder, as `tacit compare cifar10 --data` ta
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from accuracy_page import Row, enough, publish
 from fingerprints import as_recorded, note, noted, standing
-from grid import RUNS
-from paired import RESULTS, conclude, hardware
+from paired import RESULTS, RUNS, conclude, hardware
 from tacit_lab.recipes.images import VALIDATION
 from tacit_lab.records import CHOOSING
 from tacit_lab.study.carrying_out import carry_out, train_at_once
@@ -260,19 +262,18 @@ def recipe_of(task: Task, data: str | None) -> Any:
 
 def check(data: str | None) -> None:
     """Train `digits` with some arms here and on real ranks, and print how far they are apart."""
-    from comparing import by_compare
-    from runs import Run
     from tacit_lab.recipes.digits import Digits
 
     steps = 2 * Digits().steps_per_epoch(WORKERS)
     arms = (PLAIN, "topk", "powersgd", "lowbit")
-    real = {
-        done.run.algorithm: done
-        for done in by_compare(Run(("digits",), "", f"{WORKERS}x1", seed=0, epochs=2), arms)
-    }
+    words = f"compare digits --algorithms {','.join(arms)} --cluster {WORKERS}x1 --epochs 2 --json".split()
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "tacit_lab", *words, "--out", f"{folder}/out"]
+        told = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    real = {row["algorithm"]: row["accuracy"] for row in told["rows"]}
     for arm in arms:
-        here, there = trained(StudyRun("digits", arm, steps, 0, 1.0), data), real[arm]
-        print(f"{arm}: {here.accuracy:.4f} here, {there.accuracy or math.nan:.4f} on real ranks")
+        here = trained(StudyRun("digits", arm, steps, 0, 1.0), data)
+        print(f"{arm}: {here.accuracy:.4f} here, {real[arm]:.4f} on real ranks")
 
 
 def again(done: Mapping[StudyRun, Ended], rows: Sequence[Row], options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""What each paper claims, with which algorithms it was compared, and what is trained here to see.
+"""What each paper says of itself, what is held to it here, and the networks whose steps are timed.
 
 Claims are those that have been read in the paper's abstract or its authors' code; what is only remembered of
 a paper is not held against it.
@@ -6,250 +6,71 @@ a paper is not held against it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
 
 from runs import Run
+from tacit_lab.study.jobs import written
 from windows import Window, plan
 
-Claimed: TypeAlias = Literal["time saved", "times fewer bytes", "accuracy"]
-NODES, FLAT = "2x2", "4x1"
 LINKS = "100mbit"
-"""The links that times are measured on; accuracies come from links at full speed."""
-LIMIT = 10_000
-"""Training images."""
-BIG_LIMIT = 5_120
-"""For the large network that is only timed."""
+"""The links that times are measured on."""
 PRECISIONS = ("bf16", "fp32")
 """What networks for images can compute in, the one first that is faster where a CPU knows it."""
-DIGITS = 22
-"""Steps of an epoch of `digits` on 4 ranks."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a paper says of itself.
-
-    Attributes:
-        text: in our words; `read`: where.
-        of: what of; `figure`: how much, None where it gives none: of time the share saved (0..1), of bytes
-            how many times fewer, of accuracy the difference (0..1); `most`: where it gives a range, its end.
-        algorithm: ours that is held to it; `against`: its rivals here.
-    """
-
-    text: str
-    read: str
-    of: Claimed
-    figure: float | None
-    algorithm: str
-    against: tuple[str, ...] = ("ddp",)
-    most: float | None = None
+EPOCHS = 90
+"""Of a training whose steps are timed: as many as DASO's authors train."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """Something to train.
+    """Something whose steps are timed.
 
     Attributes:
         words: of its recipe, without data.
         steps: of an epoch, on 4 ranks.
         images: whether it needs CIFAR-10.
+        label: what tables call it, and how many parameters it has.
     """
 
     words: tuple[str, ...]
     epochs: int
-    steps: int = LIMIT // 128
+    steps: int
     images: bool = True
-
-    def text(self, algorithm: str) -> str:
-        """An algorithm as it is attached to train this."""
-        return algorithm.replace("{epoch}", str(self.steps))
+    label: str = ""
 
 
-def _cifar(model: str, precision: str = PRECISIONS[0]) -> tuple[str, ...]:
-    return ("cifar10", "--model", model, "--precision", precision, "--limit", str(LIMIT))
+def _cifar(model: str, limit: int, epochs: int, label: str) -> Network:
+    words = ("cifar10", "--model", model, "--precision", PRECISIONS[0], "--limit", str(limit))
+    return Network(words, epochs, limit // 128, label=label)
 
 
+BIG = _cifar("vgg11", 5_120, 5, "VGG-11, 9.2 million")
+"""Timed only: nothing here trains it to an end."""
 NETWORKS: Mapping[str, Network] = {
-    "vgg11-narrow": Network(_cifar("vgg11-narrow"), 5),
-    "resnet8": Network(_cifar("resnet8"), 3),
-    "alexnet": Network(_cifar("alexnet"), 3),
-    "vit": Network(_cifar("vit", "fp32"), 3),  # bf16 makes it slower
-    "bytes": Network(("bytes",), 2, 120, images=False),
-    "digits": Network(("digits",), 5, DIGITS, images=False),
-    "gan": Network(("gan",), 20, DIGITS, images=False),
-    **{
-        f"optimizer:{name}": Network((f"optimizer:{name}",), 5, DIGITS, images=False)
-        for name in ("sgd", "rmsprop", "adam", "adamw")
-    },
-}
-RECIPES = [name for name in NETWORKS if name != "gan" and not name.startswith("optimizer:")]
-"""What windows can train."""
-SMALL = "vgg11-narrow"
-"""Trained whole on the shaped links as well, to see whether windows foretell it; `digits` without images."""
-BIG = Network(
-    ("cifar10", "--model", "vgg11", "--precision", PRECISIONS[0], "--limit", str(BIG_LIMIT)),
-    5,
-    BIG_LIMIT // 128,
-)
-"""Timed in windows only."""
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """One paper.
-
-    Attributes:
-        algorithms: the baseline first; `{epoch}` in one stands for the steps of an epoch.
-        trained: network -> the clusters it is trained on.
-        cluster: the one that is tried with --quick, and where whole runs are made.
-        lacks: of the paper's own comparison, what is not here, and other differences.
-        elsewhere: which of the algorithms train what is not `SMALL`; none given: all.
-    """
-
-    paper: str
-    algorithms: tuple[str, ...]
-    claims: tuple[Claim, ...]
-    trained: Mapping[str, tuple[str, ...]]
-    cluster: str
-    lacks: Sequence[str]
-    elsewhere: tuple[str, ...] = ()
-
-
-BOTH = (NODES, FLAT)
-EDNNCOMM = "ednncomm"
-DASO = "daso:warmup_epochs=1,cooldown_epochs=1"
-DGC = "dgc:ratio=0.001,warmup_steps={epoch}"
-POWERSGD = "powersgd:rank=2"
-DILOCO = "diloco:sync_every=32"
-
-EXPERIMENTS: Mapping[str, Experiment] = {
-    "ednncomm": Experiment(
-        "eDNNcomm (Moreno-Alvarez, Paoletti, Cavallaro & Haut, IEEE TNNLS 2023)",
-        ("ddp", EDNNCOMM),
-        (
-            Claim("global training time is reduced", "abstract; no figure", "time saved", None, EDNNCOMM),
-            Claim("accuracy slightly improves", "abstract; no figure", "accuracy", None, EDNNCOMM),
-        ),
-        {
-            "vgg11-narrow": BOTH,
-            "resnet8": (NODES,),
-            "alexnet": (NODES,),
-            "vit": (NODES,),
-            "bytes": (NODES,),
-            "gan": (NODES,),
-            **{name: (NODES,) for name in NETWORKS if name.startswith("optimizer:")},
-        },
-        NODES,
-        (
-            "They train 400 epochs, of 98 steps on 4 processes.",
-            "`gan` is an AC-GAN in small on 8x8 digits, and its accuracy the share of 1,000 digits made to "
-            "order whose nearest real one is of the class asked for. `optimizer:NAME` is the recipe `digits` "
-            "with it.",
-        ),
-    ),
-    "daso": Experiment(
-        "DASO (Coquelin, Debus, Goetz, von der Lehr, Kahn, Siggel & Streit, J. Big Data 2022)",
-        ("ddp", "fp16", DASO),
-        (
-            Claim(
-                "up to 34 % less training time than other data parallel methods",
-                "abstract",
-                "time saved",
-                0.34,
-                DASO,
-                ("ddp", "fp16"),
-            ),
-        ),
-        {"vgg11-narrow": BOTH, "resnet8": (NODES,)},
-        NODES,
-        (
-            "The rival in the paper is Horovod; here it is DDP, with gradients in fp32 (`ddp`) and in half "
-            "precision (`fp16`).",
-            "One epoch each for warm-up and cool-down, which block, where the authors' example has 4 of 90.",
-        ),
-    ),
-    "dgc": Experiment(
-        "Deep gradient compression (Lin, Han, Mao, Wang & Dally, ICLR 2018)",
-        ("ddp", "topk:ratio=0.001", "terngrad", DGC),
-        (
-            Claim("270 to 600 times less to send", "abstract", "times fewer bytes", 270.0, DGC, most=600.0),
-            Claim("without loss of accuracy", "abstract", "accuracy", 0.0, DGC),
-        ),
-        {"vgg11-narrow": BOTH, "resnet8": (FLAT,), "alexnet": (FLAT,)},
-        FLAT,
-        (
-            "The paper counts the gradients that a rank sends; here it is what a node's interface transmits, "
-            "with positions, biases and headers, and what is passed on for others. Small networks have a "
-            "larger share of biases, which are sent in full.",
-            "The warm-up has one epoch.",
-        ),
-    ),
-    "powersgd": Experiment(
-        "PowerSGD (Vogels, Karimireddy & Jaggi, NeurIPS 2019)",
-        (
-            "ddp",
-            "powersgd:rank=1",
-            POWERSGD,
-            "powersgd:rank=4",
-            "topk:ratio=0.01",
-            "randomk:ratio=0.01",
-            "sign",
-        ),
-        (
-            Claim(
-                "the only method in its test that consistently gains time",
-                "abstract; no figure",
-                "time saved",
-                None,
-                POWERSGD,
-            ),
-        ),
-        {"vgg11-narrow": (FLAT,), "resnet8": (FLAT,)},
-        FLAT,
-        (
-            "Whether each gains time is held here, not that PowerSGD alone does: the others' rows tell.",
-            "The paper's random blocks and Atomo are not part of tacit. Signum needs a learning rate of its "
-            "own, and all train at one here: `sign` stands for signs, with what is left owed.",
-        ),
-        elsewhere=("ddp", POWERSGD, "topk:ratio=0.01"),
-    ),
-    "diloco": Experiment(
-        "DiLoCo (Douillard et al. 2023)",
-        ("ddp", "localsgd:sync_every=32", DILOCO),
-        (),
-        {"bytes": (FLAT,), "vgg11-narrow": BOTH},
-        FLAT,
-        (
-            "None of the paper's figures has been read for this page, so none is held against it.",
-            "Its rounds are 500 steps apart by default, here 32.",
-        ),
-    ),
+    "vgg11": BIG,
+    "resnet8": _cifar("resnet8", 10_000, 3, "ResNet-8, 75 thousand"),
+    "bytes": Network(("bytes",), 2, 120, images=False, label="GPT on bytes, 0.65 million"),
+    "digits": Network(("digits",), 5, 22, images=False, label="`digits`, 1 million"),
 }
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of an experiment is carried out.
+    """How much is measured, and of what.
 
     Attributes:
-        seeds: how many, from 0 on; `blocks`: of each window.
+        blocks: of each window.
         data: CIFAR-10; None for what needs none.
-        quick: one cluster and one network.
+        quick: little.
         links: those that are shaped, as in a cluster's text.
         precision: of networks that are quick in either; see `fast_precision`.
     """
 
-    seeds: int = 3
     blocks: int = 3
     data: str | None = None
     quick: bool = False
     links: str = LINKS
     precision: str = PRECISIONS[0]
-
-
-QUICK = Network(("digits",), 4, DIGITS, images=False)
 
 
 def fast_precision() -> str:
@@ -268,87 +89,130 @@ def settled(
     return next(there, replace(scale, precision=fast_precision()))
 
 
-def networks(experiment: Experiment, scale: Scale) -> dict[str, tuple[Network, tuple[str, ...]]]:
-    """What is trained, and on which clusters: `digits` takes the place of images that are not there."""
-    if scale.quick:
-        return {"digits": (QUICK, (experiment.cluster,))}
-    found = {
-        name: (NETWORKS[name], clusters)
-        for name, clusters in experiment.trained.items()
-        if scale.data or not NETWORKS[name].images
-    }
-    return (
-        found if scale.data else {"digits": (Network(("digits",), 10, DIGITS, images=False), BOTH), **found}
-    )
-
-
 def words(network: Network, scale: Scale) -> tuple[str, ...]:
     """The recipe, with its data and in its precision."""
     told = [scale.precision if each == PRECISIONS[0] else each for each in network.words]
     return (*told, "--data", scale.data) if network.images and scale.data else (*told,)
 
 
-def runs(experiment: Experiment, scale: Scale) -> list[Run]:
-    """Training on links at full speed, for accuracies; a seed after the other."""
-    return [
-        Run(words(network, scale), network.text(algorithm), cluster, seed=seed, epochs=network.epochs)
-        for seed in range(scale.seeds)
-        for name, (network, clusters) in networks(experiment, scale).items()
-        for cluster in clusters
-        for algorithm in _trained(experiment, name)
-    ]
+# ---- the papers ---------------------------------------------------------------------------------------
 
 
-def _trained(experiment: Experiment, name: str) -> tuple[str, ...]:
-    main = name in (SMALL, "digits") or not experiment.elsewhere
-    return experiment.algorithms if main else experiment.elsewhere
+@dataclass(frozen=True)
+class Paper:
+    """One paper.
 
-
-def checked(experiment: Experiment, scale: Scale) -> tuple[Network, str]:
-    """What is trained whole on shaped links, and on which."""
-    found = networks(experiment, scale)
-    network, _ = found.get(SMALL) or found["digits"]
-    return network, f"{experiment.cluster}@{scale.links}"
-
-
-def whole_runs(experiment: Experiment, scale: Scale) -> list[Run]:
-    """One run of each algorithm on shaped links, the same as the first on links at full speed.
-
-    Of an algorithm with several settings it is that of the claims, or else the first.
+    Attributes:
+        title: as the table of all papers has it; `page`: the file in docs/papers with its figures.
+        says: what it claims, in our words, and where that was read.
+        held: what is held to the claims, as benchmarks/accuracy.py writes it; `beside`: others that are timed
+            and trained with it; `trained`: others whose accuracies stand there.
+        rivals: what times and bytes are compared with.
+        timed: (network, nodes) of each window.
+        differs: why what is found is not what the paper says.
     """
-    network, cluster = checked(experiment, scale)
-    claimed = [claim.algorithm for claim in experiment.claims]
-    of_name: dict[str, str] = {}
-    for algorithm in sorted(experiment.algorithms, key=lambda each: each not in claimed):
-        of_name.setdefault(algorithm.partition(":")[0], algorithm)
-    return [
-        Run(words(network, scale), network.text(algorithm), cluster, seed=0, epochs=network.epochs)
-        for algorithm in experiment.algorithms
-        if algorithm in of_name.values()
-    ]
+
+    title: str
+    says: str
+    held: tuple[str, ...]
+    timed: tuple[tuple[str, str], ...]
+    differs: str
+    rivals: tuple[str, ...] = ("ddp",)
+    beside: tuple[str, ...] = ()
+    trained: tuple[str, ...] = ()
+    page: str = "index.md"
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """All whose accuracies stand on the page."""
+        return (*self.held, *self.rivals, *self.beside, *self.trained)
+
+    def windows(self, scale: Scale) -> list[Window]:
+        """What is measured."""
+        arms = (*self.rivals, *self.held, *self.beside)
+        return [
+            window
+            for name, nodes in self.timed
+            for window in plan(
+                Run(words(NETWORKS[name], scale), "", f"{nodes}@{scale.links}", epochs=EPOCHS),
+                [attached(each, name) for each in arms],
+                scale.blocks,
+            )
+        ]
+
+    def quick(self) -> Paper:
+        """The same, of whom the steps of `digits` are timed alone."""
+        return replace(self, timed=(("digits", self.timed[0][1]),))
 
 
-def windows(experiment: Experiment, scale: Scale) -> list[Window]:
-    """What is timed: what is trained whole, what else is a recipe, and the large network.
+def attached(arm: str, network: str) -> str:
+    """An arm as it is attached where the steps of a network are timed."""
+    return written(arm, EPOCHS * NETWORKS[network].steps)
 
-    That one is timed on both clusters where an algorithm goes by nodes.
-    """
-    network, cluster = checked(experiment, scale)
-    settings = [(network, cluster, experiment.algorithms)]
-    settings += [
-        (each, f"{clusters[0]}@{scale.links}", _trained(experiment, name))
-        for name, (each, clusters) in networks(experiment, scale).items()
-        if each is not network and name in RECIPES
-    ]
-    if scale.data and not scale.quick:
-        clusters = BOTH if experiment.cluster == NODES else (FLAT,)
-        settings += [(BIG, f"{each}@{scale.links}", experiment.algorithms) for each in clusters]
-    return [
-        window
-        for network, cluster, algorithms in settings
-        for window in plan(
-            Run(words(network, scale), "", cluster, epochs=network.epochs),
-            [network.text(each) for each in algorithms],
-            scale.blocks,
-        )
-    ]
+
+BY_NODE = (("vgg11", "2x2"), ("resnet8", "2x2"))
+FLAT = (("vgg11", "4x1"), ("resnet8", "4x1"))
+
+PAPERS: Mapping[str, Paper] = {
+    "ednncomm": Paper(
+        "[eDNNcomm](ednncomm.md)",
+        "less training time, slightly better accuracy (abstract; no figures)",
+        ("ednncomm",),
+        BY_NODE,
+        "Its scripts train 400 epochs, in each of which nodes exchange once. An epoch of CIFAR-10 has 375 "
+        "steps here: 600 steps hold one exchange, 9,600 hold 25, and nodes drift apart in between.",
+        page="ednncomm.md",
+    ),
+    "daso": Paper(
+        "[DASO](daso.md)",
+        "up to 34 % less time than other data-parallel methods (abstract)",
+        ("daso",),
+        BY_NODE,
+        "Its rival was Horovod; here it is DDP, with gradients in fp32 (`ddp`) and in 16 bits (`fp16`). The "
+        "more of a step is communication, the more is saved: at 100 Mbit/s with a large network most of it "
+        "is. Times are of 90 epochs, 4 of warm-up and 4 of cool-down among them, as in its authors' example.",
+        rivals=("ddp", "fp16"),
+        page="daso.md",
+    ),
+    "mp2": Paper(
+        "[MP²](mp2.md)",
+        "up to 88.98 % less traffic and 47.32 % less time than plain pushing, no accuracy lost (abstract)",
+        ("mp2", "mp2:predictor=stale"),
+        (("resnet8", "4x1+1"), ("digits", "4x1+1")),
+        "Which part is pushed, and the network's inputs and shapes, are not published: ours are our own. "
+        "With `predictor=stale` nothing is predicted. Times and bytes are against plain pushing (`ps`): of "
+        "pushes, and pulls are as short.",
+        rivals=("ps",),
+        beside=("lowbit", "ps-topk"),
+        trained=("mp2:predictor=exponential", "mp2:predictor=own", "topk:ratio=0.03"),
+        page="mp2.md",
+    ),
+    "dgc": Paper(
+        "DGC",
+        "270 to 600 times less to send, no accuracy lost (abstract)",
+        ("dgc:warmup_steps={tenth}", "dgc:ratio=0.01,warmup_steps={tenth}"),
+        FLAT,
+        "The paper counts a worker's gradients, of networks of 97 MB and more. Here it is all that a node's "
+        "interface sends: positions, headers, biases, of which a small network has a larger share and which "
+        "travel whole, and a message for each of three others. A tenth of the steps are warm-up.",
+        beside=("topk:ratio=0.01", "terngrad"),
+        trained=("dgc:ratio=0.01,warmup_steps={tenth},masking=false",),
+    ),
+    "powersgd": Paper(
+        "PowerSGD",
+        "alone in its test to gain time in every case (abstract; no figures)",
+        ("powersgd:rank=2", "topk:ratio=0.01"),
+        FLAT,
+        "Held here is whether it gains time. Where links are as slow as here, others do too.",
+        beside=("randomk", "sign"),
+        trained=("powersgd:rank=1", "powersgd:rank=4"),
+    ),
+    "diloco": Paper(
+        "DiLoCo",
+        "none of its figures was read",
+        ("diloco:sync_every=32",),
+        (("vgg11", "4x1"), ("bytes", "4x1")),
+        "Its rounds are 500 steps apart by default, here 32, as trainings are short.",
+        trained=("localsgd:sync_every=32",),
+    ),
+}

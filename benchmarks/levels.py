@@ -1,8 +1,7 @@
 """What strategies by levels leave of a node's own speed: VGG-11 on 2 nodes of 2, arms interleaved in a run.
 
-    python benchmarks/levels.py                # about 15 minutes, without the accuracy
+    python benchmarks/levels.py                # about 15 minutes
     python benchmarks/levels.py --quick        # about 3 minutes: short blocks, and no promise is judged
-    python benchmarks/levels.py --accuracy     # three seeds of `tacit compare`, paired; can be resumed
     python benchmarks/levels.py --json         # the last line on stdout is one JSON object
 
 One thread and 32 images a rank, fp32. The limit is `near-only`: torch's DDP among the ranks of a node, and
@@ -23,7 +22,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from grid import RUNS, Run, carry_out, paired
 from launched import in_testbed, tell
 from paired import Arm, conclude, hardware, paired_ratio, verdict
 from runs import FOREVER
@@ -195,50 +193,6 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
     return "\n".join(lines)
 
 
-# ---- accuracy -----------------------------------------------------------------------------------------
-
-RIVALS = ("ednncomm:sync_every=8", "daso")
-
-
-def accuracies(
-    recipe: Sequence[str], seeds: int, cluster: str, epochs: int | None = None
-) -> list[dict[str, object]]:
-    """Train with DDP and its rivals from the same seeds: the mean difference, with its 95 % interval."""
-    runs = [
-        Run(tuple(recipe), algorithm, cluster, seed=seed, epochs=epochs)
-        for seed in range(seeds)
-        for algorithm in ("ddp", *RIVALS)
-    ]
-    return [
-        {
-            "recipe": recipe[0],
-            "cluster": cluster,
-            "algorithm": row["algorithm"],
-            "ddp": row["baseline_accuracy"].mean,
-            "difference": row["difference"].mean,
-            "interval": row["difference"].half,
-            "time_saved": 1 - row["time"].mean,
-            "seeds": len(row["seeds"]),
-        }
-        for row in paired(carry_out(runs, RUNS / "levels.jsonl"))
-    ]
-
-
-def _width(half: object) -> str:
-    return f"{half:.4f}" if isinstance(half, float) else "–"
-
-
-def accuracy_table(rows: Sequence[Mapping[str, object]]) -> str:
-    """The rows as text."""
-    lines = [f"{'recipe':10} {'algorithm':24} {'ddp':>7} {'difference (95 %)':>20} {'time saved':>11}"]
-    lines += [
-        f"{row['recipe']:10} {row['algorithm']:24} {row['ddp']:7.4f} "
-        f"{row['difference']:+9.4f} ± {_width(row['interval'])} {row['time_saved']:11.1%}"
-        for row in rows
-    ]
-    return "\n".join(lines)
-
-
 def main() -> None:
     """Measure, print, and with --save keep the result under benchmarks/results/."""
     parser = argparse.ArgumentParser(
@@ -246,10 +200,6 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="short blocks, and few of them")
     parser.add_argument("--only", choices=list(SCENES), help="one scene")
-    parser.add_argument("--accuracy", action="store_true", help="accuracy instead of speed")
-    parser.add_argument(
-        "--data", help="with --accuracy: CIFAR-10, as `tacit compare cifar10 --data` takes it"
-    )
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-levels.json")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
@@ -257,24 +207,10 @@ def main() -> None:
     if options.rank:
         rank_main(options.rank, options.quick)
         return
-    if options.accuracy:
-        rows = accuracies(["digits"], 3, "2x2@100mbit", epochs=5)
-        if options.data:
-            cifar = ["cifar10", "--data", options.data, "--limit", "10000", "--model", "resnet8"]
-            cifar += ["--precision", "bf16", "--target", "0.4"]
-            rows += accuracies(cifar, 3, "2x2@100mbit", epochs=4)
-        text = accuracy_table(rows)
-    else:
-        names = [options.only] if options.only else list(SCENES)
-        rows = [row for name in names for row in measure(name, options.quick)]
-        text = table(rows)
-    result = {
-        "benchmark": "levels-accuracy" if options.accuracy else "levels",
-        "quick": options.quick,
-        "hardware": hardware(),
-        "rows": rows,
-    }
-    conclude(result, text, options)
+    names = [options.only] if options.only else list(SCENES)
+    rows = [row for name in names for row in measure(name, options.quick)]
+    result = {"benchmark": "levels", "quick": options.quick, "hardware": hardware(), "rows": rows}
+    conclude(result, table(rows), options)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from tacit.files import put
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+RUNS = ROOT / "tacit-out"
+"""Where runs are kept that are not results."""
 
 
 def verdict(row: Mapping[str, Any]) -> str:

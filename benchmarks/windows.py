@@ -3,13 +3,15 @@
 What an algorithm of lockstep trains does not depend on the network, so its accuracy may come from a run on
 links at full speed, and the time of a step from a window here. A window is a block of steps that holds what
 comes back: a period of rounds, an epoch, or a few steps where all are alike. All algorithms of a window run
-interleaved in one launch, with `compute-only` and the baseline. What a window has found is a line of JSON,
-and is not measured again.
+interleaved in one launch, with `compute-only` and the baseline; where a cluster has parameter servers, which
+serve one session, each has a launch of its own. What a window has found is a line of JSON, and is not
+measured again.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import statistics
 import sys
@@ -63,7 +65,8 @@ def parts(algorithm: str, epochs: int, steps: int) -> list[Part]:
     name, given = _words(algorithm)
     warmup = int(given.pop("warmup_steps", 0))
     if warmup:
-        share, ratio = warmup / (epochs * steps), float(given["ratio"])
+        usual = inspect.signature(algorithms.ALGORITHMS[name]).parameters["ratio"].default
+        share, ratio = warmup / (epochs * steps), float(given.get("ratio", usual))
         early = [_text(name, {**given, "ratio": max(ratio, each)}) for each in WARMUP]
         return [Part(_text(name, given), 1 - share), *(Part(each, share / len(early)) for each in early)]
     rounds = algorithms.parse(algorithm).levels[-1].rounds
@@ -129,6 +132,7 @@ class Found:
         error: why there is nothing.
         of: which rank's seconds they are.
         withheld: the share of the processors' time (`paired.Ticks`); None where nobody looked.
+        state: of the code, as the caller of `carry_out` tells states apart; "" where it does not.
     """
 
     window: Window
@@ -138,6 +142,7 @@ class Found:
     error: str | None = None
     of: str = FIRST
     withheld: float | None = None
+    state: str = ""
 
     def seconds(self, algorithm: str) -> float:
         """A step's, over the whole run."""
@@ -178,20 +183,23 @@ def read(path: Path) -> list[Found]:
 
 
 def held(path: Path) -> dict[Window, Found]:
-    """What the file holds of windows in which something was found."""
-    return {found.window: found for found in read(path) if found.error is None}
+    """What the file holds of windows in which something was found, the last of each."""
+    return {found.window: found for found in lines(path, Found.from_json) if found.error is None}
 
 
 def carry_out(
-    windows: Sequence[Window], path: Path, measure: Callable[[Window], Found] | None = None
+    windows: Sequence[Window],
+    path: Path,
+    measure: Callable[[Window], Found] | None = None,
+    state: str = "",
 ) -> list[Found]:
-    """Measure the windows that the file does not hold; all that are asked for."""
-    there = held(path)
+    """Measure the windows that the file does not hold of this state of the code; all that are asked for."""
+    there = {window for window, found in held(path).items() if found.state == state}
     for window in windows:
         if window.key in there:
             continue
         print(f"window: {' '.join(window.run.recipe)} on {window.run.cluster}", file=sys.stderr, flush=True)
-        found = (measure or measured)(window)
+        found = replace((measure or measured)(window), state=state)
         append(path, found.to_json())
         for algorithm in found.parts:
             print(f"  {algorithm}: {1e3 * found.seconds(algorithm):.1f} ms a step", file=sys.stderr)
@@ -205,6 +213,7 @@ def measured(window: Window) -> Found:
     """Measure one window in the testbed."""
     from tacit_lab import recipes
     from tacit_lab.cluster import Cluster
+    from tacit_lab.testbed import Serving
 
     recipe = recipes.get(window.run.recipe[0], choices(window.run.recipe))
     steps = recipe.steps_per_epoch(Cluster.parse(window.run.cluster).world_size)
@@ -213,14 +222,14 @@ def measured(window: Window) -> Found:
     split |= {each: parts(each, epochs, steps) for each in window.algorithms}
     arms = list({part.text: part for each in split.values() for part in each}.values())
     about, before = hardware(), Ticks.now()
-    told = {
-        "recipe": window.run.recipe,
-        "steps": steps,
-        "blocks": window.blocks,
-        "arms": [asdict(arm) for arm in arms],
-    }
+    told = {"recipe": window.run.recipe, "steps": steps, "blocks": window.blocks}
+    found: dict[str, Any] = {}
+    served = "+" in window.run.cluster
     try:
-        found = in_testbed(window.run.cluster, [__file__, "--rank", json.dumps(told)], timeout=3000)
+        for some in [[arm] for arm in arms] if served else [arms]:
+            words = [__file__, "--rank", json.dumps({**told, "arms": [asdict(arm) for arm in some]})]
+            servers = Serving() if served and _at_servers(some[0].text) else None
+            found |= in_testbed(window.run.cluster, words, servers=servers, timeout=3000)
     except SystemExit as error:
         return Found(window, steps, {}, about, str(error))
     return Found(
@@ -231,6 +240,14 @@ def measured(window: Window) -> Found:
         of=LONGEST,
         withheld=(Ticks.now() - before).withheld,
     )
+
+
+def _at_servers(algorithm: str) -> bool:
+    """Whether it uses parameter servers where there are some."""
+    from tacit import algorithms
+    from tacit.attaching.requirements import uses_servers
+
+    return algorithm != COMPUTE_ONLY and uses_servers(algorithms.parse(algorithm))
 
 
 # ---- in a rank ----------------------------------------------------------------------------------------

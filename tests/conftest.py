@@ -35,7 +35,6 @@ PROCESSES = (
     "tests/benchmarks/test_blocks.py",
     "tests/benchmarks/test_fault_campaign.py::test_a_trial",
     "tests/benchmarks/test_gpu_checks.py::test_a_process",
-    "tests/benchmarks/test_grid.py::test_a_call_that_trains_nothing",
     "tests/benchmarks/test_host_time.py",
     "tests/benchmarks/test_peers.py::test_a_call_that_fails",
     "tests/benchmarks/test_peers.py::test_memory_is_that_of_the_processes",

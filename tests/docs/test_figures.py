@@ -12,7 +12,10 @@ from pages import ROOT
 import accuracy
 import accuracy_page
 import choosing
+import paper_page
+import papers
 from cases import for_each
+from experiments import PAPERS
 from paired import RESULTS
 from tacit_lab import records, reports
 from tacit_lab.reports.comparison import compare
@@ -247,19 +250,6 @@ def test_the_gaps_of_few_bits_are_those_of_the_trainings(trained: list[dict[str,
     assert found > 20
 
 
-def test_the_gaps_of_prediction_are_those_of_the_trainings(trained: list[dict[str, Any]]) -> None:
-    rows = [row for row in rows_of("papers/mp2.md") if len(row) == 6 and row[4].startswith("x ")]
-    for _, name, share, gap, rate, mnist in rows:
-        row = of_arm(trained, "cifar10", 600, name.strip("`"))
-        known = [f"{row['bytes']:.1%}", accuracy_page.points(row["gap"]), f"x {row['rate']:g}"]
-        assert [share.replace(" ", ""), plainly(gap), rate] == known, name
-        if mnist:
-            row = of_arm(trained, "mnist", 600, name.strip("`"))
-            known = [f"{row['bytes']:.1%}", accuracy_page.points(row["gap"])]
-            assert plainly(mnist).replace(" %", "%").split(", ") == known, name
-    assert len(rows) == 6
-
-
 NEAR = {
     "near-only": "near-only",
     "`daso` cycling, every 4 steps": "daso",
@@ -289,21 +279,6 @@ def test_steps_by_node_are_those_that_were_timed(page: str) -> None:
             less = [f"{1 - 1 / row[each]:.0%}".replace("%", " %") for each in ("found", "promised")]
             assert (of_near, hoped) == (f"{less[0]} less time than `ddp`", less[1])
     assert len(rows) == 8
-
-
-@for_each("page", BY_NODE)
-def test_accuracies_by_node_are_those_that_were_measured(page: str) -> None:
-    measured = [
-        [
-            f"`{row['algorithm']}`",
-            f"{row['ddp']:.3f}",
-            f"{row['difference']:+.3f} ± {row['interval']:.3f}",
-            f"{100 * row['time_saved']:.0f} %",
-        ]
-        for row in saved("2026-11-21-levels-accuracy")["rows"]
-    ]
-    shown = [[plainly(cell) for cell in row[1:]] for row in rows_of(page) if len(row) == 5]
-    assert [row for row in shown if "±" in row[2] and row[1].startswith("0.")] == measured
 
 
 def test_rounds_take_what_was_measured() -> None:
@@ -340,24 +315,18 @@ def test_gossip_on_more_nodes_takes_what_was_measured() -> None:
     assert len(shown) == 4
 
 
-def test_the_papers_comparisons_are_those_that_were_kept(trained: list[dict[str, Any]]) -> None:
-    """A gap in points is on the linked page of results; longer ones, and those of MP², are of accuracy.py."""
-    found = 0
-    for line in text_of("papers/index.md").splitlines():
-        link = re.search(r"results/([\w-]+-papers-\w+)\.md\)", line)
-        if line.startswith("|") and link:
-            pairs = re.findall(r"([+-]\d+\.\d+) ± (\d+\.\d+)", (RESULTS / f"{link[1]}.md").read_text())
-            known = {(float(mean), float(half)) for mean, half in pairs}
-            task = "cifar10" if link[1].endswith("mp2") else "mnist"
-            gaps = (row["gap"] for row in trained if row["task"] == task)
-            known |= {(100 * gap["mean"], 100 * (gap["half"] or 0)) for gap in gaps}
-            for mean, digits, half in re.findall(r"([+-]?\d+\.(\d+)) ± (\d+\.\d+)", plainly(line)):
-                near = 0.51 * 10 ** -len(digits)
-                assert any(abs(float(mean) - a) <= near and abs(float(half) - b) <= near for a, b in known), (
-                    f"{link[1]}: {mean} ± {half}"
-                )
-                found += 1
-    assert found > 15
+def test_the_papers_tables_are_made_of_trainings_and_windows(trained: list[dict[str, Any]]) -> None:
+    arms = {arm for paper in PAPERS.values() for arm in paper.arms}
+    texts = {page: text_of(f"papers/{page}") for page in dict.fromkeys(each.page for each in PAPERS.values())}
+    whole = "".join(texts.values())
+    rows = [  # which stand is read from the pages: to look at fingerprints takes a minute
+        {**row, "stands": f"| `{written(row['arm'], row['steps'])}` † |" not in whole}
+        for row in trained
+        if row["arm"] in arms
+    ]
+    made = paper_page.pages(rows, papers.timed(RESULTS / papers.FILE))
+    for page, text in texts.items():
+        assert paper_page.placed(text, made[page], page) == text, "run python benchmarks/papers.py --publish"
 
 
 def test_predictions_are_as_good_as_was_found() -> None:
