@@ -92,6 +92,7 @@ def run(bed: Testbed, peer: str, seed: int, given: argparse.Namespace, folder: s
         "steps": useful,
         "seconds_up": round(seconds, 1),
         "goodput": round(useful * given.pace / seconds, 4) if seconds else None,
+        "counted": elastic.COUNTED,
         "pauses": {how: sorted(each) for how, each in pauses.items()},
         "loss": max(losses)[1] if losses else None,
         "failures": [str(each) for each in result.failures],
