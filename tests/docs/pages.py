@@ -39,6 +39,17 @@ def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+def text_of(page: str) -> str:
+    return (ROOT / "docs" / page).read_text()
+
+
+def rows_of(page: str) -> Iterator[list[str]]:
+    """The cells of each row of the page's tables."""
+    for line in text_of(page).splitlines():
+        if line.startswith("|"):
+            yield [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
 @cache
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()

@@ -2,16 +2,16 @@
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from pages import ROOT
+from pages import ROOT, rows_of, text_of
 
 import accuracy
 import accuracy_page
 import choosing
+import fingerprints
 import paper_page
 import papers
 from cases import for_each
@@ -49,17 +49,6 @@ CODECS = {
 """How a row of the page begins, and its name in benchmarks/compressors.py."""
 
 
-def text_of(page: str) -> str:
-    return (ROOT / "docs" / page).read_text()
-
-
-def rows_of(page: str) -> Iterator[list[str]]:
-    """The cells of each row of the page's tables."""
-    for line in text_of(page).splitlines():
-        if line.startswith("|"):
-            yield [cell.strip() for cell in line.strip().strip("|").split("|")]
-
-
 def saved(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
@@ -83,6 +72,14 @@ def test_the_tables_of_accuracies_are_made_of_the_trainings(trained: list[dict[s
         return [{**row, "stands": f"| `{arm}` † |" not in text} for row, arm in zip(rows, texts, strict=True)]
 
     assert accuracy_page.page(marked(trained), marked(once), about, accuracy.PLAIN) == text
+
+
+def test_what_has_no_mark_was_looked_at(trained: list[dict[str, Any]]) -> None:
+    """Whether a noted fingerprint is still that of today, `accuracy.py --table --publish` asks: a minute."""
+    text, noted = accuracy_page.PAGE.read_text(), fingerprints.noted()
+    for row in trained:
+        if row["arm"] not in (*noted, accuracy.PLAIN) and row["on"] == ["CPU"]:
+            assert f"| `{written(row['arm'], row['steps'])}` | {row['bytes']:.2%} |" not in text
 
 
 def test_the_gaps_of_the_summary_are_those_of_the_trainings(trained: list[dict[str, Any]]) -> None:
@@ -213,6 +210,28 @@ def test_the_readmes_comparison_is_the_run_that_is_kept() -> None:
     assert len(rows) == 6
     for row in rows:
         assert row in [line.split() for line in readme]
+
+
+def test_the_readmes_gaps_are_those_of_the_trainings(trained: list[dict[str, Any]]) -> None:
+    found = 0
+    for line in (ROOT / "README.md").read_text().splitlines():
+        names = {text.partition(":")[0] for text in re.findall(r"`([\w:=,.-]+)`", line)}
+        gaps = [each["gap"] for each in trained if not names or each["arm"].partition(":")[0] in names]
+        for mean, digits, half in re.findall(r"([+-]\d+\.(\d+)) ± (\d+\.\d+)", line):
+            near, both = 0.51 * 10 ** -len(digits), (float(mean), float(half))
+            known = [(100 * gap["mean"], 100 * gap["half"]) for gap in gaps]
+            assert any(abs(a - both[0]) <= near and abs(b - both[1]) <= near for a, b in known), (names, both)
+            found += 1
+    assert found >= 14
+
+
+def test_the_readmes_shares_of_computing_alone_are_those_that_were_timed() -> None:
+    timed = {row["arm"]: row["shares"]["compute-only"]["median"] for row in saved(LEAN[0])["lean"][1:]}
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert "`topk`, `powersgd`, `dgc` or `efsign` keeps 0.7 to 0.9 of" in text
+    assert {f"{timed[arm]:.1f}" for arm in ("topk", "powersgd", "dgc", "efsign")} <= {"0.7", "0.8", "0.9"}
+    assert f"(`int8` {timed['int8']:.2f}, `bf16` {timed['bf16']:.2f})" in text
+    assert f"plain DDP at 100 Mbit/s keeps {timed['ddp']:.2f}" in text
 
 
 def plainly(text: str) -> str:

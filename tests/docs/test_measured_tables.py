@@ -1,0 +1,86 @@
+"""Tables of docs/ whose times and counts come from a file of benchmarks/results are those of the file."""
+
+import json
+import re
+import statistics
+from typing import Any
+
+from pages import rows_of, text_of
+
+import elastic
+import scaling_table
+import windows
+from cases import for_each
+from paired import RESULTS
+
+
+def saved(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def test_steps_by_latency_are_those_that_were_timed() -> None:
+    """Three tables of docs/how-to-choose.md, in their order: by latency.py, papers.py and overhead.py."""
+    timed: list[dict[str, dict[str, list[float]]]] = [{}, {}, {}]
+    for name in ("latency", "latency-100ms"):
+        for row in saved(f"2026-11-29-{name}")["rows"]["steps"]:
+            timed[0][row["cluster"]] = {arm: [ms] for arm, ms in row["found"].items()}
+    for found in windows.read(RESULTS / "2026-11-30-papers-latency.jsonl"):
+        timed[1][found.window.run.cluster] = {
+            arm.partition(":w")[0]: [1e3 * each for each in parts[0][1]] for arm, parts in found.parts.items()
+        }
+    for line in (RESULTS / "2026-11-30-overhead-latency.jsonl").read_text().splitlines():
+        for row in json.loads(line)["rows"]:
+            timed[2].setdefault(row["cluster"], {})[row["arm"]] = [row["step_ms"]]
+    part = text_of("how-to-choose.md").partition("\n### Links of high latency")[2]
+    tables, shown = part.partition("\n## ")[0].split("\n| | 1 ms |")[1:], 0
+    for text, known in zip(tables, timed, strict=True):
+        head, *rows = [line.strip("|").split("|") for line in f"1 ms |{text}".splitlines() if "|" in line]
+        links = [each.strip().replace(", 0.1 % loss", ",0.1%loss").replace(" ms", "ms") for each in head]
+        nodes = "4x1"
+        for first, *row in rows[1:]:
+            nodes = (re.findall(r"`(\dx\d)`", first) or [nodes])[0]
+            arm = first.partition(",")[0].strip(" `") if "alone" not in first else "compute-only"
+            for cell, at in zip(map(str.strip, row), links, strict=True):
+                if cell:
+                    blocks = known[f"{nodes}@100mbit,{at}"][arm]
+                    middle = f"{statistics.median(blocks):,.0f}"
+                    assert cell in (middle, " and ".join(f"{each:,.0f}" for each in sorted(blocks)))
+                    shown += 1
+    assert shown > 90
+
+
+GOODPUT = {
+    "`lowbit`, three seeds": [
+        "29-elastic-pinned-lowbit-0",
+        "29-elastic-pinned-lowbit-1",
+        "30-elastic-pinned-lowbit-2",
+    ],
+    "`diloco:sync_every=8`, three seeds": [
+        "29-elastic-pinned-diloco-0",
+        "29-elastic-pinned-diloco-1",
+        "30-elastic-pinned-diloco-2",
+    ],
+    "`dense`": ["30-elastic-pinned-dense-0"],
+    "`gossip`": ["30-elastic-pinned-gossip-second"],
+    "`zeroone-adam`": ["30-elastic-pinned-zeroone-adam-sixth"],
+    "`lowbit:sync_every=2` at 30 ms": ["30-elastic-pinned-lowbit-30ms-third"],
+    "`lowbit` by a hub": ["30-elastic-pinned-hub-lowbit-0"],
+}
+"""How a row of docs/elastic.md begins, and the files that it is of."""
+
+
+@for_each("begins", GOODPUT)
+def test_goodput_is_that_of_the_files_with_the_time_of_first_steps(begins: str) -> None:
+    (row,) = (row for row in rows_of("elastic.md") if len(row) == 5 and row[0].startswith(begins))
+    found = []
+    for name in GOODPUT[begins]:
+        result = saved(f"2026-11-{name}")
+        (run,), pace = result["rows"], result["settings"]["pace"]
+        starts = 6 + len(run["starts"])
+        seconds = run["seconds_up"] + (0 if run["counted"] == elastic.COUNTED else pace * starts)
+        found.append(f"{run['steps'] * pace / seconds:.3f}")
+    assert row[1] == ", ".join(found)
+
+
+def test_the_tables_of_scaling_are_those_of_the_last_results() -> None:
+    assert scaling_table.page() in scaling_table.PAGE.read_text()
