@@ -4,6 +4,7 @@
     python benchmarks/choosing.py --quick        # a few minutes: the small model on 100 Mbit/s
     python benchmarks/choosing.py --quick --links 100mbit,30ms,0.1%loss
     python benchmarks/choosing.py --table        # print the table of what was measured, and no more
+    python benchmarks/choosing.py --map          # a minute: the map and the table of docs/how-to-choose.md
 
 Each setting is one launch in which all algorithms run interleaved (windows.py), with DDP and with ranks that
 never talk. Of algorithms that cost training something else, the fastest of its kind stands in the table. The
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import choosing_map
 from comparing import ARCHIVES, images_or
 from experiments import BIG, LINKS, NETWORKS, PRECISIONS, Network, Scale, settled, words
 from markdown_tables import markdown
@@ -153,10 +155,14 @@ def main() -> None:
     parser.add_argument("--data", help="CIFAR-10, as `tacit compare cifar10 --data` takes it")
     parser.add_argument("--quick", action="store_true", help="one setting, and nothing is written")
     parser.add_argument("--table", action="store_true", help="only print what was measured")
+    parser.add_argument("--map", action="store_true", help="measure nothing; see choosing_map.py")
     parser.add_argument("--links", default=LINKS, help="of --quick, e.g. 100mbit,30ms,0.1%%loss")
     options = parser.parse_args()
     if options.links != LINKS and not options.quick:
         parser.error("--links is of --quick: write both, or leave it out")
+    if options.map:
+        print("wrote", *choosing_map.write(options.data), sep="\n", file=sys.stderr)
+        return
     found = None if options.quick else images_or("rows of the large model are left out", options.data)
     blocks = QUICK_BLOCKS if options.quick else BLOCKS
     scale = Scale(blocks=blocks, data=str(found) if found else None, quick=options.quick, links=options.links)

@@ -19,6 +19,8 @@ UNSHAPED = "4x1"
 CHOOSING = 1000
 """The seed that chooses learning rates."""
 TARGET = 0.95
+ABSENT = "does not install"
+"""How the message of a run begins whose peer is not there."""
 PAGE = ROOT / "docs" / "peers.md"
 PART = re.compile("(?<=<!-- peers.py --publish -->\n\n).*(?=\n\n<!-- as far as here -->)", re.DOTALL)
 STALE = " \\*"
@@ -99,15 +101,19 @@ def _where(what: str, rows: Sequence[Row]) -> str:
     days = [row["hardware"]["date"] for row in rows]
     span = min(days) if min(days) == max(days) else f"{min(days)} to {max(days)}"
     busy = [row["busy"] for row in rows if "busy" in row]
+    beside = "."
+    if busy:  # of what did not install nothing ran
+        beside = (
+            f"; just before each run other work kept the cores busy to {statistics.median(busy):.0%} "
+            f"(median), {max(busy):.0%} at most."
+        )
     return (
         f"**{what}**: {span}, {told(lambda row: row['hardware']['cpu'])}, "
         f"{told(lambda row: row['hardware']['cores'])} cores, "
         f"torch {told(lambda row: row['hardware']['torch'])}, "
         f"tacit at {told(lambda row: row['hardware']['commit'])}; "
         f"runs of {told(lambda row: row['task']['steps'])} steps; "
-        f"TCP by {told(lambda row: row.get('congestion_control', 'what the machine had'))}; "
-        f"just before each run other work kept the cores busy to {statistics.median(busy):.0%} (median), "
-        f"{max(busy):.0%} at most."
+        f"TCP by {told(lambda row: row.get('congestion_control', 'what the machine had'))}{beside}"
     )
 
 
@@ -169,7 +175,9 @@ def _accuracies(
     ]
     names = _names(peer, [*found.values()], side, stands)
     if rate is None or not rows:
-        return [*names, "failed" if rate is None else f"{rate:g}", "", "", ""]
+        absent = any(row["message"].startswith(ABSENT) for row in found.values())
+        why = ABSENT if absent else "failed"
+        return [*names, why if rate is None else f"{rate:g}", "", "", ""]
     ends = [row["evaluations"][-1]["accuracy"] for row in rows]
     reached = [
         min((each["step"] for each in row["evaluations"] if each["accuracy"] >= TARGET), default=None)

@@ -40,7 +40,7 @@ from kept import StateSlice, fingerprint
 from launched import KEPT_LINES, heard, last_words, refuse_early
 from paired import RESULTS, ROOT, Ticks, hardware
 from peer_list import LOCAL, PEERS, Environment, Peer, Unavailable, chosen
-from peer_table import CHOOSING, UNSHAPED, publish, rate_of, stands, table
+from peer_table import ABSENT, CHOOSING, UNSHAPED, publish, rate_of, stands, table
 from runs import lines as read_lines
 from tacit.files import put
 
@@ -57,7 +57,6 @@ QUICK = (
 """Who is there with --quick, where nobody is named."""
 PLACE = ROOT / "build" / "peers"
 FILE = RESULTS / "peers-runs.jsonl"
-_ABSENT = "does not install"
 _BECOME = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
 """What the launchers start, since they start this interpreter: it becomes the peer's."""
 
@@ -172,7 +171,7 @@ class Record:
 
     def _done(self, side: Side, row: Mapping[str, Any], alike: Mapping[str, Any]) -> dict[str, Any]:
         known = self._kept.find(alike)
-        if known is not None and not known["message"].startswith(_ABSENT) and stands(known):
+        if known is not None and not known["message"].startswith(ABSENT) and stands(known):
             return known
         if time.monotonic() > self._until:
             raise SystemExit("the minutes are over; the same command goes on from here")
@@ -181,7 +180,7 @@ class Record:
         about = {**row, "hardware": hardware(), "source": self._source, "fingerprint": mark}
         place = self._places[side.peer.environment if side.name == "peer" else None]
         if isinstance(place, Unavailable):
-            done = {**about, "status": "failed", "message": f"{_ABSENT}: {place}"}
+            done = {**about, "status": "failed", "message": f"{ABSENT}: {place}"}
         else:
             done = {**about, **run(row, place, self._timeout)}
         self._kept.keep(done)

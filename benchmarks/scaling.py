@@ -115,6 +115,8 @@ LADDERS = {
 }
 FORETOLD = (2, 4, 8, 16, 32, 128, 1024)
 """Nodes of one rank."""
+PLANNED = {**LADDERS["flat"].arms, "topk-two-phase": "topk:ratio=0.01,topology=two-phase"}
+"""What is foretold there, beside what is measured."""
 
 
 # ---- in a rank ----------------------------------------------------------------------------------------
@@ -329,7 +331,7 @@ def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def foretell(nodes: Sequence[int] = FORETOLD) -> dict[str, list[dict[str, float]]]:
-    """For each arm of `flat` that can be planned: MB a step, and ms of it, on so many nodes.
+    """For each arm of `PLANNED` that can be: MB a step, and ms of it, on so many nodes.
 
     Computing and coding cost nothing here, but for a millisecond.
     """
@@ -345,7 +347,7 @@ def foretell(nodes: Sequence[int] = FORETOLD) -> dict[str, list[dict[str, float]
     parameters = tuple(ParamReady(f"p{i}", shape, "float32", 0.001) for i, shape in enumerate(shapes))
     profile = Profile(StepProfile(0.0, 0.0, 0.001, 0.0, parameters), 25 << 20, 1, 1, 4, 0.0, 0.0, 0, 0)
     found: dict[str, list[dict[str, float]]] = {}
-    for arm, text in LADDERS["flat"].arms.items():
+    for arm, text in PLANNED.items():
         try:
             for count in nodes if arm != COMPUTE_ONLY else ():
                 strategy, network = parse(text), of_cluster(Cluster.parse(f"{count}x1@100mbit"), profile)

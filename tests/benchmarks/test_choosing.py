@@ -1,15 +1,19 @@
-"""Which algorithm stands in the decision table, and where the table is put."""
+"""Which algorithm stands in the decision table, and where the table is put; and what is on the map."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import choosing
+import choosing_map
 from choosing import BEGIN, COMPRESSED, END, IMAGES, PAGE, Setting, found_of, placed, settings, table
 from experiments import PRECISIONS, Scale
+from paired import RESULTS
 from runs import COMPUTE_ONLY
 from tacit import algorithms
+from tacit.planning.profile import Profile
 from windows import Found, parts
 
 DATA = "/somewhere/cifar10-jpeg-q75.tar.xz"
@@ -67,3 +71,37 @@ def test_the_best_is_among_those_that_were_measured() -> None:
     (setting,) = settings(Scale(quick=True))
     assert set(COMPRESSED) <= set(setting.window(None, 2).algorithms)
     assert choosing.QUICK_BLOCKS < choosing.BLOCKS
+
+
+# ---- the map ------------------------------------------------------------------------------------------
+
+
+def trained(arm: str, steps: int, gap: float) -> dict[str, object]:
+    return {"task": "mnist", "arm": arm, "steps": steps, "gap": {"mean": gap, "half": 0.001}}
+
+
+def test_on_a_map_is_what_lost_at_most_half_a_point_in_the_longest_training() -> None:
+    rows = [
+        trained("dense", 600, 0.0),
+        trained("qsgd", 600, -0.005),
+        trained("lowbit:bits=2,entropy=true", 600, -0.02),
+        trained("lowbit:bits=2,entropy=true", 2400, 0.001),
+        trained("int8", 600, 0.0),
+        trained("int8", 2400, -0.006),
+        trained("topk:ratio=0.01", 600, -0.0051),
+        trained("randomk", 600, 0.0),
+        trained("ednncomm", 600, 0.0),
+        trained("dgc:warmup_steps={tenth}", 600, 0.0),
+    ]
+    assert choosing_map.allowed(rows, "mnist", 600) == ["ddp", "qsgd", "int8"]
+    assert choosing_map.allowed(rows, "mnist", 2400) == ["ddp", "qsgd", "lowbit:bits=2"]
+
+
+def test_the_clock_says_today_what_the_map_has() -> None:
+    """For some; if the clock is another, `choosing.py --map` makes the map anew."""
+    profile = Profile.load(RESULTS / "choosing-map-digits.json")
+    known = json.loads(choosing_map.FILE.read_text())["steps"]["digits"]
+    for cluster in ("4x1@100mbit,30ms", "4x1@1gbit,0.1ms"):
+        for text in ("ddp", "qsgd", "lowbit:bits=2,sync_every=3", "streaming-diloco"):
+            found = choosing_map.steps_on(profile, cluster, [text])[text]
+            assert found == pytest.approx(known[cluster][text], rel=0.02)

@@ -266,6 +266,9 @@ def test_a_peer_that_does_not_install_is_a_row_until_it_does(
     assert row["message"] == "does not install: No matching distribution found for torchft-nightly"
     assert row["who"].startswith("torchft-nightly 20")
     assert not runs
+    (line, *_, last) = tables([row | {"hardware": finished("peer", 0, 1.0)["hardware"]}])[4:]
+    assert line.endswith("| does not install |  |  |  |")
+    assert "does not install: No matching" in last
     here = {peer_list.TORCHFT: Path("python")}
     assert peers.Record(path, here, "abc").trained(peers.Side(peer, "peer"), 24, 8, 0, 1.0)["status"] == "ok"
 

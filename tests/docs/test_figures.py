@@ -11,6 +11,7 @@ from pages import ROOT, rows_of, text_of
 import accuracy
 import accuracy_page
 import choosing
+import choosing_map
 import fingerprints
 import paper_page
 import papers
@@ -80,6 +81,12 @@ def test_what_has_no_mark_was_looked_at(trained: list[dict[str, Any]]) -> None:
     for row in trained:
         if row["arm"] not in (*noted, accuracy.PLAIN) and row["on"] == ["CPU"]:
             assert f"| `{written(row['arm'], row['steps'])}` | {row['bytes']:.2%} |" not in text
+
+
+def test_the_maps_are_of_the_clocks_steps_and_of_the_trainings(trained: list[dict[str, Any]]) -> None:
+    found = json.loads(choosing_map.FILE.read_text())
+    assert choosing_map.figure(found["steps"], trained) == choosing_map.FIGURE.read_text()
+    assert choosing_map.table(found, trained) in choosing_map.PAGE.read_text()
 
 
 def test_the_gaps_of_the_summary_are_those_of_the_trainings(trained: list[dict[str, Any]]) -> None:

@@ -3,9 +3,11 @@
 import json
 import re
 import statistics
+from pathlib import Path
 from typing import Any
 
-from pages import rows_of, text_of
+import pytest
+from pages import PAGES, name, prose, rows_of, text_of
 
 import elastic
 import scaling_table
@@ -21,8 +23,8 @@ def saved(name: str) -> Any:
 def test_steps_by_latency_are_those_that_were_timed() -> None:
     """Three tables of docs/how-to-choose.md, in their order: by latency.py, papers.py and overhead.py."""
     timed: list[dict[str, dict[str, list[float]]]] = [{}, {}, {}]
-    for name in ("latency", "latency-100ms"):
-        for row in saved(f"2026-11-29-{name}")["rows"]["steps"]:
+    for file in ("latency", "latency-100ms"):
+        for row in saved(f"2026-11-29-{file}")["rows"]["steps"]:
             timed[0][row["cluster"]] = {arm: [ms] for arm, ms in row["found"].items()}
     for found in windows.read(RESULTS / "2026-11-30-papers-latency.jsonl"):
         timed[1][found.window.run.cluster] = {
@@ -39,7 +41,7 @@ def test_steps_by_latency_are_those_that_were_timed() -> None:
         nodes = "4x1"
         for first, *row in rows[1:]:
             nodes = (re.findall(r"`(\dx\d)`", first) or [nodes])[0]
-            arm = first.partition(",")[0].strip(" `") if "alone" not in first else "compute-only"
+            arm = "compute-only" if "alone" in first else first.split("`")[1]
             for cell, at in zip(map(str.strip, row), links, strict=True):
                 if cell:
                     blocks = known[f"{nodes}@100mbit,{at}"][arm]
@@ -73,8 +75,8 @@ GOODPUT = {
 def test_goodput_is_that_of_the_files_with_the_time_of_first_steps(begins: str) -> None:
     (row,) = (row for row in rows_of("elastic.md") if len(row) == 5 and row[0].startswith(begins))
     found = []
-    for name in GOODPUT[begins]:
-        result = saved(f"2026-11-{name}")
+    for file in GOODPUT[begins]:
+        result = saved(f"2026-11-{file}")
         (run,), pace = result["rows"], result["settings"]["pace"]
         starts = 6 + len(run["starts"])
         seconds = run["seconds_up"] + (0 if run["counted"] == elastic.COUNTED else pace * starts)
@@ -84,3 +86,11 @@ def test_goodput_is_that_of_the_files_with_the_time_of_first_steps(begins: str) 
 
 def test_the_tables_of_scaling_are_those_of_the_last_results() -> None:
     assert scaling_table.page() in scaling_table.PAGE.read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_times_say_of_which_day_they_are(page: Path) -> None:
+    for section in re.split(r"^#+ ", prose(page), flags=re.MULTILINE):
+        heads = re.findall(r"^(\|.*)\n\| ?-", section, flags=re.MULTILINE)
+        if any(re.search(r"\bms\b|seconds", head) for head in heads):
+            assert re.search(r"\b2026-\d\d-\d\d\b", section), section.partition("\n")[0]
