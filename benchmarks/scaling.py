@@ -2,7 +2,7 @@
 
     python benchmarks/scaling.py --save         # on a quiet machine: half an hour
     python benchmarks/scaling.py --counts --save    # all but the seconds, which need no quiet: a quarter
-    python benchmarks/scaling.py --quick        # about 13 minutes: fewer blocks, and the largest left out
+    python benchmarks/scaling.py --quick        # some minutes: fewer blocks, and the largest left out
     python benchmarks/scaling.py --only nodes   # one ladder
     python benchmarks/scaling.py --table        # of what was saved last; --publish writes docs/scaling.md
 
@@ -95,6 +95,7 @@ LADDERS = {
             "localsgd": f"localsgd:sync_every={PERIOD}",
             "sgp": "sgp",
         },
+        slow=("16x1@100mbit",),
         counted=("32x1@100mbit",),
     ),
     "nodes": Ladder(
@@ -106,11 +107,12 @@ LADDERS = {
             # Not beside a server: it would use it too, and a process joins one but once.
             "predictive": f"predictive:sync_every={PERIOD}",
         },
-        slow=("8x2@100mbit",),
+        slow=("8x2@100mbit", "4x4@100mbit"),
     ),
     "server": Ladder(
         ("2x1+1@100mbit", "4x1+1@100mbit", "8x1+1@100mbit"),
         {COMPUTE_ONLY: COMPUTE_ONLY, "ps": "ps"},
+        slow=("8x1+1@100mbit",),
     ),
 }
 FORETOLD = (2, 4, 8, 16, 32, 128, 1024)

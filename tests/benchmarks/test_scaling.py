@@ -82,9 +82,9 @@ def test_quick_leaves_out_what_is_slow_and_one_ladder_has_a_server(
     tmp_path: Path, clusters: list[tuple[str, bool]]
 ) -> None:
     scaling.climb("server", True, 2, StateSlice(tmp_path / "rows.jsonl"), [])
-    assert clusters == [("2x1+1@100mbit", True), ("4x1+1@100mbit", True), ("8x1+1@100mbit", True)]
+    assert clusters == [("2x1+1@100mbit", True), ("4x1+1@100mbit", True)]
     scaling.climb("nodes", True, 2, StateSlice(tmp_path / "rows.jsonl"), [])
-    assert clusters[3:] == [("2x2@100mbit", False), ("4x2@100mbit", False), ("4x4@100mbit", False)]
+    assert clusters[2:] == [("2x2@100mbit", False), ("4x2@100mbit", False)]
 
 
 def test_every_family_of_algorithms_is_climbed_with() -> None:
