@@ -36,7 +36,8 @@ def test_steps_by_latency_are_those_that_were_timed() -> None:
     part = text_of("how-to-choose.md").partition("\n### Links of high latency")[2]
     tables, shown = part.partition("\n## ")[0].split("\n| | 1 ms |")[1:], 0
     for text, known in zip(tables, timed, strict=True):
-        head, *rows = [line.strip("|").split("|") for line in f"1 ms |{text}".splitlines() if "|" in line]
+        lines = f"1 ms |{text}".partition("\n\n")[0].splitlines()
+        head, *rows = [line.strip("|").split("|") for line in lines]
         links = [each.strip().replace(", 0.1 % loss", ",0.1%loss").replace(" ms", "ms") for each in head]
         nodes = "4x1"
         for first, *row in rows[1:]:
@@ -49,6 +50,14 @@ def test_steps_by_latency_are_those_that_were_timed() -> None:
                     assert cell in (middle, " and ".join(f"{each:,.0f}" for each in sorted(blocks)))
                     shown += 1
     assert shown > 90
+
+
+def test_collectives_after_a_pause_took_what_was_timed() -> None:
+    (row,) = saved("2026-11-29-latency-collectives")["rows"]["collectives"]
+    shown = {cells[0].partition(",")[0]: cells[1:] for cells in rows_of("network.md") if len(cells) == 5}
+    for kind in ("all-reduce", "all-gather", "all-to-all"):
+        both = zip(row["found"][f"{kind}, pause"], row["found"][f"{kind}, pause, steady"], strict=True)
+        assert shown[kind] == [f"{without:.0f}, {steady:.0f}" for without, steady in both]
 
 
 GOODPUT = {
