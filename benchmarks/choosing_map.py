@@ -74,13 +74,13 @@ class Situation:
 
 
 SITUATIONS = (
-    Situation("10 Gbit/s", "4x1@10gbit,0.1ms", "bf16", "vgg11", "cifar10", 600),
-    Situation("1 Gbit/s, some hundred steps", "4x1@1gbit,0.1ms", "qsgd", "vgg11", "cifar10", 600),
+    Situation("links of 10 Gbit/s", "4x1@10gbit,0.1ms", "bf16", "vgg11", "cifar10", 600),
+    Situation("1 Gbit/s, some hundred steps to train", "4x1@1gbit,0.1ms", "qsgd", "vgg11", "cifar10", 600),
     Situation(
         "100 Mbit/s, some thousand steps", "4x1@100mbit,1ms", "lowbit:bits=2", "vgg11", "cifar10", 2400
     ),
     Situation(
-        "the same at 30 ms", "4x1@100mbit,30ms", "lowbit:bits=2,sync_every=3", "vgg11", "cifar10", 9600
+        "the same, and 30 ms", "4x1@100mbit,30ms", "lowbit:bits=2,sync_every=3", "vgg11", "cifar10", 9600
     ),
     Situation(
         "100 Mbit/s, AdamW on DDP",
