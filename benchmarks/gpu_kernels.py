@@ -14,16 +14,19 @@ from tacit.compressors import (
     FP8,
     QSGD,
     Blockwise,
+    ByteCoded,
+    EntropyCoded,
     Int8,
     Natural,
     PowerSGD,
     Sign,
     TernGrad,
+    ThreeLC,
     Threshold,
     TopK,
 )
 from tacit.contracts import Context, FusedCodec, Matrix, OneShot, Payload
-from tacit.kernels import entropy, merge, products, select
+from tacit.kernels import merge, products, select
 from tacit.kernels.entry_buffers import EntryBuffer
 from tacit.kernels.narrow import round_at_random
 from tacit.kernels.orthogonal import orthogonalize_
@@ -46,6 +49,12 @@ KERNELS: Mapping[str, OneShot] = {
     "threshold 1%": Threshold(tau=2.576),
 }
 TOPK, *OTHERS = KERNELS
+SHORTENED: Mapping[str, OneShot] = {
+    **{f"blocks of {bits} bits": EntropyCoded(bits=bits) for bits in (2, 3)},
+    **{name: ByteCoded(KERNELS[name]) for name in ("bf16", "int8", "qsgd 4 bits", TOPK)},
+    "three-lc": ThreeLC(),
+}
+"""Codecs whose messages have a length that depends on the values."""
 SOME = (TOPK, "int8", "qsgd 4 bits", "sign")
 GOALS = {
     ("topk 1%", "encode + EF"): 3.0,
@@ -213,29 +222,19 @@ def rounding(setting: Setting) -> Row:
 
 
 def entropy_coding(setting: Setting) -> Row:
-    """Blocks of 2 and 3 bits in as many bits as their frequencies ask for, and back."""
+    """What a codec has made, in as many bits as its values ask for, and back."""
     numel = TINY if setting.small else LARGE
     x, out = (torch.randn(numel, device=setting.device) for _ in range(2))
     copy, found = microseconds(partial(out.copy_, x), setting.device), []
-    for bits in (2, 3):
-        codes = Blockwise(bits).encode(x, Context(out=out, work=Scratch(), peers=4))[0].view(-1)
-        back = torch.empty_like(codes)
-        if x.is_cuda:
-            from tacit.kernels.triton import entropy as fast
-
-            message = codes.new_empty(entropy.longest(numel, bits))
-            length = fast.encode_codes(codes, bits, numel, message)
-            tasks: dict[str, Callable[[], object]] = {
-                "entropy code": partial(fast.encode_codes, codes, bits, numel, message),
-                "and back": partial(fast.decode_codes, message, length, bits, numel, back),
-            }
-        else:
-            message = entropy.encode_codes(codes, bits, numel)
-            tasks = {
-                "entropy code": partial(entropy.encode_codes, codes, bits, numel),
-                "and back": partial(entropy.decode_codes, message, bits, numel, back),
-            }
-        name = f"blocks of {bits} bits"
+    health = torch.zeros(1, device=x.device)
+    for name, codec in SHORTENED.items():
+        payload = codec.encode(x, Context(out=out, work=Scratch(), peers=4, health=health))
+        message, length = codec.shortened_on_device(payload, numel)
+        arrived, back = message[: int(length)], tuple(map(torch.empty_like, payload))
+        tasks: dict[str, Callable[[], object]] = {
+            "entropy code": partial(codec.shortened_on_device, payload, numel),
+            "and back": partial(codec.restore_, arrived, numel, back),
+        }
         found += [measured(setting, numel, name, task, call, copy) for task, call in tasks.items()]
     return {"copy_us": copy, "rows": found}
 
@@ -280,7 +279,7 @@ CHECKS = [
     Check("kernels: others", 20, "what all other codecs take", partial(codecs, numel=LARGE, names=OTHERS)),
     Check("kernels: PowerSGD", 8, "PowerSGD's products by Triton and by torch", thin_products),
     Check("kernels: rounding", 4, "what rounding residuals to bf16 takes", rounding),
-    Check("kernels: entropy", 5, "what entropy coding of 2 and 3 bits takes, and back", entropy_coding),
+    Check("kernels: entropy", 12, "what entropy coding takes, and back", entropy_coding),
     Check("kernels: gTop-k", 6, "what a swap of gTop-k takes, by torch alone", merges),
     Check("kernels: MP2", 6, "what MP²'s network takes", predictions),
     Check("kernels: less", 12, "the same of 6.5 million entries", partial(codecs, numel=MEDIUM, names=SOME)),
