@@ -28,29 +28,36 @@ _IMAGES, _PIXELS = 32, 28
 """Of a convolution: how many images, and their height and width."""
 
 
-def gpu_profile(timer: StepTimer, options: AttachSpec) -> GpuProfile:
-    """Measure the GPU of this rank, and its links. A collective call; of this rank but for the links.
+def gpu_profile(timer: StepTimer, options: AttachSpec) -> Callable[[], GpuProfile]:
+    """Measure the links of the ranks' GPUs. A collective call.
 
     Args:
         timer: has timed steps.
+
+    Returns:
+        A function that measures all else, of this rank's GPU; no collective call.
     """
-    named = options.named
-    first = local(next(iter(named.values())))
-    watch = Watch(device=first.device)
-    down, up = _copies(watch, first)
+    first = local(next(iter(options.named.values())))
     # In emulation Gloo stands for it.
     by_nccl = not first.is_cuda or backend_on(options.group, first.device) == "nccl"
-    return GpuProfile(
-        name=torch.cuda.get_device_name(first.device),
-        by_nccl=by_nccl,
-        in_stream=by_nccl and options.exchange_on != HOST,
-        down=down,
-        up=up,
-        launching=timer.launching,
-        links=gpu_links(options, first.device) if by_nccl else GpuLinks(),
-        tf32_gain=tf32_gain(timer, options, watch),
-        channels_last_gain=channels_last_gain(timer, options, watch),
-    )
+    links = gpu_links(options, first.device) if by_nccl else GpuLinks()
+
+    def mine() -> GpuProfile:
+        watch = Watch(device=first.device)
+        down, up = _copies(watch, first)
+        return GpuProfile(
+            name=torch.cuda.get_device_name(first.device),
+            by_nccl=by_nccl,
+            in_stream=by_nccl and options.exchange_on != HOST,
+            down=down,
+            up=up,
+            launching=timer.launching,
+            links=links,
+            tf32_gain=tf32_gain(timer, options, watch),
+            channels_last_gain=channels_last_gain(timer, options, watch),
+        )
+
+    return mine
 
 
 def _copies(watch: Watch, like: Tensor) -> tuple[float, float]:

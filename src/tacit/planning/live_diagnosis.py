@@ -28,7 +28,7 @@ from tacit.optimizer_hooks.global_hooks import after_steps
 from tacit.planning.culprits import diagnosed
 from tacit.planning.diagnosis import Diagnosis, Facts, RankSteps
 from tacit.planning.requests import TimedSession, requested
-from tacit.planning.step_profiler import cores, machine
+from tacit.planning.step_profiler import cores, gather_found, machine
 from tacit.planning.step_timer import StepTimer, StepTimes
 from tacit.planning.what_if import considered
 from tacit.timelines import Span
@@ -149,8 +149,8 @@ class Diagnosing:
     def _conclude(self, after: Sequence[Interface]) -> None:
         """Compare with the other ranks, and report. A collective call."""
         options = self._session.options
-        mine = self._mine(after)
-        everyone = [RankSteps.from_json(text) for text in gather_texts(mine.to_json(), options.group)]
+        found = gather_found(lambda: self._mine(after).to_json(), options.group)
+        everyone = [RankSteps.from_json(text) for text in found]
         idle = len(options.named) - len(set().union(*(step.ready for step in self._timer.steps)))
         unused = max(int(each) for each in gather_texts(str(idle), options.group))
         facts = Facts(
@@ -164,7 +164,8 @@ class Diagnosing:
         )
         facts, notes = considered(facts, self._timer, options, self._session.links)
         # Each rank has measured the cost of encoding: all use that of the first.
-        self.result = Diagnosis.from_json(gather_texts(diagnosed(facts, notes).to_json(), options.group)[0])
+        told = gather_found(lambda: diagnosed(facts, notes).to_json(), options.group)
+        self.result = Diagnosis.from_json(told[0])
         if rank_in() == 0 and (self._request is None or self._request.logs):
             _log.warning("diagnosis of %s", self.result)
         if self._request is not None:

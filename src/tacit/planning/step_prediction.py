@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,8 @@ from tacit.planning.simulation.clock import Network
 from tacit.planning.simulation.costs import cost_on, without_cost
 from tacit.planning.strategy_costs import measured_cost
 from tacit.strategy import AnyStrategy
+
+_log = logging.getLogger("tacit")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +52,19 @@ class StepPredictor:
         return sorted(found, key=lambda pair: (pair[0].name != BASE, pair[1]))
 
     def predict(self, strategy: AnyStrategy) -> Prediction | None:
-        """Predict a step. A collective call: the result is that of the slowest rank, on all ranks."""
+        """Predict a step. A collective call: the result is that of the slowest rank, on all ranks.
+
+        None if it fails on one of them, as where a GPU has no room for what is measured.
+        """
         prediction = None
         try:
             cost = self._cost(strategy)
             prediction = predict(strategy, self.profile.with_costs([cost]), self.network)
             seconds = prediction.seconds
-        except TacitError:
+        except Exception as error:  # the others would wait in the call below
             seconds = float("inf")
+            if not isinstance(error, TacitError):
+                _log.warning("steps with %r were not predicted: %r", strategy.name, error)
         slowest = self.slowest(seconds)
         if prediction is None or slowest == float("inf"):
             return None

@@ -6,11 +6,12 @@ and rank 0 saves it there. `tacit profile` sets it, with further options, as JSO
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import platform
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -19,12 +20,13 @@ from statistics import fmean
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit.algorithms import parse
 from tacit.algorithms.auto import candidates
 from tacit.environment import STEP_PROFILE
-from tacit.errors import TacitError
+from tacit.errors import TacitError, of_ranks
 from tacit.files import spared
 from tacit.levels.spec import AttachSpec
 from tacit.model.trained_model import local, locals_of
@@ -36,7 +38,7 @@ from tacit.planning.requests import TimedSession, requested
 from tacit.planning.step_timer import StepTimer
 from tacit.planning.strategy_costs import measured_cost
 from tacit.transports.probing import RingCost, ring_cost
-from tacit.transports.process_groups import backend_of, gather_texts
+from tacit.transports.process_groups import backend_of, gather_texts, ranks_of
 
 SKIPPED, STEPS = 3, 12
 """The first steps that are skipped, in which buckets still change; and those that are measured."""
@@ -130,7 +132,7 @@ class _Taking:
                     measured_cost(parse(text), profile, count, ranks, tensors)
                     for count, ranks in request.layouts
                 ]
-            except TacitError as error:
+            except Exception as error:  # the others would wait in the call below
                 _log.warning("what %r costs was not measured: %s", text, error)
         everyone = gather_texts(replace(profile, costs=tuple(found)).to_json(), group)
         here = [
@@ -148,30 +150,55 @@ def take(timer: StepTimer, options: AttachSpec, ring: RingCost | None = None) ->
 
     Raises:
         ConfigError: no step was timed.
+        TacitError: a rank could not measure.
     """
     model, group = options.model, options.group
-    ring = ring_cost(group) if ring is None else ring
-    mine = Profile(
-        step=timer.profile(SKIPPED),
-        bucket_bytes=int(model.bucket_bytes_cap),
-        threads=1 if timer.on_gpu else torch.get_num_threads(),
-        ranks=1,
-        cores=cores(),
-        per_byte=ring.per_byte,
-        per_message=ring.per_hop,
-        buffers=_broadcast(model) if isinstance(model, DistributedDataParallel) else 0,
-        state_bytes=_state_bytes(options.optimizers),
-        processor=processor(),
-        backend=backend_of(group),
-        torch_version=str(torch.__version__),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        gpu=gpu_profile(timer, options) if timer.on_gpu else None,
-        optimizers=facts_of(options.optimizers, options.named),
-        shards=1 if options.sharded is None else options.sharded.shards,
-    )
-    everyone = [Profile.from_json(text) for text in gather_texts(mine.to_json(), group)]
+    costs = ring_cost(group) if ring is None else ring
+    gpu = gpu_profile(timer, options) if timer.on_gpu else None
+
+    def mine() -> str:
+        return Profile(
+            step=timer.profile(SKIPPED),
+            bucket_bytes=int(model.bucket_bytes_cap),
+            threads=1 if timer.on_gpu else torch.get_num_threads(),
+            ranks=1,
+            cores=cores(),
+            per_byte=costs.per_byte,
+            per_message=costs.per_hop,
+            buffers=_broadcast(model) if isinstance(model, DistributedDataParallel) else 0,
+            state_bytes=_state_bytes(options.optimizers),
+            processor=processor(),
+            backend=backend_of(group),
+            torch_version=str(torch.__version__),
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            gpu=None if gpu is None else gpu(),
+            optimizers=facts_of(options.optimizers, options.named),
+            shards=1 if options.sharded is None else options.sharded.shards,
+        ).to_json()
+
+    everyone = [Profile.from_json(text) for text in gather_found(mine, group)]
     here = machine()
     return _chosen(everyone, gather_texts(here, group).count(here))
+
+
+def gather_found(find: Callable[[], str], group: dist.ProcessGroup) -> list[str]:
+    """`gather_texts` of what `find` returns. A collective call: where it fails on one rank, all raise.
+
+    Raises:
+        TacitError: it failed on a rank; there it may be of another kind.
+    """
+    mine, why, error = "", "", None
+    try:
+        mine = find()
+    except Exception as raised:
+        why, error = f"{type(raised).__name__}: {raised}", raised
+    everyone = [json.loads(each) for each in gather_texts(json.dumps([mine, why]), group)]
+    if isinstance(error, TacitError):
+        raise error
+    failed = {rank: each for rank, (_, each) in zip(ranks_of(group), everyone, strict=True) if each}
+    if failed:
+        raise TacitError(f"nothing was found on {of_ranks(failed)}: {next(iter(failed.values()))}") from error
+    return [each for each, _ in everyone]
 
 
 def _chosen(everyone: Sequence[Profile], here: int) -> Profile:

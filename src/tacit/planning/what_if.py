@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -26,12 +26,12 @@ from tacit.planning.simulation import networks
 from tacit.planning.simulation.clock import Network
 from tacit.planning.simulation.rehearsal import rehearse
 from tacit.planning.step_prediction import StepPredictor
-from tacit.planning.step_profiler import take
+from tacit.planning.step_profiler import gather_found, take
 from tacit.planning.step_timer import StepTimer
 from tacit.strategy import Accept, AnyStrategy
 from tacit.topologies import Hierarchical
 from tacit.transports.probing import ring_cost
-from tacit.transports.process_groups import gathered, rank_in
+from tacit.transports.process_groups import rank_in
 
 MOST_NODES = 16
 """With more nodes links are not measured one by one, which would take minutes."""
@@ -96,14 +96,17 @@ class _Asking:
             return 0.0
         nbytes = sum(p.numel() * p.element_size() for p in self.options.named.values())
         device = next(iter(self.options.named.values())).device
-        source = torch.ones(min(nbytes, _COPIED) // 4, dtype=torch.float32, device=device)
-        target = torch.empty_like(source)
 
-        def both() -> None:
-            target.copy_(source)
-            source.copy_(target)
+        def mine() -> float:
+            source = torch.ones(min(nbytes, _COPIED) // 4, dtype=torch.float32, device=device)
+            target = torch.empty_like(source)
 
-        mine = min(self._watch.took(both) for _ in range(_TIMES)) * nbytes / max(4 * source.numel(), 1)
+            def both() -> None:
+                target.copy_(source)
+                source.copy_(target)
+
+            return min(self._watch.took(both) for _ in range(_TIMES)) * nbytes / max(4 * source.numel(), 1)
+
         return median(self._everyones(mine))
 
     def _threads_gain(self) -> float:
@@ -112,7 +115,7 @@ class _Asking:
         here = next(each for each in ranks if each.rank == rank_in())
         mates = sum(each.machine == here.machine for each in ranks)
         now, wanted = here.threads, max(1, here.cores // mates)
-        if not any(self._everyones(float(mates * now > here.cores and now > 1))):
+        if not any(self._everyones(lambda: float(mates * now > here.cores and now > 1))):
             return 0.0
         many = self._product_seconds()
         torch.set_num_threads(wanted)
@@ -120,22 +123,20 @@ class _Asking:
             few = self._product_seconds()
         finally:
             torch.set_num_threads(now)
-        return max(0.0, median(self._everyones(1 - few / many)))
+        return max(0.0, median(self._everyones(lambda: 1 - few / many)))
 
     def _product_seconds(self) -> float:
         x, took = torch.ones(_SIDE, _SIDE, dtype=torch.float32), []
         for _ in range(_TIMES):
-            self._everyones(0.0)  # so that all begin at once
+            self._everyones(float)  # so that all begin at once
             begun = time.perf_counter()
             for _ in range(_PRODUCTS):
                 torch.mm(x, x)
             took.append(time.perf_counter() - begun)
         return median(took)
 
-    def _everyones(self, mine: float) -> list[float]:
-        return [
-            float(each) for each in gathered(torch.tensor([mine], dtype=torch.float64), self.options.group)
-        ]
+    def _everyones(self, mine: Callable[[], float]) -> list[float]:
+        return [float(each) for each in gather_found(lambda: repr(mine()), self.options.group)]
 
     # ---- the planner ----------------------------------------------------------------------------------
 
@@ -154,7 +155,7 @@ class _Asking:
             profile=profile,
             network=network,
             tensors=locals_of(options.named),
-            slowest=lambda mine: max(self._everyones(mine)),
+            slowest=lambda mine: max(self._everyones(lambda: mine)),
         )
         present = predictor.predict(strategy)
         buckets = rehearse(strategy, profile, network.nodes, network.ranks)[-1].buckets
