@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -23,13 +24,14 @@ from tacit.compressors import (
     ThreeLC,
     TopK,
 )
-from tacit.contracts import Compressor, Context, Exchange, OneShot, Payload, State, Topology
+from tacit.contracts import Compressor, Context, Exchange, OneShot, Payload, Read, Request, State, Topology
 from tacit.errors import ConfigError, PayloadError
+from tacit.exchange.joined_requests import answered
 from tacit.kernels.dispatch import emulated_device
 from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.testing.ranks import FreshBuffers
-from tacit.topologies import Auto, Flat, Hierarchical, TwoPhase
+from tacit.topologies import Auto, Flat, Hierarchical, TwoPhase, variable_length
 from tacit.transports.loopback import Loopback, LoopbackTransport
 from tacit.transports.message_layout import counted
 
@@ -43,6 +45,11 @@ TAKE = [
     (Loopback(4), Auto()),
     (Loopback.of_nodes(3, 2), Hierarchical(far=TwoPhase("net"))),
 ]
+
+
+def looked_up(request: Request) -> Generator[Request, Any, Any]:
+    """The host looks, where it would wait for a device."""
+    return request.numbers.tolist() if isinstance(request, Read) else (yield request)
 
 
 class Group:
@@ -66,7 +73,7 @@ class Group:
                 for rank, _ in enumerate(self.sessions)
             ]
             exchanges = [
-                counted(session.open(i, x), transport.place)
+                answered(counted(session.open(i, x), transport.place), looked_up)
                 for session, transport, x in zip(self.sessions, self.transports, xs, strict=True)
             ]
             for session, (outcome, sent) in zip(self.sessions, self.net.run(exchanges), strict=True):
@@ -104,6 +111,20 @@ def test_any_codecs_bytes_are_coded_and_the_same_bits_arrive(
         for a, b in zip(plain.round(seed, 3.0), coded.round(seed, 3.0), strict=True):
             assert torch.equal(a, b)
     assert coded.sent < plain.sent
+
+
+@for_each("place", [nullcontext, emulated_device])
+def test_many_peers_send_a_rank_its_own_lengths_alone(
+    place: Callable[[], AbstractContextManager[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers, rounds = 7, 2
+    few, many = (Group(Loopback(peers), TwoPhase(), EntropyCoded(2)) for _ in range(2))
+    means = [few.round(seed, 3.0) for seed in range(rounds)]
+    with monkeypatch.context() as patch, place():
+        patch.setattr(variable_length, "RIDES_ALONG", 0)
+        for seed, mean in enumerate(means):
+            assert all(map(torch.equal, many.round(seed, 3.0), mean))
+    assert few.sent - many.sent == rounds * peers * (peers - 1) * 4 * (peers - 2)
 
 
 class Gathered(BF16):

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from tacit.contracts import AllGather, AllToAll, OneShot, Payload, Read, Request
 from tacit.errors import PayloadError
+from tacit.exchange.joined_requests import RIDES_ALONG
 from tacit.kernels.dispatch import on_host
 
 Lengths = list[list[int]]
@@ -44,13 +45,12 @@ def all_to_all(
     """
     made = [_message(codec, *each) for each in zip(payloads, numels, strict=True)]
     messages, mine = [message for message, _ in made], [length for _, length in made]
-    lengths = yield from _lengths(messages, mine)
-    longest = [max(column) for column in zip(*lengths, strict=True)]
+    arriving, longest = yield from _lengths_of_each(messages, mine, rank)
     padded = tuple((_as_long(each, most),) for each, most in zip(messages, longest, strict=True))
     theirs = yield AllToAll(padded)
     return [
-        _restored(codec, each[: row[rank]], numels[rank], payloads[rank])
-        for (each,), row in zip(theirs, lengths, strict=True)
+        _restored(codec, each[:length], numels[rank], payloads[rank])
+        for (each,), length in zip(theirs, arriving, strict=True)
     ]
 
 
@@ -69,23 +69,57 @@ def _as_long(message: Tensor, most: int) -> Tensor:
     return message[:most] if message.numel() >= most else pad(message, (0, most - message.numel()))
 
 
+def _lengths_of_each(
+    messages: Sequence[Tensor], mine: Sequence[Any], rank: int
+) -> Generator[Request, Any, tuple[list[int], list[int]]]:
+    """The lengths of the messages to this rank, and the longest to each.
+
+    Few peers send each other all of their lengths, as that is one message; many would send P numbers each.
+    """
+    peers = len(messages)
+    if 4 * peers**2 <= RIDES_ALONG:
+        lengths = yield from _lengths(messages, mine)
+        return [row[rank] for row in lengths], [max(column) for column in zip(*lengths, strict=True)]
+    leaving = _numbers(messages, mine)
+    answered = yield AllToAll(tuple((each,) for each in torch.split(leaving, 1)))
+    arriving = leaving[rank].expand(peers) if leaving.is_meta else torch.cat([each for (each,) in answered])
+    longest = yield AllGather((arriving.max().view(1),))
+    if leaving.is_meta:
+        return [mine[rank]] * peers, [*mine]
+    both = torch.cat((arriving, *(each for (each,) in longest)))
+    found = yield from _read(both, [messages[rank]] * peers + [*messages])
+    return found[:peers], found[peers:]
+
+
 def _lengths(messages: Sequence[Tensor], mine: Sequence[Any]) -> Generator[Request, Any, Lengths]:
-    """Of each peer, in rank order, the lengths of its messages; `mine` are numbers on a device."""
-    if not isinstance(mine[0], Tensor):
-        lengths = torch.tensor(mine, dtype=torch.int32, device=messages[0].device)
-        answered = yield AllGather((lengths,))
-        return [[*mine] if lengths.is_meta else each.tolist() for (each,) in answered]
-    answered = yield AllGather((torch.stack([*mine]),))
-    numbers = yield Read(torch.cat([each for (each,) in answered]))
-    found: Lengths = [numbers[at : at + len(mine)] for at in range(0, len(numbers), len(mine))]
-    for row in found:
-        for length, message in zip(row, messages, strict=True):
-            if not 0 <= length <= message.numel():
-                raise PayloadError(
-                    f"a peer's message is {length} bytes long, and {message.numel()} are the most: the "
-                    "length is damaged"
-                )
-    return found
+    """Of each peer, in rank order, the lengths of its messages."""
+    lengths = _numbers(messages, mine)
+    answered = yield AllGather((lengths,))
+    if lengths.is_meta:
+        return [[*mine] for _ in answered]
+    numbers = yield from _read(torch.cat([each for (each,) in answered]), [*messages] * len(answered))
+    return [numbers[at : at + len(mine)] for at in range(0, len(numbers), len(mine))]
+
+
+def _numbers(messages: Sequence[Tensor], mine: Sequence[Any]) -> Tensor:
+    """This rank's lengths, which may be numbers on a device."""
+    if isinstance(mine[0], Tensor):
+        return torch.stack([*mine])
+    return torch.tensor(mine, dtype=torch.int32, device=messages[0].device)
+
+
+def _read(lengths: Tensor, messages: Sequence[Tensor]) -> Generator[Request, Any, list[int]]:
+    """The lengths of messages like these, on the host; a device has room for the longest of each."""
+    if on_host(lengths):
+        return lengths.tolist()
+    numbers: list[int] = yield Read(lengths)
+    for length, message in zip(numbers, messages, strict=True):
+        if not 0 <= length <= message.numel():
+            raise PayloadError(
+                f"a peer's message is {length} bytes long, and {message.numel()} are the most: the length "
+                "is damaged"
+            )
+    return numbers
 
 
 def _restored(codec: OneShot, message: Tensor, numel: int, like: Payload) -> Payload:
