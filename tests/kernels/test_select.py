@@ -7,11 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tacit.kernels import dispatch
+from in_threads import in_threads
+from tacit.compressors import TopK
+from tacit.contracts import Context
+from tacit.kernels import dispatch, thread_scratch
 from tacit.kernels.dispatch import active_backend
 from tacit.kernels.entry_buffers import MARGIN, EntryBuffer, Selection, new_buffer
 from tacit.kernels.reference import select as reference
 from tacit.kernels.select import select_above, select_in_chunks, select_largest, select_reaching
+from tacit.testing.ranks import FreshBuffers
 
 LARGE = 1 << 18
 """Entries from which on the threshold comes from a sample."""
@@ -316,3 +320,15 @@ def test_the_largest_of_each_chunk(per_chunk: int, chunk: int, numel: int, dtype
 def test_of_nothing_nothing_is_chosen_in_chunks() -> None:
     buffer = EntryBuffer(torch.empty(0, dtype=torch.int32), torch.empty(0))
     assert select_in_chunks(torch.empty(0), 3, 10, buffer).positions.numel() == 0
+
+
+def test_a_sample_takes_no_memory_beyond_what_positions_do() -> None:
+    def kept(_: int) -> list[tuple[int, torch.dtype]]:
+        x, codec = random(1 << 21), TopK(ratio=0.02)
+        payload = codec.encode(x, Context(out=x, work=FreshBuffers(), peers=4))
+        codec.decode_mean_([payload] * 4, x)
+        return [(each.numel(), each.dtype) for each in thread_scratch._BUFFERS.kept.tensors.values()]
+
+    if active_backend() == "numba":
+        (found,) = in_threads(1, kept)
+        assert found == [(4 * (math.ceil(0.02 * (1 << 21)) + 1), torch.int32)]

@@ -348,7 +348,8 @@ def select_largest(
         count, all_but_zeros, finite = _SELECT_LARGEST(
             x.data_ptr(), before, after, numel, k, sample_step(numel, effort), rank, positions.data_ptr(),
             values.data_ptr(), positions.numel(),
-            thread_scratch("sample", sample if rank else 0, x.dtype, x.device).data_ptr(),
+            # Where positions are written when the sample has served, and unpacked to: 32 bits each, too.
+            thread_scratch("index", sample if rank else 0, torch.int32, x.device).data_ptr(),
         )  # fmt: skip
         found = Selection(positions[:count], values[:count]) if count >= 0 else None
         if found is not None and all_but_zeros and count < k:
