@@ -60,6 +60,29 @@ def test_collectives_after_a_pause_took_what_was_timed() -> None:
         assert shown[kind] == [f"{without:.0f}, {steady:.0f}" for without, steady in both]
 
 
+def test_steps_beside_torchs_powersgd_are_those_that_were_timed() -> None:
+    timed = [
+        [
+            f"{row['step_ms']:.0f}",
+            f"{row['speedup_over_ddp']['median']:.2f}",
+            f"{row['of_compute_only']['median']:.2f}",
+            f"{row['mb_per_step_and_node']:.1f}".removesuffix(".0"),
+            "" if row["exposed_ms"] is None else f"{row['exposed_ms']:.0f}",
+        ]
+        for row in saved("2026-11-21-overhead")["rows"]
+        if row["experiment"] == "mixed"
+    ]
+    part = text_of("overhead.md").partition("\n## Against torch's PowerSGD")[2].partition("\n## ")[0]
+    shown = [[cell.strip() for cell in line.split("|")[3:-1]] for line in part.splitlines() if "|" in line]
+    assert shown[2:] == timed
+
+
+def test_restarts_took_what_was_timed() -> None:
+    shown = [row[1] for row in rows_of("checkpoints.md") if len(row) == 2]
+    for seconds in saved("2026-11-29-restarts")["seconds"].values():
+        assert ", ".join(map(str, sorted(seconds))) in shown
+
+
 GOODPUT = {
     "`lowbit`, three seeds": [
         "29-elastic-pinned-lowbit-0",
@@ -83,14 +106,23 @@ GOODPUT = {
 @for_each("begins", GOODPUT)
 def test_goodput_is_that_of_the_files_with_the_time_of_first_steps(begins: str) -> None:
     (row,) = (row for row in rows_of("elastic.md") if len(row) == 5 and row[0].startswith(begins))
-    found = []
-    for file in GOODPUT[begins]:
-        result = saved(f"2026-11-{file}")
-        (run,), pace = result["rows"], result["settings"]["pace"]
-        starts = 6 + len(run["starts"])
-        seconds = run["seconds_up"] + (0 if run["counted"] == elastic.COUNTED else pace * starts)
-        found.append(f"{run['steps'] * pace / seconds:.3f}")
-    assert row[1] == ", ".join(found)
+    files = [saved(f"2026-11-{file}") for file in GOODPUT[begins]]
+    assert row[1] == ", ".join(goodput(result["rows"][0], result["settings"]["pace"]) for result in files)
+
+
+def goodput(run: dict[str, Any], pace: float) -> str:
+    """Of six replicas, with the time of the first step of each start."""
+    starts = 6 + len(run.get("starts", ()))
+    seconds = run["seconds_up"] + (0 if run["counted"] == elastic.COUNTED else pace * starts)
+    return f"{run['steps'] * pace / seconds:.3f}"
+
+
+def test_goodput_beside_torchft_and_hivemind_is_that_of_the_files() -> None:
+    files = [saved(f"2026-11-{day}-elastic-peers-local{more}") for day, more in ((29, ""), (30, "-second"))]
+    runs = zip(*(result["rows"] for result in files), strict=True)
+    known = [", ".join(goodput(run, files[0]["settings"]["pace"]) for run in both) for both in runs]
+    shown = [row[1] for row in rows_of("elastic.md") if row[0].startswith(("tacit,", "torchft", "hivemind"))]
+    assert shown == known
 
 
 def test_the_tables_of_scaling_are_those_of_the_last_results() -> None:
