@@ -230,11 +230,12 @@ def entropy_coding(setting: Setting) -> Row:
     for name, codec in SHORTENED.items():
         payload = codec.encode(x, Context(out=out, work=Scratch(), peers=4, health=health))
         message, length = codec.shortened_on_device(payload, numel)
-        arrived, back = message[: int(length)], tuple(map(torch.empty_like, payload))
-        tasks: dict[str, Callable[[], object]] = {
-            "entropy code": partial(codec.shortened_on_device, payload, numel),
-            "and back": partial(codec.restore_, arrived, numel, back),
-        }
+        tasks: dict[str, Callable[[], object]] = {}
+        tasks["entropy code"] = partial(codec.shortened_on_device, payload, numel)
+        for task, peers in (("and back", 1), ("four back", 4)):
+            arrived = message[: int(length)].repeat(peers, 1), length.repeat(peers)
+            back = tuple(each.new_empty((peers, *each.shape)) for each in payload)
+            tasks[task] = partial(codec.restore_on_device_, *arrived, numel, back)
         found += [measured(setting, numel, name, task, call, copy) for task, call in tasks.items()]
     return {"copy_us": copy, "rows": found}
 

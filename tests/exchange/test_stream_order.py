@@ -111,8 +111,8 @@ def coded(codes: Tensor, bits: int, numel: int, message: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("tacit_simulated::entropy_back", mutates_args=("codes",))
-def decoded(message: Tensor, length: Tensor, bits: int, numel: int, codes: Tensor) -> Tensor:
-    return entropy._decode_by_host(message, length, bits, numel, codes)
+def decoded(messages: Tensor, lengths: Tensor, bits: int, numel: int, codes: Tensor) -> Tensor:
+    return entropy._decode_by_host(messages, lengths, bits, numel, codes)
 
 
 @torch.library.custom_op("tacit_simulated::planes", mutates_args=("message",))
@@ -121,8 +121,8 @@ def planes_coded(planes: Tensor, message: Tensor, at: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("tacit_simulated::planes_back", mutates_args=("planes",))
-def planes_decoded(message: Tensor, at: Tensor, planes: Tensor) -> Tensor:
-    return byte_planes._decode_by_host(message, at, planes)
+def planes_decoded(messages: Tensor, lengths: Tensor, at: Tensor, planes: Tensor) -> Tensor:
+    return byte_planes._decode_by_host(messages, lengths, at, planes)
 
 
 KERNELS = {

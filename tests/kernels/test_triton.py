@@ -253,6 +253,7 @@ def calls_of_fp32() -> dict[str, Callable[[], object]]:
     room, few = EntryBuffer(index, x), (3_000_000, 300)
     size = position_bytes(*few)  # in low parts of two bytes
     coded, length = codes.clone(), torch.zeros((), dtype=torch.int32)
+    rows, lengths = coded.view(2, -1), length.repeat(2)
     return {
         "times Q": lambda: products.times_q_(x, x, x, matrices, 4),
         "times Q of rank 1": lambda: products.times_q_(x, x, x, matrices, 1),
@@ -279,17 +280,19 @@ def calls_of_fp32() -> dict[str, Callable[[], object]]:
         ],
         "entropy": lambda: [entropy.encode_codes(codes[:30_900], 2, 153_600, coded)],
         "entropy of 3 bits": lambda: [entropy.encode_codes(codes[:192], 3, 512, coded)],
-        "entropy back": lambda: [entropy.decode_codes(coded, length, 2, 153_600, codes[:30_900])],
-        "entropy back of 3 bits": lambda: [entropy.decode_codes(coded, length, 3, 512, codes[:192])],
+        "entropy back": lambda: [entropy.decode_codes(rows, lengths, 2, 153_600, codes[:61_800].view(2, -1))],
+        "entropy back of 3 bits": lambda: [
+            entropy.decode_codes(rows, lengths, 3, 512, codes[:384].view(2, -1))
+        ],
         "entropy of one": lambda: [
             entropy.encode_codes(codes[:2], 4, 3, coded),
-            entropy.decode_codes(coded, length, 4, 3, codes[:2]),
+            entropy.decode_codes(rows[:1], lengths[:1], 4, 3, codes[:2].view(1, 2)),
         ],
         "byte planes": lambda: [byte_planes.encode(codes.view(2, -1), coded, length)],
-        "byte planes back": lambda: [byte_planes.decode(coded, length, codes.view(2, -1))],
+        "byte planes back": lambda: [byte_planes.decode(rows, lengths, lengths, codes.view(2, 2, -1))],
         "byte planes of one": lambda: [
             byte_planes.encode(codes[:1].view(1, 1), coded, length),
-            byte_planes.decode(coded[:1], length, codes[:1].view(1, 1)),
+            byte_planes.decode(rows[:1], lengths[:1], lengths[:1], codes[:1].view(1, 1, 1)),
         ],
         "scale": lambda: orthogonal.scale_(x, (100, 156), 4),
         "orthogonalize": lambda: orthogonal.orthogonalize_(x, (100, 156), 4),

@@ -326,18 +326,18 @@ def test_entropy_coded_as_on_the_host(numel: int, bits: int, monkeypatch: pytest
         assert int(length) == message.numel()
         told = told[: len(message)]
         same([told], [message])
-        (back,) = there(rubbish((codes.numel(), torch.uint8)))
-        assert entropy.decode_on_device(told, bits, numel, back) != 0
-        same([back], [codes])
-        if message[0] != entropy.CODED or bits == 4:
-            continue
-        for spot in (1, len(message) - 3):
-            damaged = told.clone()
-            damaged[spot] ^= 4
-            (kept,) = there(rubbish((codes.numel(), torch.uint8)))
-            assert entropy.decode_on_device(damaged, bits, numel, kept) == 0
-            same([kept], rubbish((codes.numel(), torch.uint8)))
-        assert entropy.decode_on_device(told[:-2], bits, numel, back) == 0
+        damaged = 3 if message[0] == entropy.CODED and bits != 4 else 0
+        messages, lengths = told.repeat(damaged or 1, 1), length.repeat(damaged or 1)
+        if damaged:
+            messages[0, 1] ^= 4
+            messages[1, -3] ^= 4
+            lengths[2] -= 2
+        messages, lengths = torch.cat((messages, told[None])), torch.cat((lengths, length[None]))
+        kept = rubbish((codes.numel(), torch.uint8))
+        back = kept[0].to(ON).repeat(len(messages), 1)
+        good = entropy.decode_on_device(messages, lengths, bits, numel, back)
+        assert [bool(each) for each in good] == [not damaged] * (len(good) - 1) + [True]
+        same([*back], (kept * damaged or [codes]) + [codes])
 
 
 @pytest.mark.parametrize(
@@ -356,18 +356,19 @@ def test_entropy_of_planes_as_on_the_host(dtype: torch.dtype, monkeypatch: pytes
     for part in parts:
         at = byte_planes.encode_on_device(part.to(ON), told, at)
     assert int(at) == message.numel()
-    told, at = told[: len(message)], torch.zeros_like(at)
+    told = told[: len(message)]
     same([told], [message])
-    found = there(rubbish(*((len(part), dtype) for part in parts)))
-    for each in found:
-        at = byte_planes.decode_on_device(told, at, each)
-    assert at == len(message)
-    same(found, parts)
-    for spot, by in ((0, 8), (40, 1), (90, 128)) if LARGE or dtype == torch.uint8 else ():
-        damaged = told.clone()
-        damaged[spot] ^= by
-        assert byte_planes.decode_on_device(damaged, torch.zeros_like(at), found[0]) == -1
-    assert byte_planes.decode_on_device(told, torch.full_like(at, -1), found[1]) == -1
+    damage = ((0, 8), (40, 1), (90, 128)) if LARGE or dtype == torch.uint8 else ()
+    changes = (*(damage or ((0, 0),)), (0, 0))
+    messages, lengths = told.repeat(len(changes), 1), at.repeat(len(changes))
+    for each, (spot, by) in zip(messages, changes, strict=True):
+        each[spot] ^= by
+    at = torch.zeros_like(lengths)
+    for part in parts:
+        found = part.new_full((len(changes), len(part)), 0b10101010).to(ON)
+        at = byte_planes.decode_on_device(messages, lengths, at, found)
+        same([found[-1]], [part])
+    assert at.tolist() == [-1 if by else len(message) for _, by in changes]
 
 
 @pytest.mark.parametrize("numel", SIZES)

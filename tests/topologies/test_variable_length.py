@@ -148,13 +148,14 @@ def test_on_a_device_what_is_damaged_is_nan(codec: OneShot) -> None:
     with emulated_device():
         longer, length = codec.shortened_on_device(payload, 3000)
         assert torch.equal(longer[: int(length)], message)
-        back = tuple(torch.full_like(each, 7) for each in payload)
-        codec.restore_(message, 3000, back)
-        assert all(torch.equal(a, b) for a, b in zip(back, payload, strict=True))
-        for damaged in (message[:-1], torch.cat((message, message[-1:]))):
-            codec.restore_(damaged, 3000, back)
+        back = tuple(torch.full((3, *each.shape), 7, dtype=each.dtype) for each in payload)
+        lengths = torch.tensor([0, -1, 1], dtype=torch.int32) + length
+        codec.restore_on_device_(torch.cat((message, message[-1:])).repeat(3, 1), lengths, 3000, back)
+        right, *wrong = zip(*back, strict=True)
+        assert all(torch.equal(a, b) for a, b in zip(right, payload, strict=True))
+        for each in wrong:
             out = torch.zeros(3000)
-            codec.decode_(back, out)
+            codec.decode_(each, out)
             assert out.isnan().any()
 
 

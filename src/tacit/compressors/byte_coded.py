@@ -21,7 +21,6 @@ from tacit.kernels.byte_planes import (
     encode_planes,
     most_bytes,
 )
-from tacit.kernels.dispatch import on_host
 from tacit.kernels.positions import pack_positions, unpack_positions
 
 
@@ -161,10 +160,7 @@ class ByteCoded(FusedCodec):
         return message, end
 
     def restore_(self, message: Tensor, numel: int, payload: Payload) -> None:
-        """Read all planes, and pack positions; on a device scales and values are NaN if it is damaged."""
-        if not on_host(payload[0]):
-            self._restore_on_device(message, numel, payload)
-            return
+        """Read all planes, and pack positions."""
         if not isinstance(self.inner, Entries):
             decode_planes(message, payload)
             return
@@ -184,28 +180,31 @@ class ByteCoded(FusedCodec):
             raise PayloadError(f"positions of a peer are not {most} that rise among {numel}: it is damaged")
         pack_positions(positions[:there].int(), numel, most, packed)
 
-    def _restore_on_device(self, message: Tensor, numel: int, payload: Payload) -> None:
-        end, written = torch.zeros((), dtype=torch.int32, device=message.device), [*payload]
+    def restore_on_device_(self, messages: Tensor, lengths: Tensor, numel: int, payloads: Payload) -> None:
+        """The same; scales and values are NaN where a message is damaged."""
+        end, written = torch.zeros_like(lengths), [*payloads]
         if isinstance(self.inner, Entries):
-            *written, packed = payload
-            size, most = len(packed), self.inner.most(numel)
-            known = pad(message, (0, max(0, 1 + size - len(message))))
-            gaps = torch.empty(most, dtype=torch.int32, device=message.device)
-            after = decode_on_device(message, end + 1, gaps)
-            positions, there = gaps.cumsum(0, dtype=torch.int64) - 1, gaps > 0
-            wrong = (gaps < 0).any() | (there[1:] > there[:-1]).any() | (positions[-1:] >= numel).any()
-            fine = (known[0] == _GAPS) & (after >= 0) & ~wrong
-            others = torch.arange(most, device=message.device)  # whatever is among the entries
-            positions = torch.where(fine, torch.where(there, positions, -1), others).int()
-            pack_positions(positions, numel, most, packed)
-            is_packed = known[0] == _PACKED
-            packed.copy_(torch.where(is_packed, known[1 : 1 + size], packed))
-            end = torch.where(is_packed, 1 + size, torch.where(fine, after, -1))
+            *written, packed = payloads
+            size, most = packed.shape[1], self.inner.most(numel)
+            known = pad(messages, (0, max(0, 1 + size - messages.shape[1])))
+            gaps = torch.empty((len(messages), most), dtype=torch.int32, device=messages.device)
+            after = decode_on_device(messages, lengths, end + 1, gaps)
+            positions, there = gaps.cumsum(1, dtype=torch.int64) - 1, gaps > 0
+            fine = (known[:, 0] == _GAPS) & (after >= 0) & (gaps >= 0).all(1)
+            fine &= (there[:, 1:] <= there[:, :-1]).all(1) & (positions[:, -1:] < numel).all(1)
+            others = torch.arange(most, device=messages.device)  # whatever is among the entries
+            positions = torch.where(fine.unsqueeze(1), torch.where(there, positions, -1), others).int()
+            for i, each in enumerate(positions):
+                pack_positions(each, numel, most, packed[i])
+            is_packed = known[:, 0] == _PACKED
+            packed.copy_(torch.where(is_packed.unsqueeze(1), known[:, 1 : 1 + size], packed))
+            end = torch.where(is_packed, 1 + size, torch.where(fine, after, -1)).int()
         for each in written:
-            end = decode_on_device(message, end, each)
+            end = decode_on_device(messages, lengths, end, each)
         for each in written:
             if each.is_floating_point():
-                each.masked_fill_(end != len(message), torch.nan)
+                wrong = (end != lengths).view(-1, *[1] * (each.dim() - 1))
+                each.masked_fill_(wrong, torch.nan)
 
 
 _GAPS, _PACKED = 0, 1

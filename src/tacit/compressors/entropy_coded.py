@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tacit import checks
 from tacit.compressors.blockwise import VECTOR_BITS, Blockwise
 from tacit.contracts import Compressor, Payload
 from tacit.errors import PayloadError
-from tacit.kernels.dispatch import on_host
 from tacit.kernels.entropy import (
     decode_codes,
     decode_on_device,
@@ -62,14 +62,18 @@ class EntropyCoded(Blockwise):
         return message, encode_on_device(codes.view(-1), self.bits, numel, message[size:]) + size
 
     def restore_(self, message: Tensor, numel: int, payload: Payload) -> None:
-        """Write codes, and then units; on a device NaN, if the message is damaged."""
+        """Write codes, and then units."""
         codes, units = payload
         size = 2 * block_count(numel)
         if message.numel() < size:
             raise PayloadError(f"a message of {message.numel()} bytes about {numel} entries is cut short")
         units.view(torch.uint8).copy_(message[:size])
-        if on_host(codes):
-            decode_codes(message[size:], self.bits, numel, codes)
-        else:
-            good = decode_on_device(message[size:], self.bits, numel, codes)
-            units.masked_fill_(good == 0, torch.nan)
+        decode_codes(message[size:], self.bits, numel, codes)
+
+    def restore_on_device_(self, messages: Tensor, lengths: Tensor, numel: int, payloads: Payload) -> None:
+        codes, units = payloads
+        size = 2 * block_count(numel)
+        messages = pad(messages, (0, max(0, size + 1 - messages.shape[1])))  # where all are cut short
+        units.view(torch.uint8).copy_(messages[:, :size])
+        good = decode_on_device(messages[:, size:], lengths - size, self.bits, numel, codes.flatten(1))
+        units.masked_fill_((good == 0).unsqueeze(1), torch.nan)

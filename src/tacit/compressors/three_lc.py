@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tacit import checks
 from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
 from tacit.errors import PayloadError
-from tacit.kernels.dispatch import on_host
 from tacit.kernels.payload_layout import BLOCK, TRITS, block_count, pack_trits, unpack_trits
 from tacit.kernels.payloads import expect_parts
 
@@ -122,23 +122,34 @@ class ThreeLC(OneShot):
         return message[:-1], (ends.sum() + units.nbytes).to(torch.int32)
 
     def restore_(self, message: Tensor, numel: int, payload: Payload) -> None:
-        """Write codes and Ms; on a device an M is NaN if the message is damaged."""
-        codes, units = payload
-        size, found = len(codes), message[units.nbytes :].long()
-        counts = torch.where(found >= _FIRST, found - _FIRST + 2, 1)
-        damaged = counts.sum() != size
-        if message.numel() < units.nbytes + min(size, 1) or (on_host(codes) and damaged):
+        """Write codes and Ms."""
+        lengths = torch.tensor([message.numel()], dtype=torch.int32)
+        whole = self._restored(message.unsqueeze(0), lengths, *(each.unsqueeze(0) for each in payload))
+        if not bool(whole.all()):
             raise PayloadError(
                 f"a message of {message.numel()} bytes about {numel} entries is damaged, or cut short"
             )
-        if not on_host(codes):
-            one = torch.zeros_like(counts)
-            one[:1].fill_(size)
-            counts = torch.where(damaged, one, counts)  # as many as there is room for, whatever they are
-        found = torch.where(found >= _FIRST, _ZEROS, found)
-        codes.copy_(found.repeat_interleave(counts, output_size=size))
-        units.view(torch.uint8).copy_(message[: units.nbytes])
-        units.masked_fill_(damaged, torch.nan)
+
+    def restore_on_device_(self, messages: Tensor, lengths: Tensor, numel: int, payloads: Payload) -> None:
+        """The same; an M is NaN where a message is damaged."""
+        whole = self._restored(messages, lengths, *payloads)
+        payloads[1].masked_fill_(~whole.unsqueeze(1), torch.nan)
+
+    def _restored(self, messages: Tensor, lengths: Tensor, codes: Tensor, units: Tensor) -> Tensor:
+        """Write codes and Ms, a row for each message; whether each is whole. Else they are anything."""
+        size, ahead = codes.shape[1], units[0].nbytes
+        messages = pad(messages, (0, max(0, ahead + 1 - messages.shape[1])))
+        found = messages[:, ahead:].long()
+        there = torch.arange(found.shape[1], device=found.device) < (lengths - ahead).unsqueeze(1)
+        counts = torch.where(found >= _FIRST, found - _FIRST + 2, 1) * there
+        whole = (counts.sum(1) == size) & (lengths >= ahead)
+        one = torch.zeros_like(counts)
+        one[:, :1].fill_(size)
+        counts = torch.where(whole.unsqueeze(1), counts, one)  # as many as there is room for
+        found = torch.where(found >= _FIRST, _ZEROS, found).view(-1)
+        codes.copy_(found.repeat_interleave(counts.view(-1), output_size=codes.numel()).view_as(codes))
+        units.view(torch.uint8).copy_(messages[:, :ahead])
+        return whole
 
 
 def _spread(units: Tensor, numel: int) -> Tensor:

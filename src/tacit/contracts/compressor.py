@@ -353,10 +353,7 @@ class OneShot(Compressor):
         return None
 
     def exact_entries(self, numel: int) -> int | None:
-        """The number of exact entries in a payload of (values, positions); None: the format is another.
-
-        Positions are packed as `kernels.positions` says.
-        """
+        """How many exact entries a payload of (values, packed positions) has; None: its format is another."""
         return None
 
     def may_overflow(self, payload: Payload) -> bool:
@@ -385,6 +382,10 @@ class OneShot(Compressor):
         Raises:
             PayloadError: the message is damaged, or of another number of entries.
         """
+        raise NotImplementedError
+
+    def restore_on_device_(self, messages: Tensor, lengths: Tensor, numel: int, payloads: Payload) -> None:
+        """As `restore_`, of several at once: all tensors have a row for each; NaN where one is damaged."""
         raise NotImplementedError
 
     def answer(self, mean: Tensor, memory: State | None, ctx: Context) -> tuple[Payload, State]:

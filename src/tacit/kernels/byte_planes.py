@@ -16,6 +16,7 @@ longer:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -83,17 +84,20 @@ def encode_on_device(x: Tensor, message: Tensor, at: Tensor) -> Tensor:
     return dispatch.run_opaque("byte_planes.encode", _encode_by_host, planes.contiguous(), message, at)
 
 
-def decode_on_device(message: Tensor, at: Tensor, x: Tensor) -> Tensor:
-    """Overwrite `x` with its planes, from byte `at` (int32) of the message on, without waiting.
+def decode_on_device(messages: Tensor, lengths: Tensor, at: Tensor, x: Tensor) -> Tensor:
+    """Overwrite each row of `x` with its planes, from byte `at` of its message on, without waiting.
+
+    Args:
+        messages: a row for each; `lengths` (int32) are on the device, as `at`.
 
     Returns:
-        Where they end; -1 where the message is damaged, or `at` is -1. `x` is anything then.
+        Where they end; -1 where a message is damaged, or its `at` is -1. The row is anything then.
     """
-    planes = torch.empty((x.itemsize, x.numel()), dtype=torch.uint8, device=x.device)
-    end = dispatch.run_opaque("byte_planes.decode", _decode_by_host, message, at, planes)
+    planes = torch.empty((len(x), x.itemsize, x[0].numel()), dtype=torch.uint8, device=x.device)
+    end = dispatch.run_opaque("byte_planes.decode", _decode_by_host, messages, lengths, at, planes)
     if _turns(x):
-        planes = (planes >> 1) | (planes.roll(1, 0) << 7)
-    _places(x).copy_(planes.flip(0).t())
+        planes = (planes >> 1) | (planes.roll(1, 1) << 7)
+    _places(x).view(len(x), x[0].numel(), x.itemsize).copy_(planes.flip(1).transpose(1, 2))
     return end
 
 
@@ -114,15 +118,18 @@ def _encode_by_host(planes: Tensor, message: Tensor, at: Tensor) -> Tensor:
     return at + len(found)
 
 
-def _decode_by_host(message: Tensor, at: Tensor, planes: Tensor) -> Tensor:
-    found, reader = np.empty(planes.shape, np.uint8), _Reader(message.cpu().numpy(), int(at))
-    try:
-        for plane in found:
-            reader.plane(plane)
-    except PayloadError:
-        return torch.full_like(at, -1)
-    planes.copy_(torch.from_numpy(found))
-    return torch.full_like(at, reader.at)
+def _decode_by_host(messages: Tensor, lengths: Tensor, at: Tensor, planes: Tensor) -> Tensor:
+    end = torch.full_like(at, -1)
+    for i, (message, length, begin) in enumerate(
+        zip(messages.cpu(), lengths.tolist(), at.tolist(), strict=True)
+    ):
+        found, reader = np.empty(planes.shape[1:], np.uint8), _Reader(message[:length].numpy(), begin)
+        with suppress(PayloadError):
+            for plane in found:
+                reader.plane(plane)
+            planes[i].copy_(torch.from_numpy(found))
+            end[i] = reader.at
+    return end
 
 
 def piece_count(size: int) -> int:

@@ -97,10 +97,12 @@ def encode_on_device(codes: Tensor, bits: int, numel: int, message: Tensor) -> T
     return dispatch.run_opaque("entropy.encode_codes", _encode_by_host, codes, bits, numel, message)
 
 
-def decode_on_device(message: Tensor, bits: int, numel: int, codes: Tensor) -> Tensor:
-    """`decode_codes` without waiting; returns a number there that is 0 where the message is damaged."""
-    length = torch.full((), message.numel(), dtype=torch.int32, device=codes.device)
-    return dispatch.run_opaque("entropy.decode_codes", _decode_by_host, message, length, bits, numel, codes)
+def decode_on_device(messages: Tensor, lengths: Tensor, bits: int, numel: int, codes: Tensor) -> Tensor:
+    """`decode_codes` of several messages at once, without waiting: a row of `messages` and `codes` for each.
+
+    `lengths` (int32) are on the device. Returns numbers there that are 0 where a message is damaged.
+    """
+    return dispatch.run_opaque("entropy.decode_codes", _decode_by_host, messages, lengths, bits, numel, codes)
 
 
 def _encode_by_host(codes: Tensor, bits: int, numel: int, message: Tensor) -> Tensor:
@@ -110,14 +112,17 @@ def _encode_by_host(codes: Tensor, bits: int, numel: int, message: Tensor) -> Te
     return torch.full((), len(found), dtype=torch.int32, device=codes.device)
 
 
-def _decode_by_host(message: Tensor, length: Tensor, bits: int, numel: int, codes: Tensor) -> Tensor:
-    found = torch.empty(codes.shape, dtype=torch.uint8)
-    try:
-        decode_codes(message.cpu(), bits, numel, found)
-    except PayloadError:
-        return torch.zeros_like(length)
-    codes.copy_(found)
-    return torch.ones_like(length)
+def _decode_by_host(messages: Tensor, lengths: Tensor, bits: int, numel: int, codes: Tensor) -> Tensor:
+    good = torch.ones_like(lengths)
+    for i, (message, length) in enumerate(zip(messages.cpu(), lengths.tolist(), strict=True)):
+        found = torch.empty(codes.shape[1:], dtype=torch.uint8)
+        try:
+            decode_codes(message[: max(0, length)], bits, numel, found)
+        except PayloadError:
+            good[i] = 0
+        else:
+            codes[i].copy_(found)
+    return good
 
 
 def group_count(numel: int, bits: int) -> int:

@@ -19,19 +19,13 @@ from tacit.errors import PayloadError
 from tacit.exchange.joined_requests import RIDES_ALONG
 from tacit.kernels.dispatch import on_host
 
-Lengths = list[list[int]]
-
 
 def all_gathered(codec: OneShot, payload: Payload, numel: int) -> Generator[Request, Any, Sequence[Payload]]:
     """Every peer's payload of `numel` entries, in rank order; as long as they are."""
     message, mine = _message(codec, payload, numel)
-    lengths = yield from _lengths([message], [mine])
-    longest = max(length for (length,) in lengths)
-    messages = yield AllGather((_as_long(message, longest),))
-    return [
-        _restored(codec, each[:length], numel, payload)
-        for (each,), (length,) in zip(messages, lengths, strict=True)
-    ]
+    lengths, numbers = yield from _lengths([message], [mine])
+    messages = yield AllGather((_as_long(message, max(numbers)),))
+    return _restored(codec, messages, lengths, numbers, numel, payload)
 
 
 def all_to_all(
@@ -45,13 +39,10 @@ def all_to_all(
     """
     made = [_message(codec, *each) for each in zip(payloads, numels, strict=True)]
     messages, mine = [message for message, _ in made], [length for _, length in made]
-    arriving, longest = yield from _lengths_of_each(messages, mine, rank)
+    lengths, numbers, longest = yield from _lengths_of_each(messages, mine, rank)
     padded = tuple((_as_long(each, most),) for each, most in zip(messages, longest, strict=True))
     theirs = yield AllToAll(padded)
-    return [
-        _restored(codec, each[:length], numels[rank], payloads[rank])
-        for (each,), length in zip(theirs, arriving, strict=True)
-    ]
+    return _restored(codec, theirs, lengths, numbers, numels[rank], payloads[rank])
 
 
 def _message(codec: OneShot, payload: Payload, numel: int) -> tuple[Tensor, int | Tensor]:
@@ -71,34 +62,36 @@ def _as_long(message: Tensor, most: int) -> Tensor:
 
 def _lengths_of_each(
     messages: Sequence[Tensor], mine: Sequence[Any], rank: int
-) -> Generator[Request, Any, tuple[list[int], list[int]]]:
-    """The lengths of the messages to this rank, and the longest to each.
+) -> Generator[Request, Any, tuple[Tensor, list[int], list[int]]]:
+    """The lengths of the messages to this rank, twice as of `_lengths`; and the longest to each.
 
     Few peers send each other all of their lengths, as that is one message; many would send P numbers each.
     """
     peers = len(messages)
     if 4 * peers**2 <= RIDES_ALONG:
-        lengths = yield from _lengths(messages, mine)
-        return [row[rank] for row in lengths], [max(column) for column in zip(*lengths, strict=True)]
+        lengths, numbers = yield from _lengths(messages, mine)
+        return lengths[rank::peers], numbers[rank::peers], [max(numbers[i::peers]) for i in range(peers)]
     leaving = _numbers(messages, mine)
     answered = yield AllToAll(tuple((each,) for each in torch.split(leaving, 1)))
     arriving = leaving[rank].expand(peers) if leaving.is_meta else torch.cat([each for (each,) in answered])
     longest = yield AllGather((arriving.max().view(1),))
     if leaving.is_meta:
-        return [mine[rank]] * peers, [*mine]
+        return arriving, [mine[rank]] * peers, [*mine]
     both = torch.cat((arriving, *(each for (each,) in longest)))
     found = yield from _read(both, [messages[rank]] * peers + [*messages])
-    return found[:peers], found[peers:]
+    return arriving, found[:peers], found[peers:]
 
 
-def _lengths(messages: Sequence[Tensor], mine: Sequence[Any]) -> Generator[Request, Any, Lengths]:
-    """Of each peer, in rank order, the lengths of its messages."""
+def _lengths(
+    messages: Sequence[Tensor], mine: Sequence[Any]
+) -> Generator[Request, Any, tuple[Tensor, list[int]]]:
+    """The lengths of each peer's messages, in rank order: where they have come, and on the host."""
     lengths = _numbers(messages, mine)
     answered = yield AllGather((lengths,))
     if lengths.is_meta:
-        return [[*mine] for _ in answered]
-    numbers = yield from _read(torch.cat([each for (each,) in answered]), [*messages] * len(answered))
-    return [numbers[at : at + len(mine)] for at in range(0, len(numbers), len(mine))]
+        return lengths, [*mine] * len(answered)
+    everyones = torch.cat([each for (each,) in answered])
+    return everyones, (yield from _read(everyones, [*messages] * len(answered)))
 
 
 def _numbers(messages: Sequence[Tensor], mine: Sequence[Any]) -> Tensor:
@@ -122,8 +115,21 @@ def _read(lengths: Tensor, messages: Sequence[Tensor]) -> Generator[Request, Any
     return numbers
 
 
-def _restored(codec: OneShot, message: Tensor, numel: int, like: Payload) -> Payload:
-    payload = tuple(torch.empty_like(each) for each in like)
-    if not message.is_meta:
-        codec.restore_(message, numel, payload)
-    return payload
+def _restored(
+    codec: OneShot,
+    messages: Sequence[Payload],
+    lengths: Tensor,
+    numbers: Sequence[int],
+    numel: int,
+    like: Payload,
+) -> Sequence[Payload]:
+    """The payload of each peer's message; on a device all in the same launches."""
+    if on_host(like[0]) or like[0].is_meta:
+        found = [tuple(torch.empty_like(each) for each in like) for _ in numbers]
+        for payload, (message,), length in zip(found, messages, numbers, strict=True):
+            if not message.is_meta:
+                codec.restore_(message[:length], numel, payload)
+        return found
+    stacked = tuple(each.new_empty((len(numbers), *each.shape)) for each in like)
+    codec.restore_on_device_(torch.stack([message for (message,) in messages]), lengths, numel, stacked)
+    return [*zip(*stacked, strict=True)]

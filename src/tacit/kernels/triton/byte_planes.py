@@ -135,14 +135,21 @@ def join_kernel(
 @jit
 def read_kernel(
     message: tensor, at: tensor, table: tensor, counts: tensor, heads: tensor, good: tensor, end: tensor,
-    length: tensor, n: tensor, planes: tensor, pieces: tensor, TABLE: tl.constexpr, PIECES: tl.constexpr,
+    lengths: tensor, n: tensor, planes: tensor, pieces: tensor, room: tensor,
+    TABLE: tl.constexpr, PIECES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Each plane's table, the words of its pieces, and where its bytes or words begin.
+
+    A program for each message; from one to the next there are `room` bytes.
 
     `good`: 0 where the plane is damaged, 1 where it is coded, 2 where its bytes follow, 3 where one follows.
     `end`: behind the last plane; -1 where one is damaged.
     """
-    begin, value = tl.load(at), tl.arange(0, TABLE)
+    peer = tl.program_id(0).to(tl.int64)
+    row, length = peer * planes, tl.load(lengths + peer)
+    message, table, counts = message + peer * room, table + row * 2 * TABLE, counts + row * pieces
+    heads, good = heads + row, good + row
+    begin, value = tl.load(at + peer), tl.arange(0, TABLE)
     for plane in range(planes):
         inside = (begin >= 0) & (begin < length)
         kind = tl.where(inside, tl.load(message + begin, inside, 0).to(tl.int32), -1)
@@ -169,15 +176,17 @@ def read_kernel(
         tl.store(heads + plane, tl.where(coded, head, begin + 1))
         tl.store(good + plane, tl.where(right, tl.where(coded, 1, tl.where(kind == RAW, 2, 3)), 0))
         begin = tl.where(right, after, -1)
-    tl.store(end, begin)
+    tl.store(end + peer, begin)
 
 
 @jit
 def copy_kernel(
-    message: tensor, heads: tensor, good: tensor, planes: tensor, n: tensor, per: tensor, SIZE: tl.constexpr
+    message: tensor, heads: tensor, good: tensor, planes: tensor, n: tensor, per: tensor, width: tensor,
+    room: tensor, SIZE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Planes that are not coded."""
+    """Planes that are not coded, of which each message has `width`."""
     plane = tl.program_id(0) // per
+    message += (plane // width).to(tl.int64) * room
     i = tl.program_id(0) % per * SIZE + tl.arange(0, SIZE)
     kind = tl.load(good + plane)
     there = (i < n) & (kind >= 2)
@@ -219,25 +228,29 @@ def encode(planes: Tensor, message: Tensor, at: Tensor) -> Tensor:
     return end
 
 
-def decode(message: Tensor, at: Tensor, planes: Tensor) -> Tensor:
-    """Read planes (rows of uint8) from byte `at` (int32) on; returns where they end, -1 if damaged."""
-    width, n = planes.shape
-    pieces = byte_planes.piece_count(n)
-    table, counts = _empty(planes, width, 2 * TABLE), _empty(planes, width, pieces)
-    heads, good, end = _empty(planes, width), _empty(planes, width), _empty(planes)
+def decode(messages: Tensor, lengths: Tensor, at: Tensor, planes: Tensor) -> Tensor:
+    """Read each message's planes (rows of uint8) from its byte `at` (int32) on.
+
+    Returns:
+        Where they end, -1 for a message that is damaged.
+    """
+    peers, width, n = planes.shape
+    rows, pieces, room = peers * width, byte_planes.piece_count(n), messages.stride(0)
+    table, counts = _empty(planes, rows, 2 * TABLE), _empty(planes, rows, pieces)
+    heads, good, end = _empty(planes, rows), _empty(planes, rows), _empty(planes, peers)
     launch(
-        read_kernel, 1, planes, message, at, table, counts, heads, good, end, message.numel(), n, width,
-        pieces, TABLE=TABLE, PIECES=SIZE,
+        read_kernel, peers, planes, messages, at, table, counts, heads, good, end, lengths, n, width, pieces,
+        room, TABLE=TABLE, PIECES=SIZE,
     )  # fmt: skip
     owners, ends = owners_of(table), counts.cumsum(1, dtype=torch.int32)
     launch(
-        decode_kernel, width * triton.cdiv(pieces, PIECES), planes, message, table, owners, counts, ends,
-        heads, good, planes, n, pieces, 0, PIECE=entropy.PIECE, PIECES=PIECES, BITS=8, TABLE=TABLE,
-        num_warps=1,
+        decode_kernel, rows * triton.cdiv(pieces, PIECES), planes, messages, table, owners, counts, ends,
+        heads, good, planes, n, pieces, 0, width, room, PIECE=entropy.PIECE, PIECES=PIECES, BITS=8,
+        TABLE=TABLE, num_warps=1,
     )  # fmt: skip
     per = triton.cdiv(n, SIZE)
-    launch(copy_kernel, width * per, planes, message, heads, good, planes, n, per, SIZE=SIZE)
-    return torch.where((good > 0).all(), end, -1)
+    launch(copy_kernel, rows * per, planes, messages, heads, good, planes, n, per, width, room, SIZE=SIZE)
+    return torch.where((good.view(peers, width) > 0).all(1), end, -1)
 
 
 def _empty(planes: Tensor, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:

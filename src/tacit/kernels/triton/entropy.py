@@ -207,10 +207,16 @@ def got(message: tensor, at: tensor, BYTES: tl.constexpr, there: tensor) -> tens
 @jit
 def read_kernel(
     message: tensor, length: tensor, table: tensor, counts: tensor, heads: tensor, good: tensor,
-    size: tensor, pieces: tensor, head: tensor, ahead: tensor,
+    size: tensor, pieces: tensor, head: tensor, ahead: tensor, room: tensor,
     RADIX: tl.constexpr, DIGITS: tl.constexpr, TABLE: tl.constexpr, CODES: tl.constexpr, PIECES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The table by a message's shares; the words of each piece; and whether all of it can be right."""
+    """The table by a message's shares; the words of each piece; and whether all of it can be right.
+
+    A program for each message; from one to the next there are `room` bytes.
+    """
+    peer = tl.program_id(0).to(tl.int64)
+    message, length, table = message + peer * room, length + peer, table + peer * 2 * TABLE
+    counts, heads, good = counts + peer * pieces, heads + peer, good + peer
     code = tl.arange(0, 16)
     kind, whole = tl.load(message), tl.load(length)
     packed = (kind == 0) & (whole == size + 1)
@@ -232,15 +238,17 @@ def read_kernel(
 @jit
 def decode_kernel(
     message: tensor, table: tensor, owners: tensor, counts: tensor, ends: tensor, heads: tensor, good: tensor,
-    out: tensor, groups: tensor, pieces: tensor, blocks: tensor,
+    out: tensor, groups: tensor, pieces: tensor, blocks: tensor, planes: tensor, room: tensor,
     PIECE: tl.constexpr, PIECES: tl.constexpr, BITS: tl.constexpr, TABLE: tl.constexpr,
 ) -> None:  # fmt: skip
     """The groups of some pieces; a message that does not end as it began is told in `good`.
 
-    `heads`: where the words of each plane begin, behind its states.
+    `heads`: where the words of each plane begin, behind its states. `planes`: how many a message has; from
+    one message to the next there are `room` bytes.
     """
     per = (pieces + PIECES - 1) // PIECES
     plane = (tl.program_id(0) // per).to(tl.int64)
+    message += plane // planes * room
     table, owners, out = table + plane * 2 * TABLE, owners + plane * ALL, out + plane * groups
     counts, ends, good = counts + plane * pieces, ends + plane * pieces, good + plane
     piece = tl.program_id(0) % per * PIECES + tl.arange(0, PIECES)
@@ -273,11 +281,18 @@ def decode_kernel(
 
 @jit
 def pack_kernel(
-    message: tensor, groups: tensor, good: tensor, codes: tensor, size: tensor,
-    BITS: tl.constexpr, SIZE: tl.constexpr,
+    message: tensor, groups: tensor, good: tensor, codes: tensor, size: tensor, count: tensor, room: tensor,
+    per: tensor, BITS: tl.constexpr, SIZE: tl.constexpr,
 ) -> None:  # fmt: skip
     """The packed codes: those of a message that has them, or of groups; nothing of a damaged one."""
-    i = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    peer = (tl.program_id(0) // per).to(tl.int64)
+    message, groups, good, codes = (
+        message + peer * room,
+        groups + peer * count,
+        good + peer,
+        codes + peer * size,
+    )
+    i = tl.program_id(0) % per * SIZE + tl.arange(0, SIZE)
     there, kind = i < size, tl.load(good)
     found = tl.load(message + 1 + i, there & (kind == 2), 0)
     if BITS == 3:
@@ -338,25 +353,29 @@ def encode_codes(codes: Tensor, bits: int, numel: int, message: Tensor) -> Tenso
     return length
 
 
-def decode_codes(message: Tensor, length: Tensor, bits: int, numel: int, codes: Tensor) -> Tensor:
-    """Write the packed codes of a message; returns a number that is 0 where it is damaged (int32)."""
+def decode_codes(messages: Tensor, lengths: Tensor, bits: int, numel: int, codes: Tensor) -> Tensor:
+    """Write the packed codes of each message; returns numbers that are 0 where one is damaged (int32)."""
     radix, digits = entropy.GROUPS[bits]
     groups, pieces = entropy.group_count(numel, bits), entropy.piece_count(numel, bits)
-    table, counts, heads, good = (_empty(codes, each) for each in (2 * TABLE, pieces, 1, 1))
-    size, blocks = codes.numel(), numel // BLOCK
+    peers, room = len(messages), messages.stride(0)
+    table, counts = _empty(codes, peers, 2 * TABLE), _empty(codes, peers, pieces)
+    heads, good = _empty(codes, peers), _empty(codes, peers)
+    size, blocks = codes.shape[1], numel // BLOCK
     head, ahead = entropy.head_bytes(numel, bits), 1 + 2 * ((1 << bits) - 1)
     launch(
-        read_kernel, 1, codes, message, length, table, counts, heads, good, size, pieces, head, ahead,
-        RADIX=radix, DIGITS=digits, TABLE=TABLE, CODES=(1 << bits) - 1, PIECES=SIZE,
+        read_kernel, peers, codes, messages, lengths, table, counts, heads, good, size, pieces, head, ahead,
+        room, RADIX=radix, DIGITS=digits, TABLE=TABLE, CODES=(1 << bits) - 1, PIECES=SIZE,
     )  # fmt: skip
-    owners, found = owners_of(table), _empty(codes, groups, dtype=torch.uint8)
-    ends = counts.cumsum(0, dtype=torch.int32)
+    owners, found = owners_of(table), _empty(codes, peers, groups, dtype=torch.uint8)
+    ends = counts.cumsum(1, dtype=torch.int32)
     launch(
-        decode_kernel, triton.cdiv(pieces, PIECES), codes, message, table, owners, counts, ends, heads, good,
-        found, groups, pieces, blocks, PIECE=entropy.PIECE, PIECES=PIECES, BITS=bits, TABLE=TABLE,
-        num_warps=1,
+        decode_kernel, peers * triton.cdiv(pieces, PIECES), codes, messages, table, owners, counts, ends,
+        heads, good, found, groups, pieces, blocks, 1, room, PIECE=entropy.PIECE, PIECES=PIECES, BITS=bits,
+        TABLE=TABLE, num_warps=1,
     )  # fmt: skip
+    per = triton.cdiv(size, SIZE)
     launch(
-        pack_kernel, triton.cdiv(size, SIZE), codes, message, found, good, codes, size, BITS=bits, SIZE=SIZE
-    )
-    return good[0]
+        pack_kernel, peers * per, codes, messages, found, good, codes, size, groups, room, per, BITS=bits,
+        SIZE=SIZE,
+    )  # fmt: skip
+    return good

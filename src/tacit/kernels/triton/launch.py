@@ -14,7 +14,7 @@ from tacit.kernels.dispatch import LaunchError
 
 ROWS = 8
 """Buckets that one program works on."""
-UNSPECIALISED = ("first", "key0", "key1", "k")
+UNSPECIALISED = ("first", "key0", "key1", "k", "room")
 """Arguments that are not specialised: Triton would compile anew for 1, and for multiples of 16."""
 
 
