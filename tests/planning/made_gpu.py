@@ -130,6 +130,8 @@ def made_gpu(wire: float = 1e9) -> Iterator[Gpu]:
             stack.enter_context(patch.object(torch.cuda, name, each))
         for module in ("tacit.moments", "tacit.planning.step_timer"):
             stack.enter_context(patch(f"{module}.time", clocks))
+        # By the made clock small messages show as much, and they travel in earnest.
+        stack.enter_context(patch("tacit.transports.gpu_rings._BYTES", 1 << 16))
         # By the device's type it would have none.
         stack.enter_context(patch("tacit.exchange.stream_lane.stream_on", lambda device: Stream(gpu)))
         stack.enter_context(emulated_device())
