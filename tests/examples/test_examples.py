@@ -1,8 +1,6 @@
 """The examples, as their docstrings say to run them."""
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from forks import COMMAND, ran
 from in_process_command import called
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -82,7 +81,7 @@ def test_epochs_and_the_loss_are_told(
 
 def test_sharded_replicas_on_two_emulated_machines(namespaces: None, tmp_path: Path) -> None:
     words = ("--cluster", "2x2@100mbit", "--algorithm", "diloco:sync_every=20,bits=4")
-    printed, told = run(tmp_path, "05_fsdp2_diloco.py", *words, fresh=(0,))
+    printed, told = run(tmp_path, "05_fsdp2_diloco.py", *words)
     assert float(printed.partition("accuracy ")[2].split()[0]) > 0.8
     assert "2 replicas, each on 2 ranks" in printed
     assert told["attached"] == ["diloco:sync_every=20,bits=4"]
@@ -134,17 +133,12 @@ def test_a_gan_has_two_sessions(tmp_path: Path) -> None:
     assert 0 < float(printed.partition("gradients took ")[2].split()[0]) < dense / 5
 
 
-def test_plain_torchrun_uses_the_algorithm_of_the_title() -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", str(EXAMPLES / "02_local_sgd.py")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={key: value for key, value in os.environ.items() if key != "TACIT_ALGORITHM"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "30 rounds in 240 steps" in done.stdout
+def test_plain_torchrun_uses_the_algorithm_of_the_title(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TACIT_ALGORITHM", raising=False)
+    torchrun = ("torchrun", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
+    done = ran(COMMAND, *torchrun, str(EXAMPLES / "02_local_sgd.py"))
+    assert done.code == 0, done.err
+    assert "30 rounds in 240 steps" in done.out
 
 
 def test_a_training_of_ones_own_is_as_before_where_nobody_compares(tmp_path: Path) -> None:

@@ -60,17 +60,23 @@ def page(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def timed_page(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def timed_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With what the ranks did when, and a schedule in three phases."""
     phases = [
         Change(1, step, {"period": period, "delay": 2.0, "local": 1.0, "phase": phase})
         for step, period, phase in ((0, 4.0, 0.0), (5, 4.0, 1.0), (12, 8.0, 1.0), (15, 8.0, 2.0))
     ]
-    path = tmp_path / "report.html"
+    path = tmp_path_factory.mktemp("timed") / "report.html"
     timelines = [*untold("ddp"), *scheduled("topk:ratio=0.01", *phases)]
     path.write_text(reports.page(WHOLE, timelines), encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="module")
+def shown(timed_page: Path) -> dict[str, tuple[str, list[str]]]:
+    """That page, in either theme, and the console."""
+    return {theme: opened(timed_page, theme) for theme in (LIGHT, DARK)}
 
 
 def plots(document: str) -> dict[str, str]:
@@ -101,11 +107,11 @@ def test_the_charts_are_drawn_and_nothing_is_complained_about(page: Path) -> Non
     assert "target 0.95" in found["accuracy-seconds"]
 
 
-def test_the_tables_figures_are_the_records(page: Path) -> None:
-    document, _ = opened(page)
+def test_the_tables_figures_are_the_records(shown: dict[str, tuple[str, list[str]]]) -> None:
+    document, _ = shown[LIGHT]
     rows = re.findall(r'<tr><th scope="row"><i[^>]*></i>(.*?)</tr>', document)
-    shown = [re.findall(r"(?:^|<td[^>]*>)([^<]+)", unescape(row)) for row in rows]
-    for (name, *numbers), end in zip(shown, (DDP, TOPK), strict=True):
+    cells = [re.findall(r"(?:^|<td[^>]*>)([^<]+)", unescape(row)) for row in rows]
+    for (name, *numbers), end in zip(cells, (DDP, TOPK), strict=True):
         values = [float(number.rstrip("x%")) for number in numbers]
         assert (end.algorithm, end.accuracy, end.seconds, end.seconds_to_target) == (name, *values[:3])
         assert values[4] == end.mb_between_nodes
@@ -113,14 +119,14 @@ def test_the_tables_figures_are_the_records(page: Path) -> None:
         assert values[6] == pytest.approx(100 * 3.0 / values[1], abs=0.1)
 
 
-def test_light_and_dark_differ_in_the_charts_too(page: Path) -> None:
-    inks = [set(re.findall(r"fill: rgb\([^)]*\)", opened(page, theme)[0])) for theme in (LIGHT, DARK)]
+def test_light_and_dark_differ_in_the_charts_too(shown: dict[str, tuple[str, list[str]]]) -> None:
+    inks = [set(re.findall(r"fill: rgb\([^)]*\)", document)) for document, _ in shown.values()]
     assert "fill: rgb(91, 100, 112)" in inks[0] - inks[1]
     assert "fill: rgb(162, 171, 183)" in inks[1] - inks[0]
 
 
-def test_timelines_and_schedules_are_drawn(timed_page: Path) -> None:
-    document, console = opened(timed_page)
+def test_timelines_and_schedules_are_drawn(shown: dict[str, tuple[str, list[str]]]) -> None:
+    document, console = shown[LIGHT]
     assert console == []
     found = plots(document)
     assert list(found)[5:] == ["schedule-1", "timeline-0", "timeline-1"]
@@ -148,10 +154,10 @@ def test_planned_messages_are_drawn_in_lanes(tmp_path: Path) -> None:
     assert on_a_phone(path) == "nothing amiss"
 
 
-def test_light_and_dark_differ_in_the_timelines_too(timed_page: Path) -> None:
+def test_light_and_dark_differ_in_the_timelines_too(shown: dict[str, tuple[str, list[str]]]) -> None:
     fills = [
-        set(re.findall(r"fill: rgb\([^)]*\)", plots(opened(timed_page, theme)[0])["timeline-1"]))
-        for theme in (LIGHT, DARK)
+        set(re.findall(r"fill: rgb\([^)]*\)", plots(document)["timeline-1"]))
+        for document, _ in shown.values()
     ]
     assert "fill: rgb(0, 114, 178)" in fills[0] - fills[1]
     assert "fill: rgb(74, 169, 230)" in fills[1] - fills[0]
