@@ -1,7 +1,9 @@
-"""Real processes over Gloo; all checks in one launch of four ranks, and once more with one."""
+"""Real processes over Gloo; checks in one launch of four ranks or of two, and once more with one."""
+
+from pathlib import Path
 
 import pytest
-from gloo_checks import CHECKS
+from gloo_checks import CHECKS, PAIRED
 
 from rank_processes import Ended, assert_passed, ranks
 
@@ -16,6 +18,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
 @pytest.mark.parametrize("name", CHECKS)
 def test_on_gloo(name: str, ended: list[Ended]) -> None:
     assert_passed(name, ended)
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_on_two_ranks(name: str, tmp_path: Path) -> None:
+    assert_passed(name, ranks("gloo_checks.py", 2, str(tmp_path)))
 
 
 def test_the_ranks_end_well(ended: list[Ended]) -> None:
