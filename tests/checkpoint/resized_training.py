@@ -8,24 +8,21 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from gloo_checks import BY_NODE, TWO_PHASE, everywhere, flat, same_on_all_ranks, sgd, steps, wrapped
+from gloo_checks import BY_NODE, everywhere, flat, same_on_all_ranks, sgd, steps, wrapped
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import tacit
 
 ALGORITHMS: dict[str, str | tacit.Strategy] = {
     "topk": "topk:ratio=0.1",
-    "sign": "sign",
     "efsign": "efsign",
     "powersgd": "powersgd",
     "pipesgd": "pipesgd:compressor=bf16",
     "lag": "lag",
-    "localsgd": "localsgd:sync_every=4",
     "mp2": "mp2:rescale=false,sync_every=2,full_rounds=1",
     "ednncomm": "ednncomm:sync_every=4",
     "sparse slices": BY_NODE["sparse slices"],
     "low rank slices": BY_NODE["low rank slices"],
-    "sign in two phases": TWO_PHASE["sign"],
 }
 
 

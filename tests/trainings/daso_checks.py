@@ -158,10 +158,10 @@ class Written:
 
 @check
 def daso_is_its_authors_loop() -> None:
-    for cycle in ((4, 1, 1), (1, 1, 1), (8, 2, 2)):
+    for cycle, ways in (((4, 1, 1), WAYS), ((1, 1, 1), WAYS[:1]), ((8, 2, 2), WAYS[1:2])):
         data = batches(4 * EPOCH)
         expected = Written(cycle, 1, 1, epochs=4).run(data)
-        for by in WAYS:
+        for by in ways:
             every, wait, skip = cycle
             text = f"daso:period={every},delay={wait},local={skip},warmup_epochs=1,cooldown_epochs=1"
             # One epoch's loss after the other is below the best: no plateau comes in between.
@@ -298,25 +298,29 @@ def daso_leaves_pretrained_and_frozen_weights() -> None:
 def daso_resumes_between_send_and_receive() -> None:
     text = "daso:period=8,delay=3,local=2,by=slices"
     data = batches(2 * EPOCH + 5)
-    for stop in (EPOCH + 1, EPOCH + 2, EPOCH + 4, 9):
-        ends = []
-        for stops in (False, True):
+
+    def run(stop: int) -> Tensor:
+        """The parameters where it stopped after so many steps; 0: it did not."""
+        ddp = wrapped()
+        optimizer = sgd(ddp)
+        session = tacit.attach(ddp, optimizer, text, steps_per_epoch=EPOCH, epochs=5)
+        train(ddp, optimizer, session, data[:stop])
+        if stop:
+            saved = copy.deepcopy([each.state_dict() for each in (ddp.module, optimizer, session)])
+            session.close()
             ddp = wrapped()
             optimizer = sgd(ddp)
             session = tacit.attach(ddp, optimizer, text, steps_per_epoch=EPOCH, epochs=5)
-            train(ddp, optimizer, session, data[:stop])
-            if stops:
-                saved = copy.deepcopy([each.state_dict() for each in (ddp.module, optimizer, session)])
-                session.close()
-                ddp = wrapped()
-                optimizer = sgd(ddp)
-                session = tacit.attach(ddp, optimizer, text, steps_per_epoch=EPOCH, epochs=5)
-                for each, state in zip((ddp.module, optimizer, session), saved, strict=True):
-                    each.load_state_dict(state)
-            train(ddp, optimizer, session, data[stop:])
-            ends.append(flat(ddp))
-            session.close()
-        assert torch.equal(*ends), f"stopped after {stop} steps"
+            for each, state in zip((ddp.module, optimizer, session), saved, strict=True):
+                each.load_state_dict(state)
+        train(ddp, optimizer, session, data[stop:])
+        found = flat(ddp)
+        session.close()
+        return found
+
+    never = run(0)
+    for stop in (EPOCH + 1, EPOCH + 2, EPOCH + 4, 9):
+        assert torch.equal(run(stop), never), f"stopped after {stop} steps"
 
 
 @check
