@@ -74,29 +74,22 @@ def train(
 
 PROGRESS = (
     "localsgd:sync_every=4",
-    "diloco:sync_every=4",
-    "slowmo:sync_every=4",
     "overlap-localsgd:sync_every=4",
     "streaming-diloco:sync_every=6,fragments=3,fragment_sync_delay=2",
     "easgd:sync_every=4",
-    "odsgd",
     "predictive:sync_every=4",
     "mp2:rescale=false,sync_every=4,budget=0.5",
-    "adacomm:sync_every=4,interval=4",
-    "qsr:sync_every=2,longest=6",
     "ednncomm:sync_every=4,fragments=2,fragment_sync_delay=1",
     "daso:warmup_epochs=1",
-    "postlocal:start_step=6,sync_every=3",
     "sgp",
     "gossip:late=1,sync_every=2",
     "gossip-pga:global_every=2,buffers=averaged",
     "adpsgd",
     "prague:sync_every=2",
     "choco:ratio=0.5",
-    "dcd",
-    "sgp:graph=star",
     "noloco:sync_every=2",
 )
+"""One of each way in which buffers travel; `test_buffers` has every merge."""
 
 
 @check
