@@ -85,11 +85,11 @@ def _triton() -> Iterator[None]:
 
 HALVES = [torch.bfloat16, torch.float16]
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
-EACH = pytest.mark.parametrize(
-    ("dtype", "kind"),
-    [(torch.float32, kind) for kind in KINDS]
-    + [(half, kind) for half in HALVES for kind in (KINDS[::3] if LARGE else KINDS[3:])],
-)
+NUMBERS = [(torch.float32, kind) for kind in KINDS]
+NUMBERS += [(half, kind) for half in HALVES for kind in (KINDS[::3] if LARGE else KINDS[3:])]
+EACH = pytest.mark.parametrize(("dtype", "kind"), NUMBERS)
+WAYS = [(two, keep) for two in (False, True) for keep in (False, True)]
+"""Of signs: whether a block has two magnitudes, and what is kept of zeros."""
 
 
 def numbers(numel: int, kind: str = "normal", seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -138,8 +138,12 @@ def rows(payload: list[Tensor], peers: int) -> list[list[Tensor]]:
 
 
 @pytest.mark.parametrize("numel", SIZES)
-@pytest.mark.parametrize(("two", "keep"), [(False, False), (True, False), (False, True), (True, True)])
-@EACH
+@pytest.mark.parametrize(
+    ("dtype", "kind", "two", "keep"),
+    # In the interpreter every way of fp32 that is mixed, and two of the others, in turns.
+    [(*each, *way) for i, each in enumerate(NUMBERS) for j, way in enumerate(WAYS)
+     if LARGE or each == (torch.float32, "mixed") or (i + j) % 2],
+)  # fmt: skip
 def test_signs(dtype: torch.dtype, kind: str, two: bool, keep: bool, numel: int) -> None:
     x, residual = numbers(numel, kind, 0, dtype), old_residual(numel, kind, dtype)
     x[::7] = residual[::7] = 0
@@ -311,7 +315,7 @@ def test_fp8_payloads(dtype: torch.dtype, kind: torch.dtype, numel: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("numel", "bits"), [(0, 3), (70, 2), *[(n, b) for n in (1100, *LARGE) for b in (2, 3, 4)]]
+    ("numel", "bits"), [(0, 3), (70, 2), *[(n, b) for n in (600, *LARGE) for b in (2, 3, 4)]]
 )
 def test_entropy_coded_as_on_the_host(numel: int, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of numbers that get shorter, and of such as do not; and nothing is written of a damaged message."""
@@ -427,7 +431,7 @@ def test_a_buffer_that_is_too_small_is_told() -> None:
     )
 
 
-SMALL = [(1, 1.0), (300, 0.0), (300, 0.3), (300, 1.0), (9000, 0.01), (9000, 0.1)]
+SMALL = [(1, 1.0), (300, 0.0), (300, 0.3), (300, 1.0), (9000, 0.1)]
 
 
 @pytest.mark.parametrize(
@@ -468,7 +472,7 @@ def drawn(numel: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor | None]]:
     ]
 
 
-@pytest.mark.parametrize("numel", [1, 300, 20_000, *LARGE])
+@pytest.mark.parametrize("numel", [1, 300, 9000, *LARGE])
 @pytest.mark.parametrize(("per_chunk", "chunk"), [(41, 4096), (1, 1000), (4000, 4096)])
 @TYPES
 def test_the_largest_of_each_chunk(dtype: torch.dtype, per_chunk: int, chunk: int, numel: int) -> None:
