@@ -1,15 +1,20 @@
 """The campaign of faults: what is drawn, how it is judged, and a few trials of it."""
 
 import os
+import subprocess
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import fault_runs
 from fault_runs import Found, judge, made
 from fault_scenes import ENDING, SCENES, Ended, alike, misdeeds
 from fault_trials import APART, FAMILIES, FATAL, KINDS, LAYOUTS, TRANSIENT, Trial, faults, worlds
 from faults import summary
+from forks import COMMAND, Fork
 from tacit.algorithms import parse, registry
 
 
@@ -115,8 +120,19 @@ def test_what_cannot_be_made_here_is_counted_apart() -> None:
         ("low rank", "nan", 1),
     ],
 )
-def test_a_trial(family: str, kind: str, rank: int) -> None:
+def test_a_trial(family: str, kind: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by processes as a campaign has them, whose remains it finds; all else by forks."""
+
+    def forked(argv: list[str], **given: Any) -> Fork:
+        return Fork([argv[0], COMMAND, "tacit", *argv[3:]], **given)
+
     trial = Trial(0, (family,), "2x1", kind, (rank,), 5)
-    undisturbed = made(trial.undisturbed) if kind in TRANSIENT and family not in APART else None
-    assert kind in FATAL or undisturbed is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(fault_runs, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": forked}))
+        if kind in FATAL:
+            assert judge(trial, made(trial), None) == []
+            return
+        assert kind in TRANSIENT
+        assert family not in APART
+        undisturbed = made(trial.undisturbed)
     assert judge(trial, made(trial), undisturbed) == []

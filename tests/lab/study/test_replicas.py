@@ -46,9 +46,9 @@ def test_replicas_end_equal(algorithm: str) -> None:
 def test_in_stream_order_replicas_end_where_they_do_on_the_host(algorithm: str) -> None:
     """As on a GPU, with tensors on the CPU that are treated as its."""
     recipe = Bytes()
-    expected = Replicas(recipe, parse(algorithm), steps=5).train()
+    expected = Replicas(recipe, parse(algorithm), steps=4).train()
     with emulated_device():
-        replicas = Replicas(recipe, parse(algorithm), steps=5)
+        replicas = Replicas(recipe, parse(algorithm), steps=4)
         found = replicas.train()
     assert all(level.session.context.in_stream for worker in replicas._workers for level in worker.levels)
     for mine, theirs in zip(found.model.parameters(), expected.model.parameters(), strict=True):
