@@ -10,7 +10,7 @@ JITTED := $(wildcard src/tacit/kernels/numba/*.py)
 # Without bytecode files each of a thousand processes would compile all sources anew: a second of processor time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo quick test check docs
+.PHONY: setup demo quick test check lint docs
 setup: $(READY) $(STAMP)
 
 # What the kernels need comes first: `make -j2 setup` compiles them while the rest is installed.
@@ -44,11 +44,13 @@ quick: setup  ## The laws, and the tests that start no process: about a minute a
 test: setup  ## The whole test suite; tests that need network namespaces say so where they cannot run.
 	$(BIN)/python -m pytest --forks 6
 
-check: $(STAMP)  ## Format, lint, strict types, and the rules of the source's structure.
+check: lint  ## Format, lint, strict types, and the rules of the source's structure.
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+lint: $(STAMP)  ## What `check` is but for those rules, which `test` holds too.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 docs: $(STAMP)  ## The documentation site, in build/site; a broken link is an error.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
