@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from forked_testbeds import forked_testbeds
 from tacit.errors import TestbedError
 from tacit_lab.cluster import Cluster
 from tacit_lab.cluster_plans import FRAMES
@@ -32,7 +33,7 @@ def relays(processes_named: Callable[[str], set[int]]) -> Callable[[], set[int]]
 def measured(cluster: str, program: Path, trips: int = 40, pause: float = 0.01, connections: int = 4) -> Any:
     """Seconds of round trips, and bit/s of payload in each half second."""
     lines: list[str] = []
-    with Testbed(Cluster.parse(cluster)) as testbed:
+    with forked_testbeds(), Testbed(Cluster.parse(cluster)) as testbed:
         words = [str(program), str(trips), str(pause), str(connections)]
         result = testbed.run(words, on_line=lambda _, line: lines.append(line), timeout=100)
     assert result.ok, lines
@@ -90,7 +91,7 @@ def test_packets_are_no_larger_than_the_mtu(programs: Path) -> None:
 
 def test_a_way_that_loses_large_packets_is_named_by_the_probe(programs: Path) -> None:
     lines: list[str] = []
-    with Testbed(Cluster.parse("2x1@100mbit")) as testbed:
+    with forked_testbeds(), Testbed(Cluster.parse("2x1@100mbit")) as testbed:
         words = [str(programs / "black_hole.py"), "1400"]
         assert testbed.run(words, on_line=lambda _, line: lines.append(line), timeout=100).ok, lines
     found = [json.loads(line) for line in lines if line.startswith("{")]
@@ -111,7 +112,7 @@ def test_nobody_opens_a_connection_to_a_node_behind_a_nat(
     programs: Path, cluster: str, reaches: dict[int, list[int]]
 ) -> None:
     lines: list[str] = []
-    with Testbed(Cluster.parse(cluster)) as testbed:
+    with forked_testbeds(), Testbed(Cluster.parse(cluster)) as testbed:
         words = [str(programs / "reach.py")]
         assert testbed.run(words, on_line=lambda _, line: lines.append(line), timeout=60).ok, lines
     assert {each["node"]: each["reaches"] for each in map(json.loads, lines)} == reaches

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from forked_testbeds import forked_testbeds
 from tacit.errors import ConfigError, TestbedError
 from tacit_lab.cluster import Cluster
 from tacit_lab.testbed import Testbed, rank
@@ -46,7 +47,7 @@ def test_is_up_and_down_quickly() -> None:
 @pytest.mark.usefixtures("namespaces")
 def test_ranks_talk_and_interfaces_count(programs: Path) -> None:
     lines = Lines()
-    with Testbed(Cluster.parse("2x2@100mbit")) as testbed:
+    with forked_testbeds(), Testbed(Cluster.parse("2x2@100mbit")) as testbed:
         result = testbed.run([str(programs / "exchange.py")], on_line=lines, timeout=100)
     assert result.ok, f"{result}\n{lines}"
     ranks = sorted(lines.facts, key=lambda facts: facts["rank"])
@@ -142,7 +143,7 @@ def test_lines_go_to_our_own_output_by_default(programs: Path, capsys: pytest.Ca
 
 @pytest.mark.usefixtures("namespaces")
 def test_two_testbeds_at_once_and_two_runs_in_one(programs: Path) -> None:
-    with Testbed(Cluster.parse("2x1")) as one, Testbed(Cluster.parse("2x1@1gbit")) as two:
+    with forked_testbeds(), Testbed(Cluster.parse("2x1")) as one, Testbed(Cluster.parse("2x1@1gbit")) as two:
         for testbed in (one, two, one):
             lines = Lines()
             assert testbed.run([str(programs / "where.py")], on_line=lines).ok, lines
