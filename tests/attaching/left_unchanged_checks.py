@@ -66,7 +66,8 @@ def seed() -> None:
 
 
 def generators() -> int:
-    return hash((torch.get_rng_state().numpy().tobytes(), str(np.random.get_state()), random.getstate()))
+    _, keys, *at = np.random.get_state()
+    return hash((torch.get_rng_state().numpy().tobytes(), keys.tobytes(), *at, random.getstate()))
 
 
 BEFORE: dict[str, object] = {}
