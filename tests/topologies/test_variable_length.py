@@ -127,6 +127,19 @@ def test_many_peers_send_a_rank_its_own_lengths_alone(
     assert few.sent - many.sent == rounds * peers * (peers - 1) * 4 * (peers - 2)
 
 
+def test_on_a_device_kernels_find_lengths_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, restore = list[bool](), ByteCoded.restore_on_device_
+
+    def watched(codec: ByteCoded, messages: Tensor, lengths: Tensor, numel: int, payloads: Payload) -> None:
+        found.append(messages.is_contiguous() and lengths.is_contiguous())
+        restore(codec, messages, lengths, numel, payloads)
+
+    monkeypatch.setattr(ByteCoded, "restore_on_device_", watched)
+    with emulated_device():
+        Group(Loopback(3), TwoPhase(), ByteCoded(Int8()), {"w": torch.zeros(100, 70)}).round(0)
+    assert found == [True] * 6
+
+
 class Gathered(BF16):
     """BF16 that does not add up on the way."""
 

@@ -70,7 +70,8 @@ def _lengths_of_each(
     peers = len(messages)
     if 4 * peers**2 <= RIDES_ALONG:
         lengths, numbers = yield from _lengths(messages, mine)
-        return lengths[rank::peers], numbers[rank::peers], [max(numbers[i::peers]) for i in range(peers)]
+        arriving = lengths[rank::peers].contiguous()  # as kernels read them
+        return arriving, numbers[rank::peers], [max(numbers[i::peers]) for i in range(peers)]
     leaving = _numbers(messages, mine)
     answered = yield AllToAll(tuple((each,) for each in torch.split(leaving, 1)))
     arriving = leaving[rank].expand(peers) if leaving.is_meta else torch.cat([each for (each,) in answered])
