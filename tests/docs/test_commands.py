@@ -101,8 +101,12 @@ def test_make_has_that_target(page: str, line: str) -> None:
 
 
 @for_each(("page", "line"), PYTHON)
-def test_a_script_is_there(page: str, line: str) -> None:
-    _scripts_exist(typed(line))
+def test_a_script_is_there_and_has_the_options(page: str, line: str) -> None:
+    words = typed(line)
+    _scripts_exist(words)
+    if re.match(r"benchmarks/\w+\.py", words[1]) and not page.startswith(DATED):
+        known = (ROOT / words[1]).read_text()
+        assert [each for each in words[2:] if each.startswith("--") and f'"{each}"' not in known] == []
 
 
 @for_each(("page", "text"), TEXTS)
