@@ -197,7 +197,7 @@ def gather_found(find: Callable[[], str], group: dist.ProcessGroup) -> list[str]
         raise error
     failed = {rank: each for rank, (_, each) in zip(ranks_of(group), everyone, strict=True) if each}
     if failed:
-        raise TacitError(f"nothing was found on {of_ranks(failed)}: {next(iter(failed.values()))}") from error
+        raise TacitError(f"measuring failed on {of_ranks(failed)}: {next(iter(failed.values()))}") from error
     return [each for each, _ in everyone]
 
 
