@@ -160,6 +160,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.links != LINKS and not options.quick:
         parser.error("--links is of --quick: write both, or leave it out")
+    if options.map and (options.quick or options.table):
+        parser.error("--map measures nothing, and writes pages: leave --quick and --table out")
     if options.map:
         print("wrote", *choosing_map.write(options.data), sep="\n", file=sys.stderr)
         return

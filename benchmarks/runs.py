@@ -1,4 +1,4 @@
-"""A training run, and files of JSON lines that keep what was found."""
+"""A training whose steps are timed, and files of JSON lines that keep what was found."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Run:
-    """One training run.
+    """A training whose steps are timed.
 
     Attributes:
         recipe: its name and its choices, as `tacit compare` takes them, such as ("cifar10", "--data", PATH).
-        cluster: without servers; `servers`: how many stand beside it.
+        algorithm, servers, seed: as lines have them; nothing sets them now.
+        cluster: with its parameter servers, if it has any.
         epochs: None: as many as the recipe has.
     """
 
