@@ -2,7 +2,7 @@
 
     python benchmarks/scaling.py --save         # on a quiet machine: half an hour
     python benchmarks/scaling.py --counts --save    # all but the seconds, which need no quiet: a quarter
-    python benchmarks/scaling.py --quick        # some minutes: fewer blocks, and the largest left out
+    python benchmarks/scaling.py --quick        # about 7 minutes: fewer blocks, and the largest left out
     python benchmarks/scaling.py --only nodes   # one ladder
     python benchmarks/scaling.py --table        # of what was saved last; --publish writes docs/scaling.md
 
