@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from forked_testbeds import forked_testbeds
 from launched import in_testbed
 
 ALONE = """
@@ -26,6 +27,7 @@ with ranks(60) as rank:
 def test_a_block_lasts_as_long_as_its_slowest_rank(tmp_path: Path) -> None:
     script = tmp_path / "alone.py"
     script.write_text(ALONE.format(benchmarks=str(Path(__file__).parents[2] / "benchmarks")))
-    found = in_testbed("2x1@1gbit", [str(script)], timeout=120)
+    with forked_testbeds():
+        found = in_testbed("2x1@1gbit", [str(script)], timeout=120)
     assert [each >= 0.3 for each in found["mine"]] == [True, True]
     assert max(found["theirs"]) < 0.3

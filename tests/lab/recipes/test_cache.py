@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from forked_testbeds import forked_testbeds
 from tacit.errors import ConfigError
 from tacit_lab.recipes.data import cache
 from tacit_lab.recipes.data.splits import Images, Split
@@ -220,6 +221,6 @@ def _come(source: Path) -> int:
 
 def test_of_many_processes_that_come_at_once_one_reads(source: Path) -> None:
     expected = int(images(1).train.images.long().sum())
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
+    with forked_testbeds(), multiprocessing.get_context("spawn").Pool(4) as pool:
         assert pool.map(_come, [source] * 8, chunksize=1) == [expected] * 8
     assert len(list(source.parent.glob("read-by-*"))) == 1
