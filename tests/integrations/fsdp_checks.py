@@ -82,8 +82,7 @@ def whole(net: Any) -> Tensor:
     return torch.cat([p.detach().full_tensor().reshape(-1) for p in net.parameters()])
 
 
-@cache
-def plain(
+def trained_plainly(
     algorithm: str, micro: int = 1, clip: float | None = None, bf16: bool = False, prefix: str = ""
 ) -> Trained:
     """The same training with `tacit.attach` in a loop of its own."""
@@ -106,6 +105,9 @@ def plain(
                 optimizer.zero_grad()
     assert same_on_all_ranks(whole(net))
     return torch.stack(losses), whole(net)
+
+
+plain = cache(trained_plainly)
 
 
 def same(a: Trained, b: Trained) -> None:
