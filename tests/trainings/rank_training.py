@@ -4,10 +4,11 @@ import json
 import os
 import re
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import cache
+from typing import TypeVar
 from unittest.mock import patch
 
 import pytest
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import tacit
 from tacit.kernels.dispatch import emulated_device
 
+T = TypeVar("T")
 LONGEST = timedelta(seconds=120)
 """That a message of another rank may take, on a machine that does much else."""
 EMULATED = "TACIT_TESTS_EMULATED"
@@ -53,6 +55,11 @@ class Checks(dict[str, Callable[[], None]]):
             print(json.dumps({"check": name, "error": error}), flush=True)
             dist.barrier()
         dist.destroy_process_group()
+
+
+def here(every: Sequence[T], as_on_a_gpu: Sequence[T]) -> Sequence[T]:
+    """What a check tries: all, or as on a GPU one of each way there."""
+    return as_on_a_gpu if os.environ.get(EMULATED) else every
 
 
 # ---- a model and its training -------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from rank_training import (
     close_to,
     everywhere,
     flat,
+    here,
     network,
     raises,
     same_on_all_ranks,
@@ -225,7 +226,8 @@ BY_NODE = [
 
 @check
 def a_void_round_keeps_nothing_and_lowers_the_factor_on_all_ranks() -> None:
-    for algorithm in ("dense", "bf16", "topk:ratio=0.1", "sign", "randomk", "powersgd", *BY_NODE):
+    every = ("dense", "bf16", "topk:ratio=0.1", "sign", "randomk", "powersgd", *BY_NODE)
+    for algorithm in here(every, ("dense", "topk:ratio=0.1", "powersgd", BY_NODE[-1])):
         loop = Loop(scaler(), overflows={4: (1,)})
         with tacit.attach(loop.model, loop.optimizer, algorithm, scaler=loop.scaler) as session:
             loop.steps(4)  # and the buckets have settled

@@ -325,7 +325,7 @@ def test_a_profile_adds_up(tmp_path: Path) -> None:
         TRAIN
         + "with tacit.attach(model, optimizer, tacit.from_env()): train(12)\ndist.destroy_process_group()"
     )
-    ran = Ran(tmp_path, text, "--algorithm", "bf16", "--profile", fresh=(0,))
+    ran = Ran(tmp_path, text, "--algorithm", "bf16", "--profile")
     assert ran.code == 0, ran.err
     profile = ran.kept["profile"]
     assert (profile["ranks"], profile["steps"], profile["first"]) == (2, 6, 7)

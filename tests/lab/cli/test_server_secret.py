@@ -118,7 +118,7 @@ def test_a_run_makes_one_of_its_own_that_nobody_sees(tmp_path: Path, monkeypatch
     (tmp_path / "train.py").write_text(LOOKS)
     kept = tmp_path / "kept"
     secrets = {SECRET}
-    for out, ranks in (("a", 2), ("b", 1)):
+    for out, ranks in (("a", 1), ("b", 2)):
         words = [
             "run",
             "--cluster",
