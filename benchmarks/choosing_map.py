@@ -142,23 +142,28 @@ def allowed(rows: Sequence[Row], task: str, steps: int) -> list[str]:
 
 
 def profile_of(network: str, texts: Sequence[str], data: str | None) -> Profile:
-    """The network's profile that is kept; or, taken now, one with what these algorithms cost.
+    """The network's profile with what these algorithms cost: that which is kept, or one that is taken now.
+
+    A kept one is given the costs that it lacks, if it is of this machine's processor.
 
     Raises:
         SystemExit: it must be taken, and there are no images.
     """
-    path = RESULTS / f"choosing-map-{network}.json"
+    path, layouts = RESULTS / f"choosing-map-{network}.json", [(4, 1)]
     if path.exists():
-        return Profile.load(path)
+        kept = Profile.load(path)
+        profile = measured_costs.with_costs(kept, texts, layouts, asked=False)
+        if profile.costs != kept.costs:
+            profile.save(path)
+        return profile
     words = ["--recipe", network]
     if network == "vgg11":
         if data is None:
             raise SystemExit(f"{path.name} is not there, and takes the images of CIFAR-10: write --data PATH")
         words = ["--recipe", "cifar10", "--model", network, "--data", data]
     with Testbed(Cluster(1, 2, namespaces=False)) as bed:
-        profile = step_profiles.of_recipe(
-            bed, words, measured_costs.predictable(texts), [(4, 1)], asked=False
-        )
+        planned = measured_costs.predictable(texts)
+        profile = step_profiles.of_recipe(bed, words, planned, layouts, asked=False)
     profile.save(path)
     return profile
 
