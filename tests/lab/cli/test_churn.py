@@ -52,7 +52,7 @@ def test_a_recipe_is_trained_to_its_end_and_the_page_shows_what_happened(tmp_pat
     assert {how for _, how in went} <= {"killed", "frozen", "back"}
     assert max(count for _, count in churn.members) == 3
     assert churn.rounds[-1][1] > 100
-    assert 0 < churn.useful <= 3 * 360 * 16
+    assert churn.useful > 0  # and may be more than steps times replicas, as some are taken alone
     row = next(each for each in compare(found).rows if each.algorithm == "lowbit by a hub under churn")
     assert row.goodput is not None
     assert row.goodput > 0  # beside seconds of another run
