@@ -52,7 +52,7 @@ def test_without_numba_the_bits_are_the_same_and_it_is_said_once(usual: dict[str
 
 
 def test_the_reference_can_be_asked_for(usual: dict[str, Any]) -> None:
-    said = encode_all(TACIT_KERNELS="reference")
+    said = encode_all("--without-session", TACIT_KERNELS="reference")
     assert said["bits"] == usual["bits"]
     assert said["path"].endswith("kernels: plain torch on cpu (TACIT_KERNELS=reference)")
     assert said["warned"] == []
@@ -63,8 +63,9 @@ def test_a_cache_folder_that_cannot_be_written_to_only_costs_time(
 ) -> None:
     file = tmp_path / "file"
     file.touch()
-    said = encode_all(NUMBA_CACHE_DIR=str(file / "below a file"))
-    assert (said["bits"], said["path"]) == (usual["bits"], usual["path"])
+    said = encode_all("--without-session", NUMBA_CACHE_DIR=str(file / "below a file"))
+    assert said["bits"] == usual["bits"]
+    assert usual["path"].endswith(said["path"])
 
 
 def test_a_session_in_tritons_interpreter_writes_the_same_bits(usual: dict[str, Any]) -> None:
