@@ -79,7 +79,7 @@ def claims(papers: Sequence[Paper], rows: Sequence[Row], found: Sequence[Found])
 
 def _of(paper: Paper, arm: str, text: str) -> str:
     """What is told of an arm, with its name where there are others."""
-    name = arm.format(tenth="")  # which is named, as it follows the length
+    name = arm.format(tenth="N/10")  # of N steps
     return f"`{name}` {text}" if len(paper.held) > 1 else text
 
 

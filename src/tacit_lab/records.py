@@ -245,7 +245,7 @@ class ChurnRecord(_OfRun):
     samples: list[list[float]]
     """Seconds, and how many samples a second all trained on since the entry before."""
     useful: int
-    """Samples of finished rounds."""
+    """Samples of finished rounds, without steps that the state of others has replaced."""
     up: float
     """Seconds from each start's first step until the replica went, or the end, summed."""
 

@@ -61,8 +61,9 @@ def train(task: Task, recipe: Recipe, silence: float) -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             session.observe(loss)
             optimizer.step()
-            member.stepped(len(targets), loss)
-            if session.step != step + 1:  # it has taken the state of others
+            taken = session.step != step + 1  # the state of others
+            member.stepped(len(targets), loss, taken)
+            if taken:
                 break
     place, size = session.members.place, session.members.size
     session.close()
@@ -82,15 +83,19 @@ class _Teller:
     def __init__(self, session: MemberSession, parameters: int, steps: int) -> None:
         self.steps = steps
         self._session, self._parameters = session, parameters
-        self._samples = self._useful = 0
+        self._samples = self._useful = self._lost = self._settled = 0
         self._round, self._period = session.session.round, session.members.number
         self._said = 0.0
 
-    def stepped(self, samples: int, loss: Tensor) -> None:
-        """Note a step of so many samples."""
+    def stepped(self, samples: int, loss: Tensor, taken: bool) -> None:
+        """Note a step of so many samples, and whether others' state replaces all since the last round."""
         self._samples += samples
+        if taken:
+            self._lost += self._samples - self._settled
+            self._settled = self._samples
         if self._session.session.round != self._round:
-            self._round, self._useful = self._session.session.round, self._samples
+            self._round, self._settled = self._session.session.round, self._samples
+            self._useful = self._samples - self._lost
         period = self._session.members.number
         if period != self._period or time.perf_counter() - self._said > EVERY:
             self._period = period
@@ -98,7 +103,7 @@ class _Teller:
 
     def ended(self, loss: float, accuracy: float) -> None:
         """Say that all steps are taken, and what came of them."""
-        self._useful = self._samples
+        self._useful = self._samples - self._lost
         self.say(loss=loss, accuracy=accuracy, metrics=self._session.metrics())
 
     def say(self, **more: Any) -> None:

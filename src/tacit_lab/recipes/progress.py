@@ -71,7 +71,8 @@ class MemberSign(MarkedLine):
         at: seconds since 1970.
         steps: of the whole run; `step`: how many of them are taken.
         round: how many rounds are finished; `period`: of how many `members`.
-        samples: how many this process has trained on; `useful`: of these, whose round is finished.
+        samples: how many this process has trained on; `useful`: of these, whose round is finished, without
+            those whose steps the state of others has replaced.
         sent: bytes that the node's interface has sent since it was made; None without one.
         loss: of the last batch; at the end on held-out data.
         accuracy: on held-out data, at the end; None before.
