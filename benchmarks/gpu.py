@@ -1,7 +1,7 @@
 """All that docs/gpus.md says of a GPU, or has not run, in one call: the most telling first, within a time.
 
     python benchmarks/gpu.py --minutes 12             # one GPU; a second call goes on where it stopped
-    python benchmarks/gpu.py --dry                    # what would run, in which order, and for how long
+    python benchmarks/gpu.py --dry                    # what would run, in which order, for how long
     python benchmarks/gpu.py --cpu                    # that every check works, small, on a CPU
     python benchmarks/gpu.py --only kernels,steps     # the checks whose names begin so
     python benchmarks/gpu.py --table FILE             # what a record holds, and which goals it meets
@@ -59,6 +59,10 @@ CHECKS: Sequence[Check] = (
 )
 """The most telling first; behind the trainings, which fill the time, what a second call does."""
 RECORD = ROOT / "build" / "gpu.jsonl"
+MEMORY = (
+    "Steps, wire, auto, clock and profile need about 40 GiB of the GPU: plain DDP took 31,147 MiB of\n"
+    "an H100, and at most six models are there, of 1.4 GiB each."
+)
 PATIENCE = 3.0
 """How many times as long as it should take a check may take, before its process is ended."""
 BEGINNING = 15
@@ -152,10 +156,35 @@ def named(name: str) -> Check:
 # ---- the record ---------------------------------------------------------------------------------------
 
 
+def entry(line: str) -> Row:
+    """A line of a record; one that is none raises a ValueError, KeyError or TypeError."""
+    row: Row = json.loads(line)
+    return {"check": row["check"], "device": row["device"], **row}
+
+
+def check_record(path: Path) -> None:
+    """Raise a ValueError if this file is no record."""
+    if not path.is_file():
+        raise ValueError(f"there is no such file: write a record of gpu.py, such as {RECORD}")
+    for line in path.read_text(errors="replace").splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            entry(line)
+            return
+    raise ValueError(
+        "no line of it is a check's result, so it is no record of gpu.py, which has a JSON object for each "
+        f"check in a line: write one, such as {RECORD} (the .json files of benchmarks/results are none)"
+    )
+
+
 def recorded(path: Path, device: str) -> dict[str, Row]:
-    """What a record holds of this device: by check, the last row, but no failure in place of a success."""
+    """What a record holds of this device: by check, the last row, but no failure in place of a success.
+
+    What was skipped is not in it, and so runs in the next call.
+    """
     found: dict[str, Row] = {}
-    for row in lines(path, json.loads):
+    for row in lines(path, entry):
+        if "skipped" in row.get("found", ()):
+            continue
         kept = found.get(row["check"])
         if row["device"] == device and (kept is None or "error" in kept or "error" not in row):
             found[row["check"]] = row
@@ -169,7 +198,7 @@ def in_order(checks: Sequence[Check], found: Mapping[str, Row]) -> list[Check]:
 
 
 def chosen(only: str | None) -> list[Check]:
-    """The checks whose names begin with one of these words.
+    """The checks whose names begin with one of these words; with what they are compared with, `wire`.
 
     Raises:
         ValueError: no check's name begins with one of them.
@@ -179,7 +208,25 @@ def chosen(only: str | None) -> list[Check]:
         if not any(each.name.startswith(word) for each in CHECKS):
             names = ", ".join(dict.fromkeys(each.name.partition(":")[0] for each in CHECKS))
             raise ValueError(f"no check's name begins with {word!r}: the parts are {names}")
-    return [each for each in CHECKS if each.name.startswith(tuple(words))]
+    found = [each for each in CHECKS if each.name.startswith(tuple(words))]
+    if gpu_auto.CHECK in found or gpu_auto.CLOCK in found:
+        found.append(gpu_steps.WIRE)
+    return [each for each in CHECKS if each in found]
+
+
+def needs(checks: Sequence[Check], record: Path) -> str:
+    """What to know before these checks run."""
+    told = [
+        f"The first check begins after some {BEGINNING} s. The record, a line for each check: {record}.",
+        MEMORY,
+    ]
+    if gpu_suites.FIRST in checks:
+        told.append(gpu_suites.NEEDS)
+    if gpu_auto.CHECK in checks or gpu_auto.CLOCK in checks:
+        told.append(
+            "auto and clock are compared with what `wire` found, so it runs, too, if the record lacks it."
+        )
+    return "\n".join(told)
 
 
 def plan(checks: Sequence[Check], minutes: float) -> str:
@@ -203,6 +250,8 @@ def told(row: Row) -> str:
         return f"FAILED {row['check']}: {row['error'].strip().splitlines()[-1]}"
     if row["device"] == CPU.type:
         return f"works  {row['check']}"
+    if "skipped" in row["found"]:
+        return f"skipped {row['check']}: {row['found']['skipped']}"
     words = []
     for each in row["found"].get("verdicts", ()):
         figure = f"{each['is']:.4g}" if isinstance(each["is"], float) else each["is"]
@@ -281,11 +330,15 @@ def main() -> int:
         parser.error(f"--only {options.only}: {error}")
     device = CPU if options.cpu else CUDA
     if options.table:
-        for name in dict.fromkeys(row["device"] for row in lines(options.table, json.loads)):
+        try:
+            check_record(options.table)
+        except ValueError as error:
+            parser.error(f"--table {options.table}: {error}")
+        for name in dict.fromkeys(row["device"] for row in lines(options.table, entry)):
             print(f"{name}\n{table(recorded(options.table, name))}")
         return 0
     if options.dry:
-        print(plan(checks, options.minutes))
+        print(f"{plan(checks, options.minutes)}\n\n{needs(checks, options.record)}")
         return 0
     if not options.cpu and not torch.cuda.is_available():
         parser.error("torch sees no GPU here: write --dry to see what would run, or --cpu to try it")

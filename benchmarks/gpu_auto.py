@@ -129,7 +129,7 @@ def foretold(setting: Setting) -> Row:
     if setting.small:
         return {"rows": []}
     table = setting.found.get("wire") or wired(setting, WIRED, GBIT)
-    algorithms = [SENT_AS.get(each, each) for each in WIRED]
+    algorithms = ["ddp", *(SENT_AS.get(each, each) for each in WIRED)]
     PROFILE.parent.mkdir(exist_ok=True)
     profile = taken(training(None, setting.device), algorithms, PROFILE)
     rows, verdicts = [], []

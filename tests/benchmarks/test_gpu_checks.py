@@ -1,6 +1,8 @@
 """What gpu.py runs: its order and time, its record, what a failure does; and that checks work, on a CPU."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import gpu_kernels
 import gpu_profile
 import gpu_replicas
 import gpu_steps
+import gpu_suites
 from cases import for_each
 from gpu_checks import CPU, Check, Setting
 
@@ -109,6 +112,60 @@ def test_checks_are_chosen_by_how_their_names_begin() -> None:
     assert [each.name for each in gpu.chosen("kernels: topk,wire")] == ["kernels: topk", "wire"]
     with pytest.raises(ValueError, match="no check's name begins with 'kernel s': the parts are steps, ker"):
         gpu.chosen("wire,kernel s")
+    assert [each.name for each in gpu.chosen("clock")] == ["wire", "clock"], "compared with what wire found"
+
+
+@for_each("text", [None, "", '{\n  "steps": []\n}\n', '{"check": "wire"}\n'])
+def test_the_table_of_what_is_no_record_is_an_error(
+    text: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--table", str(path)])
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main()
+    why = "there is no such file" if text is None else "no line of it is a check's result"
+    assert f"--table {path}: {why}" in capsys.readouterr().err
+
+
+def test_a_table_passes_over_a_line_that_is_not_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "record"
+    path.write_text('{"check": "wi\n{"check": "laws", "device": "a GPU", "found": {}}\n')
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--table", str(path)])
+    assert gpu.main() == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("a GPU\nnot run: steps: dense")
+    assert "passed over" in said.err
+
+
+def test_a_dry_call_says_where_the_record_goes_and_what_is_needed(tmp_path: Path) -> None:
+    said = gpu.needs(gpu.chosen("clock,ranks"), tmp_path)
+    assert f"each check: {tmp_path}" in said
+    assert "NCCL 2.30 or later" in said
+    assert "LD_PRELOAD=" in said
+    assert "what `wire` found" in said
+    assert "NCCL" not in gpu.needs(gpu.chosen("kernels"), tmp_path)
+
+
+def test_tests_that_are_skipped_say_why_and_run_in_the_next_call(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = "SKIPPED [40] tests/cuda/test_nccl_ranks.py:45: NCCL before 2.30 is old\n40 skipped in 3.21s\n"
+    answer = subprocess.CompletedProcess([], 0, said, "")
+    monkeypatch.setattr(gpu_suites.subprocess, "run", lambda *_, **__: answer)
+    found = gpu_suites.FIRST.run(Setting(gpu.CUDA))
+    assert found["skipped"] == "NCCL before 2.30 is old"
+    row = {"check": gpu_suites.FIRST.name, "device": "a GPU", "found": found}
+    assert gpu.told(row) == "skipped ranks: four of NCCL: NCCL before 2.30 is old"
+    record = tmp_path / "record"
+    gpu.append(record, json.dumps(row))
+    assert gpu.recorded(record, "a GPU") == {}
+    answer.stdout = "3 passed, 1 skipped in 3.21s\n"
+    earlier = Setting(gpu.CUDA, found={gpu_suites.FIRST.name: found})
+    assert [each["met"] for each in gpu_suites.on_one_gpu(earlier)["verdicts"]] == [True]
 
 
 def test_a_process_whose_check_fails_is_ended() -> None:
