@@ -152,7 +152,7 @@ def profile_of(network: str, texts: Sequence[str], data: str | None) -> Profile:
     path, layouts = RESULTS / f"choosing-map-{network}.json", [(4, 1)]
     if path.exists():
         kept = Profile.load(path)
-        profile = measured_costs.with_costs(kept, texts, layouts, asked=False)
+        profile = measured_costs.with_costs(kept, texts, layouts)
         if profile.costs != kept.costs:
             profile.save(path)
         return profile

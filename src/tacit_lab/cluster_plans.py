@@ -13,7 +13,7 @@ from tacit.errors import ConfigError, TacitError
 from tacit.planning.cluster_prediction import BASE, Prediction, computing, predict
 from tacit.planning.profile import Profile
 from tacit.planning.simulation.clock import Network
-from tacit.planning.simulation.costs import without_cost
+from tacit.planning.simulation.costs import LARGEST, CostLacking, how_to_measure, without_cost
 from tacit.planning.simulation.networks import LATENCY, between_gpus, of_ring
 from tacit.strategy import AnyStrategy
 from tacit.transports.process_groups import connections
@@ -38,9 +38,6 @@ CANDIDATES = (
 FOR_ADAM = ("onebit-adam", "zeroone-adam")
 """The others, where it is known that the optimizer is Adam."""
 _UNPLANNED = ("parameter server", "automatic")
-LARGEST = 8
-"""The most nodes of a cluster for which a strategy's cost is measured; for more it is extrapolated."""
-
 WINDOW = 2.6e6
 """The bytes that a connection of Gloo carries in a round trip, with Linux's buffers (docs/network.md)."""
 FRAMES = 1448 / 1514
@@ -56,6 +53,7 @@ class ClusterPlan:
         refused: by algorithm, why it could not be predicted.
         compute: seconds of a step if communication cost nothing.
         where: the GPU or the processor that the profile is of.
+        measuring: how to measure the costs that the profile lacks; none if it lacks none.
     """
 
     network: Network
@@ -63,6 +61,7 @@ class ClusterPlan:
     refused: Mapping[str, str]
     compute: float
     where: str
+    measuring: str = ""
 
     @property
     def base(self) -> Prediction | None:
@@ -120,10 +119,11 @@ def plan(
         unfit: the reasons why others do not fit the optimizer.
 
     Raises:
-        ConfigError: none of them can be predicted; the message has the reason of the first.
+        ConfigError: none of them can be predicted; the message has the reasons.
     """
     found: list[Prediction] = []
     refused = dict(unfit or {})
+    lacking = []
     for text in texts:
         try:
             prediction = predict(parse(text), profile, network)
@@ -132,14 +132,18 @@ def plan(
                     f"it needs {prediction.memory / 1e9:.2f} GB of a rank, of {memory / 1e9:.2f} GB given"
                 )
             found.append(prediction)
+        except CostLacking as error:
+            refused[text] = error.why
+            lacking.append(text)
         except TacitError as error:
             refused[text] = str(error)
+    measuring = how_to_measure(profile, lacking, network.nodes, network.ranks) if lacking else ""
     if not found:
-        name, why = next(iter(refused.items()), ("nothing", "no algorithm was given"))
-        raise ConfigError(f"nothing can be predicted: {name}: {why}")
+        whys = "; ".join(f"{name}: {why}" for name, why in refused.items()) or "no algorithm was given"
+        raise ConfigError(f"nothing can be predicted: {whys}{f'. {measuring}' if measuring else ''}")
     found.sort(key=lambda each: each.seconds)
     where = profile.processor if profile.gpu is None else profile.gpu.name
-    return ClusterPlan(network, tuple(found), refused, computing(profile, network), where)
+    return ClusterPlan(network, tuple(found), refused, computing(profile, network), where, measuring)
 
 
 def described(

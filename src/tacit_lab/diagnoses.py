@@ -66,5 +66,5 @@ def of_profile(path: Path, cluster: Cluster, algorithm: str) -> Diagnosis:
     profile.check_whole()
     others, _ = fitting_texts(candidates("feedback"), profile, asked=False)
     layouts = cluster_plans.layouts(cluster.nodes, cluster.ranks_per_node)
-    profile = with_costs(profile, [*dict.fromkeys((algorithm, *others))], layouts, asked=False)
+    profile = with_costs(profile, [*dict.fromkeys((algorithm, *others))], layouts)
     return diagnosis_of(profile, cluster_plans.of_cluster(cluster, profile), parse(algorithm))

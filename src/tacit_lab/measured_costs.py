@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
 from tacit.algorithms import parse
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, TacitError
 from tacit.planning.cluster_prediction import refuse
 from tacit.planning.profile import Profile
 from tacit.planning.simulation.costs import cost_on
@@ -27,12 +28,10 @@ def predictable(texts: Sequence[str]) -> list[str]:
     return found
 
 
-def with_costs(
-    profile: Profile, texts: Sequence[str], layouts: Sequence[tuple[int, int]], asked: bool
-) -> Profile:
+def with_costs(profile: Profile, texts: Sequence[str], layouts: Sequence[tuple[int, int]]) -> Profile:
     """Measure here the costs that the profile does not have, if it is of this machine's processor.
 
-    Else those whose cost is missing are left out, and are an error if the user has named them.
+    What cannot be measured stays away: whoever predicts it is told why.
     """
     torch.set_num_threads(profile.threads)
     found = []
@@ -42,8 +41,7 @@ def with_costs(
                 cost_on(profile, text, nodes, ranks)
         except ConfigError:
             if not measurable(profile):
-                if asked:
-                    raise
                 continue
-            found += [measured_cost(parse(text), profile, *layout) for layout in layouts]
+            with suppress(TacitError):
+                found += [measured_cost(parse(text), profile, *layout) for layout in layouts]
     return profile.with_costs(found)

@@ -9,7 +9,7 @@ from tacit.errors import ConfigError
 from tacit.planning.profile import Profile
 from tacit.planning.simulation import networks
 from tacit.planning.simulation.clock import Network
-from tacit.planning.simulation.costs import CostOf, cost_on
+from tacit.planning.simulation.costs import CostLacking, CostOf, cost_on
 from tacit.planning.simulation.rehearsal import rehearse
 from tacit.planning.simulation.steps import simulate
 from tacit.planning.simulation.timeline import ENCODING, MAIN, SimulatedSpan
@@ -59,8 +59,14 @@ def predict(strategy: AnyStrategy, profile: Profile, network: Network) -> Predic
             as what it sends depends on the training or on servers.
     """
     refuse(strategy)
-    scripts = rehearse(networks.strategy_on(network, strategy), profile, network.nodes, network.ranks)
-    cost = cost_on(profile, strategy.name, network.nodes, network.ranks)
+    here = network.nodes, network.ranks
+    try:
+        cost = cost_on(profile, strategy.name, *here)
+    except CostLacking:
+        if profile.gpu is None:  # what does not fit the model has no cost: it says so itself
+            rehearse(strategy, profile, *here)
+        raise
+    scripts = rehearse(networks.strategy_on(network, strategy), profile, *here)
     costs = [CostOf(level, script) for level, script in zip(cost.levels, scripts, strict=True)]
     found = simulate(costs, profile, network)
     waits = {axis: found.exposed[axis] / found.steps for axis in (NET, NODE, ENCODING)}

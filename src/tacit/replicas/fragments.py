@@ -19,7 +19,8 @@ def fragments(named: Mapping[str, Tensor], count: int) -> list[list[str]]:
     """
     if len(named) < count:
         raise AttachError(
-            f"a model of {len(named)} parameters cannot be cut into {count} fragments: write fewer"
+            f"a model of {len(named)} parameters cannot be cut into {count} fragments: write fewer, "
+            f"such as fragments={max(len(named), 1)}"
         )
     total, done = sum(p.numel() for p in named.values()), 0
     parts: list[list[str]] = [[]]

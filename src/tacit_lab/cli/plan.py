@@ -147,6 +147,7 @@ def command(
     rates = None if sweep is None else _rates(sweep)
     lives, members = _churn(churn, replicas, shape.nodes)
     with interruptible(), nullcontext() if recipe is None else _ranks(recipe) as bed:
+        from tacit.planning.simulation.costs import LARGEST
         from tacit.planning.step_profiler import measurable
         from tacit_lab import cluster_plans, measured_costs
         from tacit_lab.churn_plan import ChurnPlan
@@ -157,7 +158,7 @@ def command(
             texts = cluster_plans.every_algorithm()
         wanted = cluster_plans.layouts(shape.nodes, shape.ranks_per_node)
         if rates is not None:
-            swept = [(nodes, shape.ranks_per_node) for nodes in (2, cluster_plans.LARGEST)]
+            swept = [(nodes, shape.ranks_per_node) for nodes in (2, LARGEST)]
             wanted = [*dict.fromkeys([*wanted, *swept])]
         if saved is not None:
             found, texts, unfit = _completed(saved, texts, wanted, algorithms is not None)
@@ -172,7 +173,7 @@ def command(
         shapes = cluster_plans.shapes_worth_a_look(found, network)
         texts = [*texts, *shapes]
         if measurable(found):  # else they are listed with the command that measures them
-            found = measured_costs.with_costs(found, shapes, wanted, asked=False)
+            found = measured_costs.with_costs(found, shapes, wanted)
     made = cluster_plans.plan(found, network, texts, None if memory is None else memory * 1e9, unfit)
     grid = [] if rates is None else _sweep(shape, found, network, texts, rates)
     title = f"{recipe or profile} on {shape}"
@@ -236,7 +237,7 @@ def _completed(
     if profile.gpu is not None and not asked:  # others could not be measured here
         wanted = cluster_plans.told_apart(each.algorithm for each in profile.costs)
     fitting, unfit = fitting_texts(wanted, profile, asked)
-    return measured_costs.with_costs(profile, fitting, layouts, asked), fitting, unfit
+    return measured_costs.with_costs(profile, fitting, layouts), fitting, unfit
 
 
 def _profiled(

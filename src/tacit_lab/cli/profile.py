@@ -37,9 +37,12 @@ def command(
         str,
         typer.Option(help="The clusters for which it is measured, NODESxRANKS, with commas, e.g. 4x1,8x1"),
     ] = "4x1,8x1",
-    out: Annotated[str, typer.Option(help="Where to save it, e.g. profile.json", metavar="FILE")] = (
-        "profile.json"
-    ),
+    out: Annotated[
+        str,
+        typer.Option(
+            help="Where to save it; a file that is there is replaced, e.g. profile.json", metavar="FILE"
+        ),
+    ] = "profile.json",
     modules: Modules = None,
 ) -> None:
     """Profile the first steps of a training script, for tacit plan. The script ends after them.

@@ -74,6 +74,7 @@ def to_json(plan: ClusterPlan, title: str, grid: Sequence[ClusterPlan] = ()) -> 
             for each in plan.predictions
         ],
         "refused": dict(plan.refused),
+        "how_to_measure": plan.measuring,
         "sweep": [
             {
                 "nodes": each.network.nodes,
@@ -103,6 +104,7 @@ def to_text(plan: ClusterPlan, title: str, grid: Sequence[ClusterPlan] = ()) -> 
     lines += ["", f"If communication cost nothing: {1e3 * plan.compute:.1f} ms. {_assumed(plan)}"]
     lines += [f"{each.algorithm}: {note}" for each in plan.predictions for note in each.notes]
     lines += [f"Left out: {name}: {why}" for name, why in plan.refused.items()]
+    lines += filter(None, [plan.measuring])
     return "\n".join([*lines, *_grid_lines(grid)])
 
 
@@ -174,7 +176,9 @@ def page(plan: ClusterPlan, title: str, grid: Sequence[ClusterPlan], command: st
         "and decoding, and messages between nodes and inside them.</p>"
         + "".join(_timeline(each) for each in _shown(plan))
         + "</section>",
-        f"<section><h2>Left out</h2><ul>{left_out}</ul></section>" if left_out else "",
+        f"<section><h2>Left out</h2><ul>{left_out}</ul><p>{escape(plan.measuring)}</p></section>"
+        if left_out
+        else "",
     ]
     return document("plan", parts, (), command)
 

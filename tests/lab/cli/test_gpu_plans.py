@@ -60,10 +60,19 @@ def test_what_wins_depends_on_the_links() -> None:
 
 
 def test_what_is_not_in_the_profile_has_to_be_measured_on_the_gpu() -> None:
-    done = called("plan", "--profile", str(SAVED), "--cluster", "8x8@1gbit", "--algorithms", "ddp,sign")
+    words = ("plan", "--profile", str(SAVED), "--cluster", "8x8@1gbit", "--algorithms")
+    done = called(*words, "ddp,sign,lowbit,dgc:momentum=0.9")
+    assert done.code == 0, done.err
+    for each in ("sign", "lowbit", "dgc:momentum=0.9"):
+        assert f"Left out: {each}: the profile lacks what {each!r} costs on 8x8" in done.out
+    kept = "tacit profile --algorithms ddp,dense,"
+    assert kept in done.out, "what the profile has is measured again, as the file has one run's costs alone"
+    there = "powersgd,sign,lowbit,dgc:momentum=0.9 --cluster local:8 --layout 2x1,4x1,8x1,2x8,4x8,8x8 --out"
+    assert there in done.out
+    done = called(*words, "sign")
     assert done.code == 2
-    assert "lacks what 'sign' costs on 8x8, and has it for no cluster: measure it" in done.err
-    assert "tacit profile --algorithms sign --layout 8x8 -- train.py" in done.err
+    assert "nothing can be predicted: sign: the profile lacks what" in done.err
+    assert kept in done.err
 
 
 def test_it_says_of_what_the_profile_is() -> None:
@@ -118,9 +127,11 @@ def test_a_diagnosis_is_of_a_script_or_of_a_profile() -> None:
         assert "by one of the two" in done.err
     done = called("diagnose", "--profile", str(SAVED), "--cluster", "8x8@1gbit", "--algorithm", "sign")
     assert done.code == 2
-    assert "tacit profile --algorithms sign --layout 8x8 -- train.py" in done.err
-    done = called("diagnose", "--profile", str(SAVED), "--cluster", "4x4@1gbit")
-    assert "lacks what 'ddp' costs on 4x4, and has it for 2x1, 4x1, 8x1, 2x8, 4x8, 8x8" in done.err
+    assert "lacks what 'sign' costs on 8x8" in done.err
+    done = called("diagnose", "--profile", str(SAVED), "--cluster", "3x5@1gbit")
+    assert "lacks what 'ddp' costs on 3x5, and has it for 2x1, 4x1, 8x1, 2x8, 4x8, 8x8" in done.err
+    assert "what it has is for 1 or 8 ranks a node" in done.err
+    assert "--layout 2x1,4x1,8x1,3x5,6x5,2x8,4x8,8x8" in done.err
 
 
 @pytest.mark.parametrize("command", ["plan", "diagnose"])

@@ -146,7 +146,22 @@ def test_costs_of_another_machine_are_not_measured_here(profile: str) -> None:
     replace(Profile.load(path), processor="another").save(path)
     done = called("plan", "--profile", profile, "--algorithms", "topk", "--cluster", "4x1@1gbit")
     assert done.code == 2
-    assert "tacit profile --algorithms topk --layout 4x1" in done.err
+    assert "tacit profile --algorithms topk --cluster local:" in done.err
+    assert "--layout 2x1,4x1" in done.err
+
+
+def test_what_a_small_model_does_not_fit_is_left_out_by_its_name(profile: str) -> None:
+    whole = Profile.load(Path(profile))
+    parameters = whole.step.parameters[:2]
+    replace(whole, step=replace(whole.step, parameters=parameters)).save(Path(profile))
+    words = ("plan", "--profile", profile, "--cluster", "2x1@1mbit", "--algorithms")
+    why = "a model of 2 parameters cannot be cut into 4 fragments: write fewer, such as fragments=2"
+    done = called(*words, "ddp,streaming-diloco")
+    assert done.code == 0, done.err
+    assert f"Left out: streaming-diloco: {why}" in done.out
+    done = called(*words, "streaming-diloco")
+    assert done.code == 2
+    assert f"streaming-diloco: {why}" in done.err
 
 
 def test_a_profile_of_a_sharded_model_is_refused_and_says_what_to_do(profile: str) -> None:

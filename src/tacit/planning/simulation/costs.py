@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tacit.errors import ConfigError
@@ -10,6 +10,8 @@ from tacit.planning.profile import BucketCost, LevelCost, Profile, StrategyCost
 from tacit.planning.simulation.rehearsal import BucketScript, LevelScript, rehearse
 from tacit.strategy import AnyStrategy
 
+LARGEST = 8
+"""The most nodes for which a strategy's cost is measured; for more it is extrapolated."""
 _LEAVING = 0.4
 """The share of the main thread's work on a round before it is sent: reading the parameters."""
 
@@ -73,11 +75,36 @@ def without_cost(strategy: AnyStrategy, profile: Profile, nodes: int, ranks: int
     return StrategyCost(strategy.name, nodes, ranks, tuple(levels))
 
 
+class CostLacking(ConfigError):
+    """A profile does not have what a strategy costs. `why` says so without the command that measures it."""
+
+    def __init__(self, why: str, how: str) -> None:
+        super().__init__(f"{why}. {how}")
+        self.why = why
+
+
+def how_to_measure(profile: Profile, algorithms: Iterable[str], nodes: int, ranks: int) -> str:
+    """A sentence with the command that measures these on the training's machine, and what the profile has.
+
+    On two clusters with as many ranks a node, so that other numbers of nodes can be planned.
+    """
+    texts = dict.fromkeys([*(each.algorithm for each in profile.costs), *algorithms])
+    sizes = {(each.nodes, each.ranks) for each in profile.costs}
+    if sum(there == ranks for _, there in sizes) < 2:
+        few = min(nodes, LARGEST)
+        sizes |= {(few, ranks), (few // 2 if few > 3 else 2 * few, ranks)}
+    layouts = ",".join(f"{count}x{each}" for each, count in sorted((each, count) for count, each in sizes))
+    return (
+        f"Measure it where it trains: tacit profile --algorithms {','.join(texts)} --cluster "
+        f"local:{max(ranks, profile.ranks)} --layout {layouts} --out another.json -- train.py"
+    )
+
+
 def cost_on(profile: Profile, algorithm: str, nodes: int, ranks: int) -> StrategyCost:
     """The cost of a strategy on a cluster: measured, or extrapolated linearly from two smaller ones.
 
     Raises:
-        ConfigError: the profile does not have it; the message has the command that measures it.
+        CostLacking: the profile does not have it; the message has the command that measures it.
     """
     found = {
         each.nodes: each for each in profile.costs if each.algorithm == algorithm and each.ranks == ranks
@@ -87,11 +114,14 @@ def cost_on(profile: Profile, algorithm: str, nodes: int, ranks: int) -> Strateg
     few = sorted(found)[-2:]
     if len(few) < 2:
         known = [f"{each.nodes}x{each.ranks}" for each in profile.costs if each.algorithm == algorithm]
-        raise ConfigError(
+        why = (
             f"the profile lacks what {algorithm!r} costs on {nodes}x{ranks}, and has it for "
-            f"{', '.join(known) or 'no cluster'}: measure it with tacit profile --algorithms {algorithm} "
-            f"--layout {nodes}x{ranks} -- train.py"
+            f"{', '.join(known) or 'no cluster'}"
         )
+        planned = sorted({each.ranks for each in profile.costs})
+        if planned and ranks not in planned:
+            why += f"; what it has is for {' or '.join(map(str, planned))} ranks a node"
+        raise CostLacking(why, how_to_measure(profile, [algorithm], nodes, ranks))
     return _line(found[few[0]], found[few[1]], nodes)
 
 
