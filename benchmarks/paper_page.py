@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -79,7 +80,7 @@ def claims(papers: Sequence[Paper], rows: Sequence[Row], found: Sequence[Found])
 
 def _of(paper: Paper, arm: str, text: str) -> str:
     """What is told of an arm, with its name where there are others."""
-    name = arm.format(tenth="N/10")  # of N steps
+    name = re.sub(r"[:,]warmup_steps=\{tenth\}$", "", arm)  # `Paper.differs` says how long it is
     return f"`{name}` {text}" if len(paper.held) > 1 else text
 
 

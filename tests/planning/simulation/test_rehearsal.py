@@ -110,5 +110,5 @@ def test_a_cost_of_a_larger_cluster_is_on_the_line_of_two_smaller_ones() -> None
 
 
 def test_a_cost_that_nobody_has_measured_is_an_error_with_the_command() -> None:
-    with pytest.raises(ConfigError, match="tacit profile --algorithms topk .*--layout 4x1,4x2,8x2"):
+    with pytest.raises(ConfigError, match=r"tacit profile --algorithms topk .*--layout 4x1,4x2,8x2"):
         cost_on(made.with_cost(made.profile(), "topk", 4, 1), "topk", 16, 2)
