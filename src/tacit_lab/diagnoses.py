@@ -53,6 +53,11 @@ def of_script(
         return Diagnosis.from_json(run_until_written(bed, [*_MODULE, *words], variables, unmet, on_line))
 
 
+def sizes(path: Path) -> list[str]:
+    """The clusters for which a saved profile has costs, such as 4x8."""
+    return [*dict.fromkeys(f"{each.nodes}x{each.ranks}" for each in Profile.load(path).costs)]
+
+
 def of_profile(path: Path, cluster: Cluster, algorithm: str) -> Diagnosis:
     """Diagnose the steps that a saved profile predicts for a cluster; see `profile_diagnoses`.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tacit.algorithms import parse
 from tacit.algorithms.auto import candidates
 from tacit.planning.candidates import fitting_texts
-from tacit.planning.cluster_prediction import predict
+from tacit.planning.cluster_prediction import computing, predict
 from tacit.planning.culprits import diagnosed
 from tacit.planning.diagnosis import Diagnosis, Facts, RankSteps
 from tacit.planning.profile import Profile
@@ -19,8 +19,9 @@ from tacit.planning.what_if import changes
 from tacit.strategy import AnyStrategy
 from tacit_lab.cluster_plans import without_rate
 
-_NOTES = (
-    "these steps, which a profile predicts; so nothing is known of slow ranks, interfaces and lost packets",
+_NOTE = (
+    "these steps, which a profile of a {} predicts; so nothing is known of slow ranks, interfaces and lost "
+    "packets"
 )
 
 
@@ -65,6 +66,7 @@ def diagnosis_of(profile: Profile, network: Network, strategy: AnyStrategy) -> D
         predicted=present.seconds,
         waits={"encoding": present.encoding, "links": present.far + present.near},
         gpu=gpu,
+        alone=computing(profile, network),
     )
     predictor = StepPredictor(profile, network)
     facts = replace(facts, changes=changes(predictor, strategy, facts, by_ddp=True))
@@ -74,4 +76,5 @@ def diagnosis_of(profile: Profile, network: Network, strategy: AnyStrategy) -> D
     best = min(found, key=lambda each: each.seconds, default=None)
     if best is not None:
         facts = replace(facts, best=best.algorithm, changes={**facts.changes, "strategy": best.seconds})
-    return diagnosed(facts, [*filter(None, (*_NOTES, without_rate(network)))])
+    of = f"{profile.kind} with {profile.stepped_by or 'an optimizer that is not known'}"
+    return diagnosed(facts, [*filter(None, (_NOTE.format(of), without_rate(network)))])

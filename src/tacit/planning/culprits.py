@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from statistics import fmean, median, median_low
 
+from tacit.algorithms.auto import CANDIDATES
 from tacit.links import LOSSY
 from tacit.planning.diagnosis import Diagnosis, Facts, Finding, Shares, in_ms, shares, typical
 
@@ -421,6 +422,8 @@ def _strategy(facts: Facts, taken: Shares) -> Iterable[Finding]:
     if name in _FREEZE_STEP:
         text = f"{facts.best}{',' if ':' in facts.best else ':'}freeze_step=N"
         advice = f'attach(model, optimizer, "{text}"), where N is {_FREEZE_STEP[name]}'
+    if facts.best not in CANDIDATES["exact"]:
+        advice += f". What it costs in accuracy: tacit list {name}"
     yield Finding(kind, says, advice, costs)
 
 

@@ -105,6 +105,8 @@ class Facts:
         threads_gain: the share of computing that one thread a rank would save, as measured.
         gpu: the GPU that computes, and its links; None: a processor computes.
         connections: how many two ranks have, in Gloo; `sockets`: in NCCL, by its environment variables.
+        alone: the planner's seconds of a step if communication cost nothing; None: as measured with the
+            strategy at work, whose encoding may be in the way of computing.
         best: the text of the strategy that the planner predicts to be fastest; its seconds are in `changes`.
     """
 
@@ -124,6 +126,7 @@ class Facts:
     gpu: GpuProfile | None = None
     connections: int = 1
     sockets: int = 1
+    alone: float | None = None
     best: str = ""
 
     @property
@@ -227,7 +230,8 @@ class Diagnosis(Saved):
     def _finding_lines(self) -> list[str]:
         if not self.findings:
             return ["Nothing stands out."]
-        lines = ["What costs time, the most first:"]
+        overlap = " (they overlap: savings do not add up)" if len(self.findings) > 1 else ""
+        lines = [f"What costs time, the most first{overlap}:"]
         for number, each in enumerate(self.findings, 1):
             saves = f", about {in_ms(each.seconds)} of a step" if each.seconds else ""
             lines += [f"{number}. {each.kind}{saves}: {each.says}", f"   Change: {each.advice}"]
@@ -261,7 +265,7 @@ def shares(facts: Facts) -> Shares:
         "encoding": rest * (encoding / total if total else 0.0),
         "links": rest * (1 - encoding / total if total else 1.0),
     }
-    return Shares(parts, facts.seconds - rest)
+    return Shares(parts, facts.seconds - rest if facts.alone is None else facts.alone)
 
 
 def _by_period(columns: Sequence[Sequence[float]], facts: Facts) -> list[list[Sequence[float]]]:

@@ -236,6 +236,18 @@ class Profile(Saved):
         """Bytes of all trainable parameters."""
         return sum(each.nbytes for each in self.step.parameters)
 
+    @property
+    def stepped_by(self) -> str:
+        """The classes of the optimizers, such as "SGD"; "": not known."""
+        return " and ".join(dict.fromkeys(each.kind for each in self.optimizers))
+
+    @property
+    def kind(self) -> str:
+        """What computes, and by what DDP exchanges, such as "CPU (Gloo)"."""
+        if self.gpu is None:
+            return "CPU (Gloo)"
+        return f"GPU ({'NCCL' if self.gpu.by_nccl else 'Gloo'})"
+
     def with_costs(self, costs: Sequence[StrategyCost]) -> Profile:
         """This profile with more costs; newer ones of a strategy replace older ones."""
         new = {(each.algorithm, each.nodes, each.ranks): each for each in (*self.costs, *costs)}

@@ -23,11 +23,13 @@ def command(
         ),
     ] = None,
     cluster: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="The cluster to emulate, NODESxRANKS@RATE,LATENCY or local:RANKS, e.g. 4x1@100mbit"
+            help="The cluster to emulate, NODESxRANKS@RATE,LATENCY or local:RANKS, by default 2x2@100mbit; "
+            "with --profile the one to predict, e.g. 4x1@100mbit",
+            show_default=False,
         ),
-    ] = "2x2@100mbit",
+    ] = None,
     algorithm: Annotated[
         str | None,
         typer.Option(
@@ -78,7 +80,13 @@ def command(
             "train.py, or a profile that tacit profile has saved, such as tacit diagnose --profile "
             "profile.json"
         )
-    shape = parsing.cluster(cluster, 0, planned=profiled is not None)
+    if profiled is not None and cluster is None:
+        sizes = diagnoses.sizes(profiled)
+        raise ConfigError(
+            f"say for which cluster, such as --cluster {sizes[-1] if sizes else '4x1'}@10gbit: the profile "
+            f"has costs for {', '.join(sizes) or 'none yet'}"
+        )
+    shape = parsing.cluster(cluster or "2x2@100mbit", 0, planned=profiled is not None)
     saved = parsing.path("--out", out)
     if saved is not None:
         output(saved, "--out")
