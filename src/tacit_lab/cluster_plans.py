@@ -53,6 +53,9 @@ class ClusterPlan:
         refused: by algorithm, why it could not be predicted.
         compute: seconds of a step if communication cost nothing.
         where: the GPU or the processor that the profile is of.
+        kind: what computes, and by what DDP exchanges; `optimizer`: what steps, "" if that is not known.
+        unweighed: what is planned by default, and is not in the profile.
+        line: the clusters by which costs are extrapolated, such as "4x8 and 8x8"; "": none is.
         measuring: how to measure the costs that the profile lacks; none if it lacks none.
     """
 
@@ -62,6 +65,10 @@ class ClusterPlan:
     compute: float
     where: str
     measuring: str = ""
+    kind: str = ""
+    optimizer: str = ""
+    unweighed: tuple[str, ...] = ()
+    line: str = ""
 
     @property
     def base(self) -> Prediction | None:
@@ -99,7 +106,8 @@ def shapes_worth_a_look(profile: Profile, network: Network) -> list[str]:
         free = without_cost(strategy, profile, network.nodes, network.ranks)
         return predict(strategy, profile.with_costs([free]), network).seconds
 
-    texts = shaped(network.nodes, network.ranks)
+    by_node = ["dense:topology=hierarchical"] if network.nodes > 1 and network.ranks > 1 else []
+    texts = [*shaped(network.nodes, network.ranks), *by_node]
     ring = least("dense") if texts else 0.0
     return [text for text in texts if least(text) < ring]
 
@@ -143,7 +151,25 @@ def plan(
         raise ConfigError(f"nothing can be predicted: {whys}{f'. {measuring}' if measuring else ''}")
     found.sort(key=lambda each: each.seconds)
     where = profile.processor if profile.gpu is None else profile.gpu.name
-    return ClusterPlan(network, tuple(found), refused, computing(profile, network), where, measuring)
+    return ClusterPlan(
+        network,
+        tuple(found),
+        refused,
+        computing(profile, network),
+        where,
+        measuring,
+        kind=profile.kind,
+        optimizer=profile.stepped_by,
+        line=_line(profile, network),
+    )
+
+
+def _line(profile: Profile, network: Network) -> str:
+    """The two clusters by which costs are extrapolated to this one; none, if they were measured on it."""
+    counts = sorted({each.nodes for each in profile.costs if each.ranks == network.ranks})
+    if network.nodes in counts:
+        return ""
+    return " and ".join(f"{count}x{network.ranks}" for count in counts[-2:])
 
 
 def described(

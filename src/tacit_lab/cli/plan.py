@@ -19,6 +19,7 @@ from tacit_lab.cli import parsing
 from tacit_lab.cli.importing import Modules, import_own
 from tacit_lab.cli.interrupts import interruptible
 from tacit_lab.cluster import Cluster
+from tacit_lab.impairment import Impairment
 from tacit_lab.testbed import Testbed
 
 if TYPE_CHECKING:
@@ -136,9 +137,14 @@ def command(
     import_own(modules)
     shape = parsing.cluster(cluster, 0, planned=True)
     saved = parsing.path("--profile", profile)
-    if (recipe is None) == (saved is None):
+    if recipe is not None and saved is not None:
         raise ConfigError(
-            "say what is trained, by one of the two: a recipe, such as tacit plan digits, or a profile of "
+            f"both a recipe, {recipe!r}, and --profile {profile} were given: leave one out, as a plan is of "
+            "one training"
+        )
+    if recipe is None and saved is None:
+        raise ConfigError(
+            "say what is trained: a recipe, such as tacit plan digits, or a profile of "
             "your own training, such as tacit plan --profile profile.json (tacit profile makes one)"
         )
     drawn = parsing.path("--page", page)
@@ -147,6 +153,7 @@ def command(
     rates = None if sweep is None else _rates(sweep)
     lives, members = _churn(churn, replicas, shape.nodes)
     with interruptible(), nullcontext() if recipe is None else _ranks(recipe) as bed:
+        from tacit.algorithms import parse
         from tacit.planning.simulation.costs import LARGEST
         from tacit.planning.step_profiler import measurable
         from tacit_lab import cluster_plans, measured_costs
@@ -176,6 +183,11 @@ def command(
             found = measured_costs.with_costs(found, shapes, wanted)
     made = cluster_plans.plan(found, network, texts, None if memory is None else memory * 1e9, unfit)
     grid = [] if rates is None else _sweep(shape, found, network, texts, rates)
+    if saved is not None and algorithms is None and found.gpu is not None:
+        there = {parse(each.algorithm).name.partition(":")[0] for each in found.costs}
+        default = [*cluster_plans.CANDIDATES, *(cluster_plans.FOR_ADAM if "Adam" in found.stepped_by else ())]
+        lacking = tuple(text for text in default if text.partition(":")[0] not in there)
+        made = replace(made, unweighed=lacking)
     title = f"{recipe or profile} on {shape}"
     if algorithms is None and not found.optimizers:
         typer.echo(
@@ -185,8 +197,10 @@ def command(
         )
     if shape.sites > 1:
         typer.echo("The plan knows no places: all nodes are as far apart as two places.", err=True)
-    if shape.impaired:
-        typer.echo("The plan is made without the links' loss, jitter, MTU and NAT.", err=True)
+    if any(shape.impairment_of(node).loss for node in range(shape.nodes)):
+        typer.echo("Where packets are lost, links carry what one connection of TCP Reno does.", err=True)
+    if any(replace(shape.impairment_of(node), loss=0.0) != Impairment() for node in range(shape.nodes)):
+        typer.echo("The plan is made without the links' jitter, MTU and NAT.", err=True)
     coming = None if lives is None else ChurnPlan(members, lives, made.compute)
     if as_json:
         going = {} if coming is None else {"churn": coming.to_json()}
@@ -195,7 +209,8 @@ def command(
         lines = [] if coming is None else ["", *coming.lines()]
         typer.echo("\n".join([drawing.to_text(made, title, grid), *lines]))
     if drawn is not None:
-        put(drawn, drawing.page(made, title, grid, f"tacit plan --cluster {shape}"))
+        of = recipe or f"--profile {profile}"
+        put(drawn, drawing.page(made, title, grid, f"tacit plan {of} --cluster {shape}"))
         typer.echo(f"Page: {drawn}", err=as_json)
 
 
@@ -270,6 +285,11 @@ def _network(
     from tacit.planning.simulation import networks
     from tacit_lab import cluster_plans
 
+    if emulated and profile.gpu is not None:
+        raise ConfigError(
+            "--emulated is for processors, whose cores the emulated nodes share, and the profile is of a "
+            "GPU: leave it out"
+        )
     if cores is not None and not cores > 0:
         raise ConfigError(f"--cores {cores} must be more than 0, e.g. --cores 16")
     network = cluster_plans.of_cluster(shape, profile, cores=cores, emulated=emulated)

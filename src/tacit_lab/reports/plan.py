@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
+from tacit.algorithms.auto import CANDIDATES
 from tacit.contracts import NET, NODE
 from tacit.planning.cluster_prediction import Prediction
 from tacit.planning.simulation.timeline import ENCODING, MAIN, WAITING
@@ -57,6 +58,10 @@ def to_json(plan: ClusterPlan, title: str, grid: Sequence[ClusterPlan] = ()) -> 
         },
         "compute_only_seconds": plan.compute,
         "profile_of": plan.where,
+        "computes_on": plan.kind,
+        "optimizer": plan.optimizer,
+        "not_in_the_profile": [*plan.unweighed],
+        "extrapolated_from": plan.line,
         "predictions": [
             {
                 "algorithm": each.algorithm,
@@ -92,7 +97,7 @@ def to_text(plan: ClusterPlan, title: str, grid: Sequence[ClusterPlan] = ()) -> 
     """A table for a terminal, the fastest first."""
     width = max([len("algorithm"), *(len(each.algorithm) for each in plan.predictions)])
     lines = [
-        f"{title}: predicted, per step",
+        f"{title}, {_of(plan)}: predicted, per step",
         "",
         f"{'algorithm':{width}}" + "".join(f"{h:>11}" for h in _HEAD),
     ]
@@ -100,12 +105,32 @@ def to_text(plan: ClusterPlan, title: str, grid: Sequence[ClusterPlan] = ()) -> 
         f"{each.algorithm:{width}}" + "".join(f"{cell:>11}" for cell in _cells(plan, each))
         for each in plan.predictions
     ]
+    lines += ["", _lead(plan)] if len(plan.predictions) > 1 else []
     lines += ["", *textwrap.wrap(_LEGEND, 110)]
     lines += ["", f"If communication cost nothing: {1e3 * plan.compute:.1f} ms. {_assumed(plan)}"]
     lines += [f"{each.algorithm}: {note}" for each in plan.predictions for note in each.notes]
     lines += [f"Left out: {name}: {why}" for name, why in plan.refused.items()]
-    lines += filter(None, [plan.measuring])
+    lines += filter(None, [plan.measuring, _unweighed(plan)])
     return "\n".join([*lines, *_grid_lines(grid)])
+
+
+def _of(plan: ClusterPlan) -> str:
+    return f"{plan.kind}, {plan.optimizer or 'optimizer not known'}"
+
+
+def _lead(plan: ClusterPlan) -> str:
+    """A sentence on the fastest, and where it stands what that costs in accuracy."""
+    best, speedup = plan.predictions[0], plan.speedup(plan.predictions[0])
+    lead = f"{best.algorithm} would be the fastest: {1e3 * best.seconds:.1f} ms a step"
+    lead += "." if speedup is None else f", {speedup:.1f} times as fast as ddp."
+    name = best.algorithm.partition(":")[0]
+    return lead if name in CANDIDATES["exact"] else f"{lead} What it costs in accuracy: tacit list {name}"
+
+
+def _unweighed(plan: ClusterPlan) -> str:
+    if not plan.unweighed:
+        return ""
+    return f"Planned by default, and not in this profile: {', '.join(plan.unweighed)}."
 
 
 def _assumed(plan: ClusterPlan) -> str:
@@ -114,6 +139,8 @@ def _assumed(plan: ClusterPlan) -> str:
     if network.sharing > 1:
         where = f"{network.sharing} ranks share {network.cores:g} cores"
     notes = [where, f"kernels and torch as fast as on {plan.where}", without_rate(network)]
+    if plan.line:
+        notes.append(f"what algorithms compute is on the straight line through {plan.line}")
     return f"Assumed: {'; '.join(filter(None, notes))}."
 
 
@@ -161,23 +188,20 @@ def _rate(bytes_per_second: float) -> str:
 
 def page(plan: ClusterPlan, title: str, grid: Sequence[ClusterPlan], command: str) -> str:
     """HTML: the table, the map of winners, and the timeline of a step for the fastest."""
-    best = plan.predictions[0]
-    speedup = plan.speedup(best)
-    lead = f"{best.algorithm} would be the fastest: {1e3 * best.seconds:.1f} ms a step"
-    lead += "." if speedup is None else f", {speedup:.1f} times as fast as ddp."
     left_out = "".join(f"<li>{escape(name)}: {escape(why)}</li>" for name, why in plan.refused.items())
     parts = [
-        f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>',
-        f"<p>Predicted, not measured. {escape(_assumed(plan))} What no algorithm can beat, as communication "
-        f"would cost nothing: {1e3 * plan.compute:.1f} ms.</p>",
+        f'<h1>{escape(title)}</h1><p class="lead">{escape(_lead(plan))}</p>',
+        f"<p>{escape(_of(plan))}. Predicted, not measured. {escape(_assumed(plan))} What no algorithm can "
+        f"beat, as communication would cost nothing: {1e3 * plan.compute:.1f} ms.</p>",
         f'<section><h2>A step</h2><div class="scroll">{_table(plan)}</div><p>{escape(_LEGEND)}</p></section>',
         _map(grid),
         "<section><h2>When what happens</h2><p>Training in blue, in grey where it waits; below it encoding "
         "and decoding, and messages between nodes and inside them.</p>"
         + "".join(_timeline(each) for each in _shown(plan))
         + "</section>",
-        f"<section><h2>Left out</h2><ul>{left_out}</ul><p>{escape(plan.measuring)}</p></section>"
-        if left_out
+        f"<section><h2>Left out</h2><ul>{left_out}</ul><p>{escape(plan.measuring)}</p>"
+        f"<p>{escape(_unweighed(plan))}</p></section>"
+        if left_out or plan.unweighed
         else "",
     ]
     return document("plan", parts, (), command)

@@ -78,6 +78,21 @@ def test_what_is_not_in_the_profile_has_to_be_measured_on_the_gpu() -> None:
 def test_it_says_of_what_the_profile_is() -> None:
     done = called("plan", "--profile", str(SAVED), "--cluster", "8x8@1gbit", "--algorithms", "ddp")
     assert "as fast as on NVIDIA H100 80GB HBM3 (derived and made up: benchmarks/made_up_gpu.py)" in done.out
+    assert "8x8@1gbit, GPU (NCCL), SGD: predicted" in done.out
+    assert "tacit list" not in done.out, "ddp is exact"
+    assert "straight line" not in done.out
+    refused = called("plan", "--profile", str(SAVED), "--cluster", "8x8@1gbit", "--emulated")
+    assert refused.code == 2
+    assert "the profile is of a GPU" in refused.err
+
+
+def test_it_says_what_the_profile_lacks_and_where_the_accuracy_of_the_fastest_stands() -> None:
+    done = called("plan", "--profile", str(SAVED), "--cluster", "16x8@1gbit")
+    assert done.code == 0, done.err
+    assert "powersgd would be the fastest: " in done.out
+    assert "times as fast as ddp. What it costs in accuracy: tacit list powersgd" in done.out
+    assert "Planned by default, and not in this profile: dgc, lowbit, diloco:bits=4, " in done.out
+    assert "on the straight line through 4x8 and 8x8" in done.out
 
 
 def test_more_nodes_are_on_the_line_through_two_sizes() -> None:
@@ -102,6 +117,11 @@ def diagnosed(of: Profile, path: Path, cluster: str, *words: str) -> dict[str, f
 def test_a_saved_profile_is_diagnosed(profile: Profile, tmp_path: Path) -> None:
     path, gpu = tmp_path / "profile.json", profile.gpu
     assert isinstance(gpu, GpuProfile)
+    limits = [
+        told("diagnose", "--profile", str(SAVED), "--cluster", "4x8@10gbit", "--algorithm", each)["limit"]
+        for each in ("ddp", "topk")
+    ]
+    assert limits[0] == limits[1], "what topk encodes on the GPU is no part of computing alone"
     healthy = diagnosed(profile, path, "8x8@10gbit")
     assert healthy["links"] > 0.5
     assert not {"PCIe", "TF32", "launches", "data loader"} & {*healthy}
@@ -125,6 +145,9 @@ def test_a_diagnosis_is_of_a_script_or_of_a_profile() -> None:
         done = called("diagnose", *words)
         assert done.code == 2
         assert "by one of the two" in done.err
+    done = called("diagnose", "--profile", str(SAVED))
+    assert done.code == 2
+    assert "say for which cluster, such as --cluster 8x8@10gbit: the profile has costs for 2x1" in done.err
     done = called("diagnose", "--profile", str(SAVED), "--cluster", "8x8@1gbit", "--algorithm", "sign")
     assert done.code == 2
     assert "lacks what 'sign' costs on 8x8" in done.err

@@ -50,6 +50,8 @@ def test_a_profile_of_this_machine_is_planned_with_costs_measured_here(profile: 
     assert "diloco would be the fastest" in html or "topk would be the fastest" in html
     assert html.count("<svg") == 6
     assert "between nodes" in html
+    assert f"tacit plan --profile {profile} --cluster 4x1@1mbit" in html
+    assert found["computes_on"] == "CPU (Gloo)"
 
 
 def test_a_profile_of_this_machine_is_diagnosed_with_costs_measured_here(profile: str) -> None:
@@ -91,18 +93,19 @@ def test_it_says_what_it_does_at_a_terminal_alone(monkeypatch: pytest.MonkeyPatc
         assert stream.getvalue() == ("Predicting\n" if at_terminal else "")
 
 
-def test_a_plan_says_that_it_knows_nothing_of_loss(profile: str) -> None:
-    for link, said in (("1%loss", True), ("1ms", False)):
+def test_a_plan_says_what_it_knows_of_links_that_are_not_perfect(profile: str) -> None:
+    for link, lossy, others in (("1%loss", True, False), ("9ms±1ms", False, True), ("1ms", False, False)):
         done = called("plan", "--profile", profile, "--cluster", f"2x1@1mbit,{link}", "--algorithms", "ddp")
         assert done.code == 0, done.err
-        assert ("without the links' loss" in done.err) == said
+        assert ("what one connection of TCP Reno does" in done.err) == lossy
+        assert ("without the links' jitter, MTU and NAT" in done.err) == others
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ((), "a recipe, such as tacit plan digits"),
-        (("digits", "--profile", "p.json"), "by one of the two"),
+        (("digits", "--profile", "p.json"), "both a recipe, 'digits', and --profile p.json were given"),
         (("--profile", "/nowhere/p.json"), "tacit profile --out"),
         (("nothing",), "nothing"),
         (("digits", "--cluster", "0x1"), "0 nodes"),
