@@ -210,7 +210,8 @@ def test_a_plan_has_the_fastest_first_and_what_was_left_out() -> None:
     assert seconds == sorted(seconds)
     assert found.predictions[-1].algorithm == "ddp"
     assert set(found.refused) == {"ps", "dgc"}
-    assert "tacit profile" in found.refused["dgc"]
+    assert "costs on 4x1" in found.refused["dgc"]
+    assert "tacit profile --algorithms" in found.measuring
     assert found.speedup(found.predictions[0]) == pytest.approx(seconds[-1] / seconds[0])
     with pytest.raises(ConfigError, match="nothing can be predicted: ps"):
         plan(profile, made.network(), ["ps"])

@@ -98,7 +98,12 @@ def test_shapes_are_planned_where_they_are_faster_than_a_ring() -> None:
     assert "dense:topology=direct" not in worth(1 << 26, ALPHA, 4), "(P - 1) times the bytes"
     assert "dense:topology=halving-doubling" in worth(1 << 12, ALPHA, 16)
     assert worth(1 << 26, 0.0, 17) == [], "without latency a ring has the fewest bytes"
-    assert worth(1 << 26, 0.0, 4, 4) == ["dense:topology=halving-doubling", "dense:topology=torus", LEVELS]
+    assert worth(1 << 26, 0.0, 4, 4) == [
+        "dense:topology=halving-doubling",
+        "dense:topology=torus",
+        LEVELS,
+        "dense:topology=hierarchical",
+    ]
     assert worth(1 << 12, ALPHA, 17) == ["dense:topology=halving-doubling", "dense:topology=double-tree"]
 
 
