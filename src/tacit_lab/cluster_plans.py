@@ -127,7 +127,7 @@ def plan(
         unfit: the reasons why others do not fit the optimizer.
 
     Raises:
-        ConfigError: none of them can be predicted; the message has the reasons.
+        ConfigError: none of them can be predicted; the message has the reasons of the first.
     """
     found: list[Prediction] = []
     refused = dict(unfit or {})
@@ -147,8 +147,11 @@ def plan(
             refused[text] = str(error)
     measuring = how_to_measure(profile, lacking, network.nodes, network.ranks) if lacking else ""
     if not found:
-        whys = "; ".join(f"{name}: {why}" for name, why in refused.items()) or "no algorithm was given"
-        raise ConfigError(f"nothing can be predicted: {whys}{f'. {measuring}' if measuring else ''}")
+        whys = [f"{name}: {why}" for name, why in refused.items()] or ["no algorithm was given"]
+        if len(whys) > 2:
+            whys[2:] = [f"and so on, of {len(whys)} in all"]
+        told = f"nothing can be predicted: {'; '.join(whys)}"
+        raise ConfigError("\n".join(filter(None, (told, measuring))))
     found.sort(key=lambda each: each.seconds)
     where = profile.processor if profile.gpu is None else profile.gpu.name
     return ClusterPlan(

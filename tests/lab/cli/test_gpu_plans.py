@@ -69,6 +69,9 @@ def test_what_is_not_in_the_profile_has_to_be_measured_on_the_gpu() -> None:
     assert kept in done.out, "what the profile has is measured again, as the file has one run's costs alone"
     there = "powersgd,sign,lowbit,dgc:momentum=0.9 --cluster local:8 --layout 2x1,4x1,8x1,2x8,4x8,8x8 --out"
     assert there in done.out
+    done = called("plan", "--profile", str(SAVED), "--cluster", "3x5@1gbit")
+    assert done.code == 2
+    assert "and so on, of " in done.err
     done = called(*words, "sign")
     assert done.code == 2
     assert "nothing can be predicted: sign: the profile lacks what" in done.err

@@ -79,7 +79,7 @@ class CostLacking(ConfigError):
     """A profile does not have what a strategy costs. `why` says so without the command that measures it."""
 
     def __init__(self, why: str, how: str) -> None:
-        super().__init__(f"{why}. {how}")
+        super().__init__(f"{why}.\n{how}")
         self.why = why
 
 
