@@ -93,12 +93,11 @@ def placed(readme: str, table: str, date: str, cores: object) -> str:
         SystemExit: the place of one of them is not found.
     """
     note = (
-        f"(One run of `make demo` on {date}, on a virtual machine with {cores} cores: "
-        "[its records](benchmarks/results/demo.jsonl). Seconds move from run to run.)"
+        f"(One run on {date}, on {cores} cores: [its records](benchmarks/results/demo.jsonl). Seconds vary.)"
     )
     for pattern, text in (
         (r"```\ndigits on 2x2@100mbit\n.*?\n```", f"```\n{table}\n```"),
-        (r"\(One run of `make demo` on .*? from run to run\.\)", note),
+        (r"\(One run on .*? Seconds vary\.\)", note),
     ):
         readme, count = re.subn(pattern, text.replace("\\", r"\\"), readme, count=1, flags=re.DOTALL)
         if not count:
