@@ -12,7 +12,6 @@ choosing-map.json, so that a test draws the figure again without it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any, TypeAlias
 
 import accuracy
 from accuracy_page import COLOURS, enough, points
-from markdown_tables import markdown
+from markdown_tables import fill, markdown
 from paired import RESULTS, ROOT, hardware
 from tacit.algorithms import parse
 from tacit.algorithms.registry import ENTRIES
@@ -39,7 +38,6 @@ Row: TypeAlias = Mapping[str, Any]
 FILE = RESULTS / "choosing-map.json"
 FIGURE = ROOT / "docs" / "images" / "choosing.svg"
 PAGE = ROOT / "docs" / "how-to-choose.md"
-PART = re.compile("(?<=<!-- choosing.py --map -->\n\n).*(?=\n\n<!-- as far as here -->)", re.DOTALL)
 NETWORKS = {
     "digits": "1 million parameters (digits), SGD",
     "vgg11": "9 million parameters (VGG-11), SGD",
@@ -306,5 +304,5 @@ def write(data: str | None) -> list[Path]:
     found = foretold(rows, data)
     put(FILE, json.dumps(found, indent=None, separators=(",", ":")).replace('"4x1@', '\n"4x1@') + "\n")
     put(FIGURE, figure(found["steps"], rows))
-    put(PAGE, PART.sub(lambda _: table(found, rows), PAGE.read_text()))
+    fill(PAGE, "choosing.py --map", table(found, rows))
     return [FILE, FIGURE, PAGE]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import fingerprints
-from markdown_tables import markdown
+from markdown_tables import fill, markdown
 from paired import ROOT
 from peer_list import PEERS, Peer
-from tacit.files import put
 
 UNSHAPED = "4x1"
 """The cluster on which accuracies are found."""
@@ -22,7 +20,6 @@ TARGET = 0.95
 ABSENT = "does not install"
 """How the message of a run begins whose peer is not there."""
 PAGE = ROOT / "docs" / "peers.md"
-PART = re.compile("(?<=<!-- peers.py --publish -->\n\n).*(?=\n\n<!-- as far as here -->)", re.DOTALL)
 STALE = " \\*"
 """What stands behind a row that is not of today's code."""
 
@@ -50,7 +47,7 @@ def stands(row: Row) -> bool:
 
 def publish(rows: Iterable[Row]) -> Path:
     """Write the tables into the page."""
-    put(PAGE, PART.sub(lambda _: table(rows), PAGE.read_text()))
+    fill(PAGE, "peers.py --publish", table(rows))
     return PAGE
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markdown_tables import markdown
+from markdown_tables import fill, markdown
 from paired import RESULTS, ROOT
 from runs import COMPUTE_ONLY
-from tacit.files import put
 
 PAGE = ROOT / "docs" / "scaling.md"
-PART = re.compile("(?<=<!-- scaling.py --publish -->\n\n).*(?=\n\n<!-- as far as here -->)", re.DOTALL)
 TITLES = {
     "flat": "One rank a node",
     "nodes": "Nodes of several ranks",
@@ -54,7 +51,7 @@ def page() -> str:
 
 def publish() -> str:
     """Write the tables into the page."""
-    put(PAGE, PART.sub(lambda _: page(), PAGE.read_text()))
+    fill(PAGE, "scaling.py --publish", page())
     return f"wrote {PAGE}"
 
 
