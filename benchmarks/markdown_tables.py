@@ -18,14 +18,18 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(each.replace('|', BAR) for each in line)} |" for line in lines)
 
 
+def part(mark: str) -> re.Pattern[str]:
+    """What stands between `<!-- MARK -->` and `<!-- as far as here -->`."""
+    return re.compile(rf"(?<=<!-- {re.escape(mark)} -->\n\n).*(?=\n\n<!-- as far as here -->)", re.DOTALL)
+
+
 def fill(page: Path, mark: str, text: str) -> None:
-    """Put a text between `<!-- MARK -->` and `<!-- as far as here -->` of a page.
+    """Put a text into this `part` of a page.
 
     Raises:
         SystemExit: the page lacks these marks.
     """
-    part = rf"(?<=<!-- {re.escape(mark)} -->\n\n).*(?=\n\n<!-- as far as here -->)"
-    filled, count = re.subn(part, lambda _: text, page.read_text(), flags=re.DOTALL)
+    filled, count = part(mark).subn(lambda _: text, page.read_text())
     if not count:
         raise SystemExit(f"{page} has no place for it: write <!-- {mark} --> and <!-- as far as here -->")
     put(page, filled)
