@@ -21,8 +21,8 @@ from tacit.torch_compat import largest_of_each
 
 
 def finite(x: Tensor) -> bool:
-    """Whether all entries are finite: one pass that reads."""
-    return isfinite(largest(x))
+    """Whether all entries are finite, as on "meta". A sum tells it in one pass, unless it overflows."""
+    return x.is_meta or isfinite(x.sum()) or isfinite(largest(x))
 
 
 EXTREME = 2.0**100
@@ -53,9 +53,10 @@ def measure_(x: Tensor, out: Tensor) -> None:
 
 
 def divide_(flat: Tensor, by: float, finite_probe: Tensor | None) -> None:
-    """Divide in place; `finite_probe` (one element), if any, becomes the quotients' largest magnitude.
+    """Divide in place; `finite_probe` (one element), if any, tells whether all quotients are finite.
 
-    On the host the magnitude is added to it, as several exchanges may share one probe.
+    On a device it becomes their largest magnitude. On the host the number of `magnitudes.divide_` is added to
+    it, as several exchanges may share one probe.
     """
     flat = flat.view(-1)
     if not on_host(flat):

@@ -86,7 +86,7 @@ def conducted(
                 answers = end.value
                 break
             if finite_probe is not None and isinstance(message, AllReduce):
-                probe = finite_probe[min(means, len(finite_probe) - 1)]
+                probe = finite_probe[min(means, finite_probe.numel() - 1)]
                 message = AllReduce(message.payload, message.axis or axis, probe)
                 means += 1
             elif axis and isinstance(message, Collective) and not message.axis:

@@ -98,7 +98,7 @@ class BucketExchanges:
         scale = nonfinite.scale_of(bucket) if nonfinite.scaled else 1.0
         assert not isinstance(scale, Tensor), "a factor on a device is for exchanges in stream order"
         flags.zero_()
-        if len(checks.idle):
+        if checks.idle.numel():
             checks.idle.copy_(torch.tensor(self._idle_here(bucket), dtype=torch.float32))
         finite_probe: Tensor | None = None
         look: Callable[[], None] | None = None
@@ -114,7 +114,7 @@ class BucketExchanges:
         outcome = yield from self._exchange(i, x, out, pending, finite_probe=finite_probe, look=look)
         if scale != 1.0:
             out.mul_(scale)
-        if len(checks.idle):
+        if checks.idle.numel():
             pending.note_idle(bucket, checks.idle, self._ranks)
         if finite_probe is None and bool(flags.any()) and nonfinite.skips_given(flags, step):
             pending.skip()

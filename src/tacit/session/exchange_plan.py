@@ -18,7 +18,6 @@ from tacit.contracts import (
     on_meta,
     state_dtype,
 )
-from tacit.exchange.finite_checks import finite
 from tacit.kernels.dispatch import warmed_up_for
 from tacit.session.buckets import Bucket, make_buckets
 from tacit.session.dry_run_cache import Place, RememberedRuns
@@ -149,7 +148,6 @@ class Plan:
         ctx = self.context(i, coordinate, dry_run, self.nonfinite_flags(i, "meta"))(out=out, step=step)
         with on_meta(", ".join(dict.fromkeys(map(str, bucket.chosen)))):
             outcome, cost = run_dry(self.session_context.topology.conduct(x, compressor, state, ctx), place)
-        finite(outcome.mean)  # so that the check of means is compiled now
         before, after = ({k: v.shape for k, v in each.items()} for each in (state, outcome.state))
         assert before == after, f"{compressor} changes the shape of its state"
         return cost
