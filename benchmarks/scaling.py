@@ -1,6 +1,6 @@
 """How a step's time, bytes, messages and processor time, and a rank's memory grow with the ranks: 2 to 32.
 
-    python benchmarks/scaling.py --save         # on a quiet machine: half an hour
+    python benchmarks/scaling.py --save         # on a quiet machine: a quarter of an hour
     python benchmarks/scaling.py --counts --save    # all but the seconds, which need no quiet: a quarter
     python benchmarks/scaling.py --quick        # about 7 minutes: fewer blocks, and the largest left out
     python benchmarks/scaling.py --only nodes   # one ladder

@@ -83,7 +83,7 @@ def table(result: Mapping[str, Any], shown: set[str] | None = None) -> str:
         sent = [f"{row['mb_by_servers']:.1f}" for row in rows if row["mb_by_servers"]]
         if sent and shown != {"step_ms"}:
             parts.append(f"What the server's interface sends in a step of `ps`: {', '.join(sent)} MB.")
-    if "foretold" in result:
+    if "foretold" in result and shown != {"step_ms"}:
         parts += ["**By the planner's clock: MB that a node sends in a step; milliseconds of it**"]
         parts += [_foretold(result["foretold"])]
     return "\n\n".join(parts)
