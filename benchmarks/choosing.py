@@ -69,7 +69,7 @@ class Setting:
     def window(self, data: str | None, blocks: int) -> Window:
         """What is measured."""
         scale = Scale(data=data, precision=self.precision)
-        run = Run(words(self.network, scale), "", self.cluster, epochs=self.network.epochs)
+        run = Run(words(self.network, scale), self.cluster, epochs=self.network.epochs)
         (window,) = plan(run, ("ddp", *HALVED, *COMPRESSED, *self.seldom), blocks)
         return window
 

@@ -134,7 +134,7 @@ class Paper:
             window
             for name, nodes in self.timed
             for window in plan(
-                Run(words(NETWORKS[name], scale), "", f"{nodes}@{scale.links}", epochs=EPOCHS),
+                Run(words(NETWORKS[name], scale), f"{nodes}@{scale.links}", epochs=EPOCHS),
                 [attached(each, name) for each in arms],
                 scale.blocks,
             )

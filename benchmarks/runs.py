@@ -24,16 +24,12 @@ class Run:
 
     Attributes:
         recipe: its name and its choices, as `tacit compare` takes them, such as ("cifar10", "--data", PATH).
-        algorithm, servers, seed: as lines have them; nothing sets them now.
         cluster: with its parameter servers, if it has any.
         epochs: None: as many as the recipe has.
     """
 
     recipe: tuple[str, ...]
-    algorithm: str
     cluster: str
-    servers: int = 0
-    seed: int = 0
     epochs: int | None = None
 
     @property

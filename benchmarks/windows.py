@@ -100,7 +100,7 @@ class Window:
     """What is measured in one launch.
 
     Attributes:
-        run: recipe, cluster and epochs; of no algorithm and seed.
+        run: recipe, cluster and epochs.
         algorithms: the baseline first.
         blocks: how many of each.
     """
@@ -156,12 +156,6 @@ class Found:
         """Seconds and 10^6 bytes a step in the part that a long run has most of."""
         _, seconds, sent = self.parts[algorithm][0]
         return statistics.median(seconds), sent
-
-    def saved(self, algorithm: str, base: str) -> tuple[float, float]:
-        """The least and the most of the time that a block saved (0..1), in the part of `steady`."""
-        pairs = zip(self.parts[algorithm][0][1], self.parts[base][0][1], strict=False)
-        each = [1 - mine / theirs for mine, theirs in pairs]
-        return min(each), max(each)
 
     def to_json(self) -> str:
         """A line without its end."""

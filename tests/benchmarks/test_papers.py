@@ -59,7 +59,7 @@ def test_all_parts_of_what_is_timed_can_be_attached_and_add_up(name: str) -> Non
 
 
 def test_windows_hold_few_algorithms_and_always_the_baseline() -> None:
-    run = Run(("digits",), "", "2x2@100mbit")
+    run = Run(("digits",), "2x2@100mbit")
     names = ["ddp", *(f"powersgd:rank={rank}" for rank in range(1, 18))]
     found = plan(run, names, 2)
     assert [window.algorithms[0] for window in found] == ["ddp"] * 3
@@ -69,7 +69,7 @@ def test_windows_hold_few_algorithms_and_always_the_baseline() -> None:
 
 
 def test_windows_are_not_measured_again_but_for_failures_and_another_code(tmp_path: Path) -> None:
-    first, second = plan(Run(("digits",), "", "2x2@100mbit"), [f"powersgd:rank={i}" for i in range(1, 10)], 2)
+    first, second = plan(Run(("digits",), "2x2@100mbit"), [f"powersgd:rank={i}" for i in range(1, 10)], 2)
     asked: list[Window] = []
 
     def measure(window: Window) -> Found:
@@ -96,7 +96,7 @@ def test_windows_are_not_measured_again_but_for_failures_and_another_code(tmp_pa
 
 
 def test_a_step_of_a_run_is_the_mean_over_its_parts() -> None:
-    window = Window(Run(("digits",), "", "2x2"), ("ddp",), 2)
+    window = Window(Run(("digits",), "2x2"), ("ddp",), 2)
     found = Found(window, 22, {"x": [(0.75, [1.0, 3.0, 2.0], 8.0), (0.25, [10.0], 4.0)]}, MACHINE)
     assert found.seconds("x") == pytest.approx(0.75 * 2 + 0.25 * 10)
     assert found.megabytes("x") == pytest.approx(7.0)
@@ -113,7 +113,7 @@ def test_with_servers_each_algorithm_has_a_launch_of_its_own(monkeypatch: pytest
         return {arm: [[0.5, 0.25], 1.0] for arm in arms}
 
     monkeypatch.setattr(windows, "in_testbed", launch)
-    run = Run(("digits",), "", "4x1+1@100mbit", epochs=90)
+    run = Run(("digits",), "4x1+1@100mbit", epochs=90)
     found = windows.measured(Window(run, ("ps", "mp2", "lowbit"), 2))
     assert launched == [([COMPUTE_ONLY], False), (["ps"], True), (["mp2"], True), (["lowbit"], True)]
     assert found.seconds("mp2") == 0.375
@@ -139,7 +139,7 @@ ROWS = [
 
 
 def window(blocks: dict[str, list[tuple[float, list[float], float]]], date: str = "2026-01-02") -> Found:
-    run = Run(("cifar10", "--model", "vgg11"), "", "2x2@100mbit", epochs=90)
+    run = Run(("cifar10", "--model", "vgg11"), "2x2@100mbit", epochs=90)
     return Found(Window(run, tuple(blocks), 3), 40, blocks, {**MACHINE, "date": date})
 
 
