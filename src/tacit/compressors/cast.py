@@ -13,7 +13,6 @@ from tacit import checks
 from tacit.contracts import AddingCodec, Context, OneShot, Payload, Rounded, Transmitted
 from tacit.kernels.dispatch import pieces
 from tacit.kernels.fp8 import add_fp8_, encode_fp8
-from tacit.kernels.magnitudes import round_to_, widen_
 from tacit.kernels.payloads import expect_parts
 
 PIECE = 1 << 14
@@ -40,15 +39,14 @@ class Cast(OneShot):
     def encode(self, x: Tensor, ctx: Context) -> Payload:
         """`x` rounded to nearest even: n entries of two bytes."""
         wire = ctx.scratch("wire", x, x.shape, self.dtype)
-        round_to_(x, wire)
-        return (wire,)
+        return (wire.copy_(x),)
 
     def check(self, payload: Payload, out: Tensor) -> None:
         expect_parts(payload, out.numel(), ("entries", out.numel(), self.dtype))
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
         self.check(payload, out)
-        widen_(payload[0], out)
+        out.copy_(payload[0])
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         self.check(payload, out)

@@ -23,9 +23,9 @@ from tacit.contracts import (
     State,
     Transmitted,
 )
+from tacit.exchange.finite_checks import largest
 from tacit.kernels import products
 from tacit.kernels.dispatch import on_host
-from tacit.kernels.magnitudes import largest
 from tacit.kernels.orthogonal import orthogonalize_, scale_
 from tacit.torch_compat import add_each_, copy_each_, zero_each_
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from math import isfinite
 from typing import Any
 
 import torch
@@ -36,7 +35,6 @@ from tacit.errors import ConfigError
 from tacit.exchange.error_feedback import lasting
 from tacit.exchange.finite_checks import finite, refuse_overflow
 from tacit.exchange.joined_requests import fuse
-from tacit.kernels.magnitudes import largest
 from tacit.torch_compat import copy_each_, zero_each_
 
 
@@ -321,7 +319,7 @@ class Partition(Compressor):
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Copy the parts out, run all exchanges at once, copy the parts' means back."""
         taken = [self._take(i, part, x, ctx) for i, part in enumerate(self.parts)]
-        if ctx.look is not None and not all(map(isfinite, map(largest, taken))):
+        if ctx.look is not None and not all(map(finite, taken)):
             ctx.look()
         self.clear_parts_(x)
         inside = ctx.inside("main", of=1 - self._numel / x.numel())

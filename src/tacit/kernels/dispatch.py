@@ -159,7 +159,7 @@ def kernel(
         entries: the arguments that decide; of several tensors the last one does. All but the first may be
             None.
         numba: the types of the numba version, none where there is none; `triton`: those of Triton's.
-        loads_numba: whether its version runs too where numba has not been loaded, which takes 130 MB and a
+        loads_numba: whether its version runs too where numba has not been loaded, which takes 120 MB and a
             second, too much for what torch can do as well.
     """
 
@@ -241,7 +241,7 @@ def arrays(*tensors: Tensor) -> list[Any]:
 
 
 def numba_is_loaded() -> bool:
-    """Whether something has loaded numba: that is 130 MB and a second, too much for what torch can do too."""
+    """Whether something has loaded numba: that is 120 MB and a second, too much for what torch can do too."""
     return "numba" in sys.modules
 
 
