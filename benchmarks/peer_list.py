@@ -108,6 +108,10 @@ def pip_says(printed: str) -> str:
     return (errors or lines or ["pip failed, and printed nothing"])[-1].removeprefix("ERROR:").strip()
 
 
+TORCH = Environment("torch", (f"numba=={version('numba')}",))
+"""That of tacit and of what is in torch. Here torch may find Triton, and load it: 75 MB."""
+
+
 @dataclass(frozen=True)
 class Peer:
     """Another implementation, and what tacit has in its place.
@@ -117,7 +121,7 @@ class Peer:
         way: The function of `peer_rank.py` that sets it up.
         does: What it does, in words.
         distribution: What is asked for its version.
-        environment: Where it runs; None is this interpreter, which has torch.
+        environment: Where it runs.
         period: Steps between two averages, where it averages.
         ours: What tacit attaches, as text; nothing where that stands beside another peer already.
     """
@@ -126,16 +130,15 @@ class Peer:
     way: str
     does: str
     distribution: str = "torch"
-    environment: Environment | None = None
+    environment: Environment = TORCH
     period: int = LOCAL
     ours: str = ""
 
     @property
     def who(self) -> str:
         """The distribution and its version: the one that is pinned, or that is here."""
-        pins = self.environment.pins if self.environment else ()
         start = f"{self.distribution}=="
-        pinned = [pin.removeprefix(start) for pin in pins if pin.startswith(start)]
+        pinned = [pin.removeprefix(start) for pin in self.environment.pins if pin.startswith(start)]
         return f"{self.distribution} {pinned[0] if pinned else version(self.distribution)}"
 
 

@@ -7,8 +7,9 @@
     python benchmarks/peers.py --quick     # less than 10 minutes: six peers, few steps, nothing is kept
 
 Every peer runs in a virtual environment of its own, made on first use under build/peers/, with the torch and
-the NumPy of this interpreter; what is in torch itself runs here. Where pip does not find your build of torch,
-say where it is: `--extra-index-url https://download.pytorch.org/whl/cpu`, or PIP_EXTRA_INDEX_URL.
+the NumPy of this interpreter; tacit, and what is in torch itself, in another one. Where pip does not find your
+build of torch, say where it is: `--extra-index-url https://download.pytorch.org/whl/cpu`, or
+PIP_EXTRA_INDEX_URL.
 
 First each side trains on nodes whose links are as fast as the machine allows, as accuracy does not depend on
 them: at three learning rates, of which another seed chooses, and then with each seed at that rate. What fails
@@ -39,7 +40,7 @@ import fingerprints
 from kept import StateSlice, fingerprint
 from launched import KEPT_LINES, heard, last_words, refuse_early
 from paired import RESULTS, ROOT, Ticks, hardware
-from peer_list import LOCAL, PEERS, Environment, Peer, Unavailable, chosen
+from peer_list import LOCAL, PEERS, TORCH, Environment, Peer, Unavailable, chosen
 from peer_table import ABSENT, CHOOSING, UNSHAPED, publish, rate_of, stands, table
 from runs import lines as read_lines
 from tacit.files import put
@@ -151,7 +152,7 @@ class Record:
     def __init__(
         self,
         path: Path,
-        places: Mapping[Environment | None, Path | Unavailable],
+        places: Mapping[Environment, Path | Unavailable],
         source: str,
         timeout: float = TIMEOUT,
         until: float = float("inf"),
@@ -178,7 +179,7 @@ class Record:
         algorithm = row["task"]["algorithm"]
         mark = fingerprints.fingerprint(algorithm) if algorithm else None
         about = {**row, "hardware": hardware(), "source": self._source, "fingerprint": mark}
-        place = self._places[side.peer.environment if side.name == "peer" else None]
+        place = self._places[side.peer.environment if side.name == "peer" else TORCH]
         if isinstance(place, Unavailable):
             done = {**about, "status": "failed", "message": f"{ABSENT}: {place}"}
         else:
@@ -221,15 +222,14 @@ def measure(
                 record.timed(side, cluster, steps, seed, best[side])
 
 
-def prepare(peers: Sequence[Peer], index: Sequence[str]) -> dict[Environment | None, Path | Unavailable]:
-    """Make the environments of all peers, before anything is measured."""
-    places: dict[Environment | None, Path | Unavailable] = {None: Path(sys.executable)}
-    for peer in peers:
-        if peer.environment is not None and peer.environment not in places:
-            try:
-                places[peer.environment] = peer.environment.make(PLACE, index)
-            except Unavailable as error:
-                places[peer.environment] = error
+def prepare(peers: Sequence[Peer], index: Sequence[str]) -> dict[Environment, Path | Unavailable]:
+    """Make the environments of tacit and all peers, before anything is measured."""
+    places: dict[Environment, Path | Unavailable] = {}
+    for environment in dict.fromkeys((TORCH, *(peer.environment for peer in peers))):
+        try:
+            places[environment] = environment.make(PLACE, index)
+        except Unavailable as error:
+            places[environment] = error
     return places
 
 

@@ -208,7 +208,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, str, 
     return done
 
 
-HERE: dict[peer_list.Environment | None, Path | peer_list.Unavailable] = {None: Path(sys.executable)}
+HERE: dict[peer_list.Environment, Path | peer_list.Unavailable] = {peer_list.TORCH: Path(sys.executable)}
 
 
 def test_rates_are_chosen_and_pairs_take_turns_and_nothing_is_made_twice(
