@@ -7,8 +7,8 @@
     python benchmarks/peers.py --quick     # less than 10 minutes: six peers, few steps, nothing is kept
 
 Every peer runs in a virtual environment of its own, made on first use under build/peers/, with the torch and
-the NumPy of this interpreter; tacit, and what is in torch itself, in another one. Where pip does not find your
-build of torch, say where it is: `--extra-index-url https://download.pytorch.org/whl/cpu`, or
+the NumPy of this interpreter; tacit, and what is in torch itself, in another one. Where pip does not find
+your build of torch, say where it is: `--extra-index-url https://download.pytorch.org/whl/cpu`, or
 PIP_EXTRA_INDEX_URL.
 
 First each side trains on nodes whose links are as fast as the machine allows, as accuracy does not depend on
