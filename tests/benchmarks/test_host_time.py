@@ -11,7 +11,7 @@ from forks import ran
 
 MOST = {
     "dense": 7,
-    "bf16": 7,
+    "bf16": 8,
     "topk": 24,
     "efsign": 46,
     "powersgd": 26,
