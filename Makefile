@@ -30,7 +30,7 @@ $(STAMP): $(CORE)
 $(READY): $(CORE) $(JITTED)
 	@$(BIN)/python -m compileall -q src
 	@echo "compiling kernels: half a minute" && printf '%s\n' \
-	    "levels blockwise int8 two_magnitudes deltas fp8 narrow byte_planes" "exponents entropy magnitudes merge mp2_network orthogonal positions products select signs" \
+	    "levels blockwise int8 two_magnitudes deltas fp8 narrow byte_planes" "exponents entropy merge mp2_network orthogonal positions products select signs" \
 	  | xargs -P 2 -I NAMES $(BIN)/python -c \
 	    "from importlib import import_module; [import_module('tacit.kernels.numba.' + each) for each in 'NAMES'.split()]"
 	@touch $(READY)
