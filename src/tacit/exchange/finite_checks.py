@@ -71,7 +71,7 @@ def divide_(flat: Tensor, by: float, finite_probe: Tensor | None) -> None:
     magnitude where the sum overflows, as several exchanges may share one probe.
     """
     flat = flat.view(-1)
-    if not on_host(flat):
+    if finite_probe is None or not on_host(flat):
         flat.div_(by)
         if finite_probe is not None:
             measure_(flat, finite_probe)
@@ -79,8 +79,7 @@ def divide_(flat: Tensor, by: float, finite_probe: Tensor | None) -> None:
     total = torch.zeros((), dtype=torch.float32)
     for block in torch.split(flat, BLOCK):
         total += (block if by == 1 else block.div_(by)).sum()
-    if finite_probe is not None:
-        finite_probe.add_(total if total.isfinite() else largest(flat))
+    finite_probe.add_(total if total.isfinite() else largest(flat))
 
 
 def probe_(x: Tensor, finite_probe: Tensor) -> None:
