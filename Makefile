@@ -29,10 +29,8 @@ $(STAMP): $(CORE)
 # Numba compiles a kernel for a processor once, and keeps it; else each of the tests' processes would at first.
 $(READY): $(CORE) $(JITTED)
 	@$(BIN)/python -m compileall -q src
-	@echo "compiling kernels: half a minute" && printf '%s\n' \
-	    "levels blockwise int8 two_magnitudes deltas fp8 narrow byte_planes" "exponents entropy merge mp2_network orthogonal positions products select signs" \
-	  | xargs -P 2 -I NAMES $(BIN)/python -c \
-	    "from importlib import import_module; [import_module('tacit.kernels.numba.' + each) for each in 'NAMES'.split()]"
+	@echo "compiling kernels: half a minute" && printf '%s\n' $(basename $(notdir $(JITTED))) | xargs -P 2 -n 12 $(BIN)/python -c \
+	    "import sys; from importlib import import_module; [import_module('tacit.kernels.numba.' + each) for each in sys.argv[1:]]"
 	@touch $(READY)
 
 demo: setup  ## Train with six algorithms on an emulated slow network and compare them.
