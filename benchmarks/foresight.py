@@ -62,7 +62,7 @@ WITHIN = (0.10, 0.25)
 """Good, and the most that is allowed."""
 ACCEPT = {
     "exact": ("ddp",),
-    "lossless": ("ddp", "bf16"),
+    "rounded": ("ddp", "bf16"),
     "feedback": GRADIENTS,
     "periodic": (*GRADIENTS, *PERIODIC, *NODES),
 }

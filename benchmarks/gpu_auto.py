@@ -61,7 +61,7 @@ def told(gbit: float) -> Iterator[None]:
 
 def chosen(each: Training) -> Choice:
     """What `auto` chooses after its first steps; `attach` would say that one rank has nothing to choose."""
-    strategy = parse("auto:watch=none")
+    strategy = parse("auto:accept=feedback,watch=none")
     assert isinstance(strategy, AutoStrategy)
     model, optimizers = model_of(each.model, None, None), [each.optimizer]
     spec = AttachSpec(model=model, optimizers=optimizers, strategy=strategy)

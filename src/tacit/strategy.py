@@ -30,7 +30,7 @@ Subject = Literal["nothing", "gradient", "delta"]
 MomentumUse = Literal["local", "averaged", "reset"]
 Buffers = Literal["averaged", "local", "on_sync"]
 Variance = Literal["local", "scaled"]
-Accept: TypeAlias = Literal["exact", "lossless", "feedback", "periodic"]
+Accept: TypeAlias = Literal["exact", "rounded", "feedback", "periodic"]
 """What `AutoStrategy` may choose: each of these words allows what those before it allow, and more."""
 
 
@@ -402,9 +402,9 @@ class AutoStrategy:
     """A strategy that is chosen in training, by what the first steps have measured.
 
     Attributes:
-        accept: what may be risked. "exact": nothing, the numbers are DDP's. "lossless": gradients may be
-            rounded to bfloat16. "feedback": they may be compressed, where what is not sent now is sent later.
-            "periodic": replicas may differ between two rounds.
+        accept: what may be risked. "exact": nothing, the numbers are DDP's. "rounded": gradients may be
+            rounded, entry by entry, to 4 bits or more. "feedback": they may be compressed further, where what
+            is not sent now is sent later. "periodic": replicas may differ between two rounds.
         watch: over how many steps the time of a step is measured, and compared with the prediction; None:
             what was chosen stays.
         tolerance: the share by which the two may differ before there is another decision.
@@ -412,7 +412,7 @@ class AutoStrategy:
         name: the text form it was made from; without effect.
     """
 
-    accept: Accept = "feedback"
+    accept: Accept = "rounded"
     watch: int | None = 100
     tolerance: float = 0.25
     rest: int = 1000

@@ -63,8 +63,8 @@ BY_NAME = {
 
 BY_ALGORITHM = {
     "auto": {
-        "accept": "what may be chosen: exact, what has DDP's numbers; lossless, also bf16; feedback, also "
-        "compression; periodic, also replicas that step alone",
+        "accept": "what may be chosen: exact, with DDP's numbers; rounded, also 16, 8 or 4 bits an entry; "
+        "feedback, also what sends the rest later; periodic, also replicas that step alone",
         "watch": "over so many steps a step's time is compared with the prediction; None: the choice stays",
         "tolerance": "by this share the two may differ before there is another choice",
         "rest": "so many steps, or more, are between two choices",

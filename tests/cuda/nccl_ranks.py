@@ -259,7 +259,9 @@ def a_choice_is_what_was_attached_by_hand() -> None:
             with tacit.attach(model, optimizer, "topk:ratio=0.05"):
                 steps(model, optimizer, data[3:])
             return flat(model)
-        with tacit.attach(model, optimizer, "auto:watch=none", decider=Compressing()) as session:
+        with tacit.attach(
+            model, optimizer, "auto:accept=feedback,watch=none", decider=Compressing()
+        ) as session:
             steps(model, optimizer, data)
             assert PATH in session.active_path, session.active_path
             assert session.choice is not None

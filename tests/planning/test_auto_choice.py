@@ -30,7 +30,7 @@ def test_the_text_form_of_auto() -> None:
     written = parse("auto:accept=periodic,watch=none,tolerance=0.5,rest=10")
     assert written == AutoStrategy(accept="periodic", watch=None, tolerance=0.5, rest=10)
     assert parse("auto").levels == parse("dense").levels
-    with pytest.raises(ConfigError, match="Known: exact, feedback, lossless, periodic"):
+    with pytest.raises(ConfigError, match="Known: exact, feedback, periodic, rounded"):
         parse("auto:accept=all")
 
 

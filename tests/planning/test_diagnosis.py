@@ -356,7 +356,7 @@ def test_a_diagnosis_is_saved_and_read(tmp_path) -> None:  # type: ignore[no-unt
     [
         ("onebit-adam:beta=0.9", '"onebit-adam:beta=0.9,freeze_step=N"), where N is a fifth'),
         ("zeroone-adam", '"zeroone-adam:freeze_step=N"), where N is 3 / (1 - beta2)'),
-        ("lowbit", '"lowbit"), or "auto"'),
+        ("lowbit", '"lowbit"). What it costs in accuracy: tacit list lowbit'),
     ],
 )
 def test_the_advice_has_what_must_be_set(best: str, advice: str) -> None:

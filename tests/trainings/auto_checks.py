@@ -154,7 +154,7 @@ def dgc_goes_on_from_the_momentum_that_it_takes_over() -> None:
         for algorithm in ("dense", text):
             model = wrapped(columns())
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, **options)  # type: ignore[arg-type]
-            with tacit.attach(model, optimizer, "auto", decider=Fixed(algorithm)):
+            with tacit.attach(model, optimizer, "auto:accept=feedback", decider=Fixed(algorithm)):
                 train(model, optimizer, 0, 10)
             ends.append(flat(model))
         close_to(*ends, 2e-6 * (1 + float((ends[0] - flat(columns())).abs().max())))
@@ -166,7 +166,7 @@ def what_was_chosen_is_in_a_checkpoint_and_goes_on_without_measuring() -> None:
     for stops in (False, True):
         model = wrapped()
         optimizer = sgd(model)
-        session = tacit.attach(model, optimizer, "auto", decider=Fixed("topk:ratio=0.05"))
+        session = tacit.attach(model, optimizer, "auto:accept=feedback", decider=Fixed("topk:ratio=0.05"))
         train(model, optimizer, 0, 6)
         if stops:
             saved = session.state_dict()
@@ -174,7 +174,7 @@ def what_was_chosen_is_in_a_checkpoint_and_goes_on_without_measuring() -> None:
             session.close()
             model, decider = wrapped(), Fixed()
             optimizer = sgd(model)
-            session = tacit.attach(model, optimizer, "auto", decider=decider)
+            session = tacit.attach(model, optimizer, "auto:accept=feedback", decider=decider)
             model.load_state_dict(mine[0])
             optimizer.load_state_dict(mine[1])
             session.load_state_dict(saved)
@@ -193,7 +193,7 @@ def what_was_chosen_is_in_a_checkpoint_and_goes_on_without_measuring() -> None:
     with tacit.attach(model, optimizer, "topk:ratio=0.05") as plain:
         plain.load_state_dict(saved)
         assert plain.metrics()["steps"] == 3
-    with tacit.attach(model, optimizer, "auto", decider=Fixed()) as session:
+    with tacit.attach(model, optimizer, "auto:accept=feedback", decider=Fixed()) as session:
         few = {key: each for key, each in saved.items() if "residual" not in key}  # as DCP has loaded it
         says = "Attach 'topk:ratio=0.05' in its place"
         raises(tacit.CheckpointError, lambda: session.load_state_dict(few), says)
@@ -228,7 +228,7 @@ def a_decider_that_wants_more_steps_is_asked_again_after_the_same_one_on_all_ran
             super().measure(session)
             return dist.get_rank() if len(self.measured) == 1 else None  # the most that a rank wants is 1
 
-    model, decider = wrapped(), Curious("topk:ratio=0.05")
+    model, decider = wrapped(), Curious("int8")
     optimizer = sgd(model)
     with tacit.attach(model, optimizer, "auto", decider=decider) as session:
         train(model, optimizer, 0, 3)
@@ -247,7 +247,7 @@ def the_planner_looks_at_more_steps_where_they_are_short() -> None:
         optimizer = sgd(model)
         with (
             patch("tacit.planning.planner.ENOUGH", enough),
-            tacit.attach(model, optimizer, "auto:accept=lossless") as session,
+            tacit.attach(model, optimizer, "auto") as session,
         ):
             train(model, optimizer, 0, last - 1)
             assert session.choice is None
@@ -277,7 +277,7 @@ def a_decider_that_fails_is_an_error_on_all_ranks() -> None:
         (Fixed("topk:ratio=7"), "ratio=7"),
         (Fixed("dgc:momentum=0.5"), "Fixed chose 'dgc:momentum=0.5', which does not fit: the optimizer has"),
         (Fixed("auto"), "name an algorithm"),
-        (Fixed("localsgd"), "'localsgd' risks more than accept=feedback allows"),
+        (Fixed("localsgd"), "'localsgd' risks more than accept=rounded allows"),
         (Fixed("bf16", seconds=float("nan")), "seconds=nan"),
     ):
         model = wrapped()
@@ -294,7 +294,7 @@ def a_decider_that_fails_is_an_error_on_all_ranks() -> None:
 def a_strategy_that_cannot_begin_leaves_plain_ddp() -> None:
     model = wrapped()
     optimizer = sgd(model)
-    session = tacit.attach(model, optimizer, "auto", decider=Fixed("topk"))
+    session = tacit.attach(model, optimizer, "auto:accept=feedback", decider=Fixed("topk"))
     with patch("tacit.api.choosing.AtWork", side_effect=tacit.AttachError("no room for it")):
         raises(tacit.AttachError, lambda: train(model, optimizer, 0, 4), "no room for it")
     assert session.closed
@@ -315,7 +315,7 @@ def errors_count_the_steps_before_the_choice_too() -> None:
 
     model = wrapped()
     optimizer = sgd(model)
-    session = tacit.attach(model, optimizer, "auto", decider=Fixed("topk"))
+    session = tacit.attach(model, optimizer, "auto:accept=feedback", decider=Fixed("topk"))
     train(model, optimizer, 0, 4)
     next(model.parameters()).register_hook(lambda grad: grad * torch.nan)
     raises(tacit.NonFinite, lambda: train(model, optimizer, 4, 5), "in step 4: no rank")
@@ -326,7 +326,7 @@ def errors_count_the_steps_before_the_choice_too() -> None:
 def steps_that_take_another_time_than_foretold_ask_again() -> None:
     model, decider = wrapped(), Fixed("bf16", "topk:ratio=0.5", seconds=2.0, steps=2)
     optimizer, rank = sgd(model), dist.get_rank()
-    with tacit.attach(model, optimizer, "auto:watch=5,rest=6", decider=decider) as session:
+    with tacit.attach(model, optimizer, "auto:accept=feedback,watch=5,rest=6", decider=decider) as session:
         # Each rank alone would ask again, and their mean is what was foretold.
         session._choosing._seconds = lambda: (1.0, 3.0)[rank]  # type: ignore[attr-defined]
         train(model, optimizer, 0, 9)  # compared after steps 8 and 13
@@ -375,7 +375,7 @@ def the_record_of_a_run_says_what_was_chosen() -> None:
     head, *_, end = written
     assert isinstance(head, RunRecord)
     assert isinstance(end, EndRecord)
-    assert head.strategy.startswith("AutoStrategy(accept='feedback'")
+    assert head.strategy.startswith("AutoStrategy(accept='rounded'")
     assert (end.metrics["choice"]["algorithm"], end.metrics["choice"]["reason"]) == ("bf16", "bf16 it is")
     assert end.metrics["steps"] == 6
 
@@ -425,7 +425,7 @@ def candidates_are_checked_without_a_trace() -> None:
     optimizer = sgd(model)
     for accept, text in (
         ("exact", "dense"),
-        ("lossless", "bf16"),
+        ("rounded", "qsgd"),
         ("feedback", "powersgd"),
         ("periodic", "diloco"),
     ):
@@ -441,12 +441,14 @@ def candidates_are_checked_without_a_trace() -> None:
     by_node = {"steps_per_epoch": 4, "epochs": 2, "mesh": init_device_mesh("cpu", (1, 2))}
     with tacit.attach(model, optimizer, "auto:accept=periodic", decider=Fixed(), **by_node) as session:
         assert "several nodes" in dict(session.candidates().left_out)["daso"]  # type: ignore[attr-defined]
-    with tacit.attach(model, torch.optim.Adam(model.parameters()), "auto", decider=Fixed()) as session:
+    with tacit.attach(
+        model, torch.optim.Adam(model.parameters()), "auto:accept=feedback", decider=Fixed()
+    ) as session:
         left = dict(session.candidates().left_out)  # type: ignore[attr-defined]
         assert [*left] == ["efsign", "topk:ratio=0.01", "dgc", "powersgd"]
         assert "with Adam, which does not step as SGD does" in left["efsign"]
     for stranger in (torch.optim.RMSprop(model.parameters()), Stranger(model.parameters(), {"lr": 0.1})):
-        with tacit.attach(model, stranger, "auto", decider=Fixed()) as session:
+        with tacit.attach(model, stranger, "auto:accept=feedback", decider=Fixed()) as session:
             left = dict(session.candidates().left_out)  # type: ignore[attr-defined]
         assert {"efsign", "topk:ratio=0.01", "powersgd"} <= {*left}
     assert "neither torch.optim.Adam" in dict(found.left_out)["onebit-adam"]
@@ -490,9 +492,9 @@ def what_cannot_be_chosen_is_refused() -> None:
         lambda: tacit.attach(model, optimizer, mine, decider=Fixed()),
         "attach another strategy than rank 0",
     )
-    with tacit.attach(model, optimizer, "auto:accept=lossless", decider=Fixed("int8")):
+    with tacit.attach(model, optimizer, "auto", decider=Fixed("efsign")):
         train(model, optimizer, 0, 2)
-        raises(tacit.DecisionError, lambda: train(model, optimizer, 2, 3), "risks more than accept=lossless")
+        raises(tacit.DecisionError, lambda: train(model, optimizer, 2, 3), "risks more than accept=rounded")
 
 
 if __name__ == "__main__":

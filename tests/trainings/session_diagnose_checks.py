@@ -86,7 +86,7 @@ def a_session_that_closes_before_is_not_diagnosed() -> None:
 def it_begins_anew_where_auto_has_chosen() -> None:
     model = wrapped()
     optimizer = sgd(model)
-    with tacit.attach(model, optimizer, "auto", decider=Fixed("topk")) as session:
+    with tacit.attach(model, optimizer, "auto:accept=feedback", decider=Fixed("topk")) as session:
         found = session.diagnose(STEPS)
         train(model, optimizer, 3 + SETTLING + STEPS)
         assert found.result is not None

@@ -19,8 +19,8 @@ from tacit.topologies.schedules import found_factors
 
 CANDIDATES: Mapping[Accept, tuple[str, ...]] = {
     "exact": ("ddp", "dense"),
-    "lossless": ("bf16",),
-    "feedback": ("int8", "efsign", "topk:ratio=0.01", "dgc", "onebit-adam", "powersgd"),
+    "rounded": ("bf16", "int8", "qsgd"),
+    "feedback": ("efsign", "topk:ratio=0.01", "dgc", "onebit-adam", "powersgd"),
     "periodic": (
         "lowbit",
         "zeroone-adam",
@@ -40,8 +40,18 @@ gradients, as Adam's are not, this cost accuracy where it was measured (docs/acc
 SHAPED, DIRECT = range(4, 257), range(3, 17)
 """Among so many ranks shapes of an all-reduce are candidates, as schedules of more take seconds to make; and
 direct sums, which take P - 1 times the bytes."""
-
-_SUMMED, _TWO_PHASE, _GATHERED = ["localsgd", "diloco"], ("int8", "efsign"), "topology=all-gather"
+_FEWER_TRIPS: Mapping[Accept, tuple[str, ...]] = {
+    "rounded": ("bf16:topology=halving-doubling",),
+    "feedback": ("powersgd:topology=halving-doubling",),
+    "periodic": ("localsgd:topology=halving-doubling", "diloco:topology=halving-doubling"),
+}
+"""Candidates among `SHAPED` ranks: fewer round trips, and as many bytes."""
+_ONE_TRIP: Mapping[Accept, tuple[str, ...]] = {
+    "rounded": ("int8:topology=all-gather", "qsgd:topology=all-gather"),
+    "feedback": ("powersgd:topology=direct", "efsign:topology=all-gather"),
+    "periodic": ("lowbit:topology=all-gather",),
+}
+"""Candidates among `DIRECT` ranks: one round trip, and more bytes."""
 
 
 def shaped(nodes: int, ranks: int) -> list[str]:
@@ -63,14 +73,19 @@ def shaped(nodes: int, ranks: int) -> list[str]:
 def candidates(accept: Accept, nodes: int = 1, ranks: int = 1) -> list[str]:
     """The texts of all strategies that may be chosen where so much is accepted, on this cluster."""
     allowed = [*CANDIDATES][: [*CANDIDATES].index(accept) + 1]
-    shapes = {"exact": shaped(nodes, ranks)} | {word: [] for word in ("lossless", "feedback", "periodic")}
-    if nodes * ranks in SHAPED:  # fewer round trips, and as many bytes
-        for word, names in (("lossless", ["bf16"]), ("feedback", ["powersgd"]), ("periodic", _SUMMED)):
-            shapes[word] += [f"{name}:topology=halving-doubling" for name in names]
-    if nodes * ranks in DIRECT:  # one round trip, and more bytes
-        shapes["feedback"] += ["powersgd:topology=direct", *(f"{each}:{_GATHERED}" for each in _TWO_PHASE)]
-        shapes["periodic"].append(f"lowbit:{_GATHERED}")
-    return [text for word in allowed for text in [*CANDIDATES[word], *shapes.get(word, [])]]
+    world, found = nodes * ranks, []
+    for word in allowed:
+        found += [*CANDIDATES[word], *(shaped(nodes, ranks) if word == "exact" else ())]
+        found += _FEWER_TRIPS.get(word, ()) if world in SHAPED else ()
+        found += _ONE_TRIP.get(word, ()) if world in DIRECT else ()
+    return found
+
+
+def accuracy_hint(text: str) -> str:
+    """A sentence on where its cost in accuracy stands; nothing if its numbers are DDP's."""
+    if text in CANDIDATES["exact"]:
+        return ""
+    return f"What it costs in accuracy: tacit list {text.partition(':')[0]}"
 
 
 @algorithm(
@@ -81,7 +96,7 @@ def candidates(accept: Accept, nodes: int = 1, ranks: int = 1) -> list[str]:
     "with it",
 )
 def auto(
-    accept: Accept = "feedback",
+    accept: Accept = "rounded",
     watch: int | None = 100,
     tolerance: float = 0.25,
     rest: int = 1000,

@@ -299,8 +299,10 @@ class Choosing:
         """The options of the chosen strategy's session; before a choice, those of `dense`."""
         text = "dense" if choice is None else choice.algorithm
         options, accept = self._check.options(text), self._strategy.accept
-        rounded = accept in ("feedback", "periodic")
-        if not (rounded or text in self._check.texts(accept)) or (options.periodic and accept != "periodic"):
+        compressed = accept in ("feedback", "periodic")
+        if not (compressed or text in self._check.texts(accept)) or (
+            options.periodic and accept != "periodic"
+        ):
             raise AttachError(
                 f"{text!r} risks more than accept={accept} allows: accept more, or have the decider choose "
                 "among session.candidates()"

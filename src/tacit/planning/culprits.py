@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from statistics import fmean, median, median_low
 
-from tacit.algorithms.auto import CANDIDATES
+from tacit.algorithms.auto import accuracy_hint
 from tacit.links import LOSSY
 from tacit.planning.diagnosis import Diagnosis, Facts, Finding, Shares, in_ms, shares, typical
 
@@ -417,13 +417,13 @@ def _strategy(facts: Facts, taken: Shares) -> Iterable[Finding]:
         f"encoding; {facts.best} is predicted to take {in_ms(facts.seconds - costs)} a step"
     )
     kind = "encoding" if taken.parts["encoding"] > taken.parts["links"] else "links"
-    advice = f'attach(model, optimizer, "{facts.best}"), or "auto"'
+    advice = f'attach(model, optimizer, "{facts.best}")'
     name = facts.best.partition(":")[0]
     if name in _FREEZE_STEP:
         text = f"{facts.best}{',' if ':' in facts.best else ':'}freeze_step=N"
         advice = f'attach(model, optimizer, "{text}"), where N is {_FREEZE_STEP[name]}'
-    if facts.best not in CANDIDATES["exact"]:
-        advice += f". What it costs in accuracy: tacit list {name}"
+    if hint := accuracy_hint(facts.best):
+        advice += f". {hint}"
     yield Finding(kind, says, advice, costs)
 
 

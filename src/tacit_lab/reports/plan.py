@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from tacit.algorithms.auto import CANDIDATES
+from tacit.algorithms.auto import accuracy_hint
 from tacit.contracts import NET, NODE
 from tacit.planning.cluster_prediction import Prediction
 from tacit.planning.simulation.timeline import ENCODING, MAIN, WAITING
@@ -123,8 +123,7 @@ def _lead(plan: ClusterPlan) -> str:
     best, speedup = plan.predictions[0], plan.speedup(plan.predictions[0])
     lead = f"{best.algorithm} would be the fastest: {1e3 * best.seconds:.1f} ms a step"
     lead += "." if speedup is None else f", {speedup:.1f} times as fast as ddp."
-    name = best.algorithm.partition(":")[0]
-    return lead if name in CANDIDATES["exact"] else f"{lead} What it costs in accuracy: tacit list {name}"
+    return f"{lead} {accuracy_hint(best.algorithm)}".rstrip()
 
 
 def _unweighed(plan: ClusterPlan) -> str:
