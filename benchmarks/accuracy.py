@@ -283,11 +283,11 @@ def again(done: Mapping[StudyRun, Ended], rows: Sequence[Row], options: argparse
         rows: of the tables; those trained on a GPU are left out. Of an arm's rows, the cheapest training.
     """
     kept = noted()
-    told = {(row["task"], row["arm"], row["steps"], row["rate"]): row for row in rows if row["on"] == ["CPU"]}
+    told = {(row["task"], row["arm"], row["steps"], row["rate"]): row for row in rows}
     jobs: dict[str, tuple[StudyRun, Row]] = {}
     for job in sorted(done, key=lambda job: done[job].seconds):
         row = told.get((job.task, job.arm, job.steps, job.rate))
-        if row is not None and job.seed < CHOOSING:
+        if row is not None and job.seed < CHOOSING and "gpu" not in done[job].hardware:
             jobs.setdefault(job.arm, (job, row))
 
     def keep(job: StudyRun, now: Ended) -> None:
@@ -393,7 +393,7 @@ def main() -> None:
         kept, rare = noted(), once(done)
         for row in (*found, *rare):
             row["stands"] = standing(row["arm"], kept)
-        for file in publish(found, rare, hardware(), PLAIN):
+        for file in publish(found, rare, PLAIN):
             print(f"wrote {file}", file=sys.stderr)
     result = {"benchmark": "accuracy", "quick": options.quick, "hardware": hardware(), "rows": found}
     conclude(result, table(found), options)

@@ -40,9 +40,42 @@ FEW = """## With few trainings
 the best for another seed of those that were tried, which are few, and for some only the one that was best for
 a relative, such as `topk:ratio=0.01`: with one of its own an algorithm may lose less. `demo` and `dion` keep
 momentum themselves, so they were trained with SGD without."""
+METHOD = """## How it was measured
+
+How the learning rates are chosen:
+
+* Three multiples of the recipe's rate are tried (for `signsgd`, which moves by the rate itself, of a
+  128th of it), more where the best is at an end, with a seed that is in no gap. The best is that with the
+  highest accuracy on 2,000 training images that nobody trains on; of rates
+  within one standard error of it, which so few images do not distinguish, that with the lowest loss in
+  training.
+* One seed is often wrong in the shortest trainings of CIFAR-10, 16 x 16: how two neighbouring rates compare
+  differs by one to two points from seed to seed. So there, rates within two standard errors of the best are
+  trained with three of the other seeds too, and the mean decides, by the same 2,000 images.
+* In longer trainings rates are tried around the one that was best in the shortest; the longest of MNIST, and
+  the longer ones of the GPT, take the rate of a shorter one.
+* A rate with which one of the seeds collapses is given up for the next best, for all seeds.
+* With `entropy=true` a training has the numbers of the one without, bit for bit on one processor, so only its
+  bytes are measured again.
+
+Is it still so? Of each algorithm without a mark (†) one training was made again with later code
+(`python benchmarks/accuracy.py --again`), and ended as its record says. Since then its
+[fingerprint](../benchmarks/results/fingerprints.json), the loss and the bytes of a training of a second, is
+the same.
+
+An interval that holds 0 does not show that nothing is lost: it shows how much at most. It does not count that
+other images, or seeds, might have chosen another rate.
+
+Four workers train inside one process and exchange what tacit sends (`src/tacit_lab/study/replicas.py`);
+`python benchmarks/accuracy.py --check` compares that with real ranks. Bytes are those of ring collectives on
+four workers, without the headers of a network, and 100 % is a dense fp32 all-reduce after every step.
+
+Measured with `python benchmarks/accuracy.py --data PATH`; [each
+training](../benchmarks/results/accuracy-runs.jsonl) is kept with its date, commit, processor and torch. Until
+2026-11-28 `lowbit` was called `mp2`, and `mp2` was a form of it; the records have the names of today."""
 
 
-def publish(rows: Sequence[Row], once: Sequence[Row], about: Mapping[str, object], plain: str) -> list[Path]:
+def publish(rows: Sequence[Row], once: Sequence[Row], plain: str) -> list[Path]:
     """Write the page, its figure, and the facts, of what has enough seeds; which files were written.
 
     `once`: rows of few trainings, which the page has apart.
@@ -50,7 +83,7 @@ def publish(rows: Sequence[Row], once: Sequence[Row], about: Mapping[str, object
     rows = enough(rows)
     shown = [row for row in rows if row["arm"] != plain]
     put(FACTS, json.dumps(facts(shown), indent=1) + "\n")
-    put(PAGE, page(rows, once, about, plain))
+    put(PAGE, page(rows, once, plain))
     if not _drawn(rows):
         return [PAGE, FACTS]
     put(FIGURE, figure(shown))
@@ -108,7 +141,7 @@ def points(mean: Mapping[str, Any]) -> str:
 # ---- the page -----------------------------------------------------------------------------------------
 
 
-def page(rows: Sequence[Row], once: Sequence[Row], about: Mapping[str, object], plain: str) -> str:
+def page(rows: Sequence[Row], once: Sequence[Row], plain: str) -> str:
     """The whole page."""
     parts = [_head(rows)]
     for task in dict.fromkeys(row["task"] for row in rows):
@@ -127,7 +160,7 @@ def page(rows: Sequence[Row], once: Sequence[Row], about: Mapping[str, object], 
             parts += [_table(others), _least(others)]
     if once:
         parts += [FEW, _table(sorted(once, key=lambda row: row["bytes"]))]
-    return "\n\n".join([*parts, _method(about)]) + "\n"
+    return "\n\n".join([*parts, METHOD]) + "\n"
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -148,9 +181,10 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _where(rows: Sequence[Row]) -> str:
-    """On which kind of processor these were trained, where it is not the CPU that the page names."""
+    """On which processors these were trained, and when."""
     kinds = sorted({kind for row in rows for kind in row["on"]})
-    return "" if kinds == ["CPU"] else f" Trained on {' and '.join(kinds)}."
+    dates = sorted({date for row in rows for date in row["dates"]})
+    return f" Trained {' to '.join((dates[0], dates[-1])[: len(dates)])} on {' and '.join(kinds)}."
 
 
 def _least(rows: Sequence[Row]) -> str:
@@ -172,43 +206,6 @@ What each algorithm costs, for how many steps: [the summary](accuracy.md) says h
 points, with the 95 % interval over {seeds} seeds ([how it was measured](#how-it-was-measured)). A gap is the
 mean over seeds of the difference to plain training with the same seed, so where plain training has more seeds
 than a row, it is not the difference of the two accuracies that are shown."""
-
-
-def _method(about: Mapping[str, object]) -> str:
-    return f"""## How it was measured
-
-How the learning rates are chosen:
-
-* Three multiples of the recipe's rate are tried (for `signsgd`, which moves by the rate itself, of a
-  128th of it), more where the best is at an end, with a seed that is in no gap. The best is that with the
-  highest accuracy on 2,000 training images that nobody trains on; of rates
-  within one standard error of it, which so few images do not distinguish, that with the lowest loss in
-  training.
-* One seed is often wrong in the shortest trainings of CIFAR-10, 16 x 16: how two neighbouring rates compare
-  differs by one to two points from seed to seed. So there, rates within two standard errors of the best are
-  trained with three of the other seeds too, and the mean decides, by the same 2,000 images.
-* In longer trainings rates are tried around the one that was best in the shortest; the longest of MNIST, and
-  the longer ones of the GPT, take the rate of a shorter one.
-* A rate with which one of the seeds collapses is given up for the next best, for all seeds.
-* With `entropy=true` a training has the numbers of the one without, bit for bit on one processor, so only its
-  bytes are measured again.
-
-Is it still so? Of each algorithm without a mark (†) one training was made again with later code
-(`python benchmarks/accuracy.py --again`), and ended as its record says. Since then its
-[fingerprint](../benchmarks/results/fingerprints.json), the loss and the bytes of a training of a second, is
-the same.
-
-An interval that holds 0 does not show that nothing is lost: it shows how much at most. It does not count that
-other images, or seeds, might have chosen another rate.
-
-Four workers train inside one process and exchange what tacit sends (`src/tacit_lab/study/replicas.py`);
-`python benchmarks/accuracy.py --check` compares that with real ranks. Bytes are those of ring collectives on
-four workers, without the headers of a network, and 100 % is a dense fp32 all-reduce after every step.
-
-Measured with `python benchmarks/accuracy.py --data PATH` on {about["cpu"]}, {about["cores"]} cores,
-torch {about["torch"]}; [each training](../benchmarks/results/accuracy-runs.jsonl) is kept with its date and
-hardware. Until 2026-11-28 `lowbit` was called `mp2`, and `mp2` was a form of it; the records have the names
-of today."""
 
 
 # ---- the figure ---------------------------------------------------------------------------------------

@@ -39,7 +39,8 @@ def pages(rows: Sequence[Row], found: Sequence[Found]) -> dict[str, str]:
     """
     parts = {"index.md": [claims([*PAPERS.values()], rows, found)]}
     for paper in PAPERS.values():
-        title = f"**{paper.title}**\n\n" if paper.page == "index.md" else ""
+        name = paper.title.partition("]")[0].removeprefix("[")
+        title = f"### {name}\n\n" if paper.page == "index.md" else ""
         parts.setdefault(paper.page, []).append(title + figures(paper, rows, found))
     return {page: "\n\n".join(each) for page, each in parts.items()}
 

@@ -21,7 +21,8 @@ def row(arm: str, steps: int, gap: float, half: float | None = 0.002, rate: floa
         "accuracy": {"mean": 0.98 + gap, "half": half, "count": 3},
         "gap": {"mean": gap, "half": half, "count": 3},
         "loss_gap": 0.0,
-        "on": ["CPU"],
+        "on": ["AMD EPYC"],
+        "dates": ["2026-11-23", "2026-11-30"],
         "stands": True,
     }
 
@@ -47,7 +48,7 @@ def test_a_fact_is_of_the_longest_training() -> None:
 
 
 def test_the_page_has_a_table_for_each_length() -> None:
-    page = accuracy_page.page(ROWS, [], {"cpu": "one", "cores": 2, "torch": "2"}, "dense")
+    page = accuracy_page.page(ROWS, [], "dense")
     assert "| `topk:ratio=0.01,warmup_steps=60` | 5.00% | 97.00% | -1.00 ± 0.20 | 3 | 1 |" in page
     assert "| `topk:ratio=0.01,warmup_steps=240` | 5.00% | 97.75% | -0.25 ± 0.20 | 3 | 1 |" in page
     assert "+0.10 (one seed)" in page
@@ -56,32 +57,28 @@ def test_the_page_has_a_table_for_each_length() -> None:
 
 
 def test_what_was_trained_before_a_change_is_marked() -> None:
-    about = {"cpu": "one", "cores": 2, "torch": "2"}
-    assert " † |" not in accuracy_page.page(ROWS, [], about, "dense")
+    assert " † |" not in accuracy_page.page(ROWS, [], "dense")
     for looked in (False, None):
-        page = accuracy_page.page([*ROWS[:2], {**ROWS[2], "stands": looked}], [], about, "dense")
+        page = accuracy_page.page([*ROWS[:2], {**ROWS[2], "stands": looked}], [], "dense")
         assert "| `topk:ratio=0.01,warmup_steps=60` † |" in page
         assert accuracy_page.CHANGED in page
 
 
 def test_what_has_few_trainings_stands_apart() -> None:
-    about = {"cpu": "one", "cores": 2, "torch": "2"}
-    page = accuracy_page.page(ROWS[:4], [row("demo", 600, 0.003, None)], about, "dense")
+    page = accuracy_page.page(ROWS[:4], [row("demo", 600, 0.003, None)], "dense")
     before, apart = page.split("## With few trainings")
     assert "`demo`" not in before
     assert "| `demo` | 5.00% | 98.30% | +0.30 (one seed) | 3 | 1 |" in apart
 
 
-def test_a_table_says_what_was_trained_on_a_gpu() -> None:
-    about = {"cpu": "one", "cores": 2, "torch": "2"}
-    assert "Trained on" not in accuracy_page.page(ROWS, [], about, "dense")
+def test_a_table_says_when_and_on_what_it_was_trained() -> None:
+    both = "learning rate. Trained 2026-11-23 to 2026-11-30 on AMD EPYC."
+    assert accuracy_page.page(ROWS, [], "dense").count(both) == 2
     moved = [{**each, "on": ["NVIDIA H100"]} if each["steps"] == 2400 else each for each in ROWS]
-    page = accuracy_page.page(moved, [], about, "dense")
-    assert page.count("learning rate. Trained on NVIDIA H100.") == 1
-    assert page.index("Trained on") < page.index("600 steps")
-    assert "Trained on CPU and NVIDIA H100." in accuracy_page.page(
-        [*moved[:3], ROWS[3], ROWS[4]], [], about, "dense"
-    )
+    page = accuracy_page.page(moved, [], "dense")
+    assert page.count("2026-11-30 on NVIDIA H100.") == 1
+    assert page.index("on NVIDIA H100") < page.index("600 steps")
+    assert "on AMD EPYC and NVIDIA H100." in accuracy_page.page([*moved[:3], ROWS[3], ROWS[4]], [], "dense")
 
 
 def test_the_fewest_bytes_are_told_where_a_loss_is_excluded() -> None:
@@ -93,9 +90,8 @@ def test_the_fewest_bytes_are_told_where_a_loss_is_excluded() -> None:
     chosen = accuracy_page.safest(rows)
     assert chosen is not None
     assert chosen["bytes"] == 0.03, "not one seed, and not a wide interval, whatever its mean"
-    about = {"cpu": "one", "cores": 2, "torch": "2"}
-    assert "of 4 looked at, are 3.00%: `topk:" in accuracy_page.page([ROWS[1], *rows], [], about, "dense")
-    assert "is excluded for none of these 1." in accuracy_page.page([ROWS[1], rows[2]], [], about, "dense")
+    assert "of 4 looked at, are 3.00%: `topk:" in accuracy_page.page([ROWS[1], *rows], [], "dense")
+    assert "is excluded for none of these 1." in accuracy_page.page([ROWS[1], rows[2]], [], "dense")
 
 
 def test_the_figure_has_a_line_for_what_was_trained_for_two_lengths() -> None:

@@ -62,7 +62,7 @@ def test_one_training_made_again_shows_it_for_an_arm(
 
     monkeypatch.setattr(accuracy, "train_at_once", at_once)
     monkeypatch.setattr("sys.argv", ["accuracy.py", "--again"])
-    row = {"task": "digits", "arm": "topk", "steps": 22, "rate": 1.0, "on": ["CPU"], "gap": {"half": 0.004}}
+    row = {"task": "digits", "arm": "topk", "steps": 22, "rate": 1.0, "gap": {"half": 0.004}}
     accuracy.again(done, [{**row, "rate": 2.0}, row, {**row, "arm": "dense"}], accuracy.parsed())
     assert ("stands" if stands else "is STALE") in capsys.readouterr().out
     assert list(fingerprints.noted()) == (["topk"] if stands else [])

@@ -20,7 +20,7 @@ def _flat(row: Row) -> Iterator[tuple[str, Any]]:
         if isinstance(value, Mapping):
             yield name, value["mean"]
             yield f"{name}_half", value["half"]
-        elif name != "on":
+        elif not isinstance(value, list):
             yield name, value
     yield "seeds", row["gap"]["count"]
 

@@ -229,6 +229,8 @@ class Study:
             gap = Mean.of([a.accuracy - b.accuracy for a, b in pairs])
             if accuracy is None or gap is None:
                 continue
+            where = [each.hardware for pair in pairs for each in pair]
+            dates = [str(each["date"]) for each in where if "date" in each]
             found.append(
                 {
                     "task": task,
@@ -242,7 +244,8 @@ class Study:
                     "accuracy": asdict(accuracy),
                     "gap": asdict(gap),
                     "loss_gap": statistics.mean(a.loss - b.loss for a, b in pairs),
-                    "on": sorted({str(each.hardware.get("gpu", "CPU")) for pair in pairs for each in pair}),
+                    "on": sorted({str(each.get("gpu", each.get("cpu", "CPU"))) for each in where}),
+                    "dates": [min(dates), max(dates)] if dates else [],
                 }
             )
         return found
