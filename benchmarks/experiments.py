@@ -195,7 +195,8 @@ PAPERS: Mapping[str, Paper] = {
         FLAT,
         "The paper counts a worker's gradients, of networks of 97 MB and more. Here it is all that a node's "
         "interface sends: positions, headers, biases, of which a small network has a larger share and which "
-        "travel whole, and a message for each of three others. A tenth of the steps are warm-up.",
+        "travel whole, and a message for each of three others. A tenth of the steps are warm-up. What "
+        "is lost falls with the length: by `dgc` 11 points in 600 steps.",
         beside=("topk:ratio=0.01", "terngrad"),
         trained=("dgc:ratio=0.01,warmup_steps={tenth},masking=false",),
     ),
