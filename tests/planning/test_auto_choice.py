@@ -21,7 +21,7 @@ def test_each_word_allows_what_those_before_it_allow() -> None:
     assert all(more[: len(less)] == less for less, more in pairwise(found))
     subjects = [[level.subject for level in parse(text).levels][-1] for text in found[-2]]
     assert "delta" not in subjects  # replicas differ by the last word alone
-    one_shot = [parse(text).levels[0].compressor.one_shot(0) for text in CANDIDATES["feedback"]]
+    one_shot = [parse(text).levels[0].compressor.one_shot(0) for text in ("int8", *CANDIDATES["feedback"])]
     assert all(each is None or each.has_feedback for each in one_shot)
 
 

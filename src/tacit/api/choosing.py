@@ -299,10 +299,8 @@ class Choosing:
         """The options of the chosen strategy's session; before a choice, those of `dense`."""
         text = "dense" if choice is None else choice.algorithm
         options, accept = self._check.options(text), self._strategy.accept
-        compressed = accept in ("feedback", "periodic")
-        if not (compressed or text in self._check.texts(accept)) or (
-            options.periodic and accept != "periodic"
-        ):
+        unlisted = accept in ("exact", "rounded") and text not in self._check.texts(accept)
+        if unlisted or (options.periodic and accept != "periodic"):
             raise AttachError(
                 f"{text!r} risks more than accept={accept} allows: accept more, or have the decider choose "
                 "among session.candidates()"
